@@ -1,0 +1,70 @@
+"""Expected batch size as a function of the step (Anil et al. 2021, section 5.2)."""
+
+from collections.abc import Sequence
+
+from dpx.declaration import declaration, require
+
+
+@declaration
+class Constant:
+    """The same expected batch size at every step."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        require(self.size > 0, f"batch_schedule.size={self.size}", "a batch holds at least one example", "Give a positive size")
+
+    def at(self, step: int) -> int:
+        del step
+        return self.size
+
+
+@declaration
+class Staged:
+    """`sizes[i]` for `stage_steps` steps each; the last size stays."""
+
+    sizes: Sequence[int]
+    stage_steps: int
+
+    def __post_init__(self) -> None:
+        require(bool(self.sizes) and min(self.sizes) > 0, f"batch_schedule.sizes={list(self.sizes)}", "every stage needs a positive size", "List positive sizes")
+        require(self.stage_steps > 0, f"batch_schedule.stage_steps={self.stage_steps}", "a stage lasts at least one step", "Give a positive number")
+
+    def at(self, step: int) -> int:
+        return self.sizes[min(step // self.stage_steps, len(self.sizes) - 1)]
+
+
+@declaration
+class Linear:
+    """A straight ramp from `start` to `end` over `ramp_steps` steps, then `end`.
+
+    Step t of the ramp uses the value at its middle, t + 1/2, so that the ramp's mean is (start + end) / 2 exactly.
+    """
+
+    start: int
+    end: int
+    ramp_steps: int
+
+    def __post_init__(self) -> None:
+        require(min(self.start, self.end) > 0, f"batch_schedule={self.start}..{self.end}", "a batch holds at least one example", "Give positive sizes")
+        require(self.ramp_steps > 0, f"batch_schedule.ramp_steps={self.ramp_steps}", "a ramp lasts at least one step", "Give a positive number")
+
+    def at(self, step: int) -> int:
+        if step >= self.ramp_steps:
+            return self.end
+        return round(self.start + (self.end - self.start) * (step + 0.5) / self.ramp_steps)
+
+
+BatchSchedule = Constant | Staged | Linear
+
+
+def runs(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
+    """`(expected batch size, consecutive steps)` pairs covering `steps` steps, equal neighbours merged."""
+    merged: list[list[int]] = []
+    for step in range(steps):
+        size = schedule.at(step)
+        if merged and merged[-1][0] == size:
+            merged[-1][1] += 1
+        else:
+            merged.append([size, 1])
+    return tuple((size, count) for size, count in merged)

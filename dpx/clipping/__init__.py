@@ -1,0 +1,1 @@
+"""Per-example-clipped sums of gradients: one interface, several ways to compute it."""

@@ -1,0 +1,1 @@
+"""From text to a memory-mapped store of fixed-length rows, stable under removing one unit."""

@@ -1,0 +1,34 @@
+"""What every declaration shares: frozen, keyword-only, type-checked, and refusing with value, reason, fix.
+
+Nothing here (or in any declaration) imports jax: a config is checked before an array can be allocated.
+"""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+from beartype import BeartypeConf, beartype
+
+Cls = TypeVar("Cls", bound=type)
+
+# YAML writes `1` where a float is meant; the numeric tower accepts it.
+_CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+class Refused(ValueError):
+    """A value that cannot stand: reads `<value>: <reason>. <fix>` on one line."""
+
+    def __init__(self, value: Any, reason: str, fix: str):
+        self.value, self.reason, self.fix = value, reason, fix
+        super().__init__(" ".join(f"{value}: {reason}. {fix}.".replace("..", ".").split()))
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def declaration(cls: Cls) -> Cls:
+    """Makes `cls` a frozen, keyword-only dataclass whose constructor checks its annotations."""
+    return _CHECK(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+
+
+def require(condition: bool, value: Any, reason: str, fix: str) -> None:
+    """Raises `Refused` unless `condition`."""
+    if not condition:
+        raise Refused(value, reason, fix)

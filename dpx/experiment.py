@@ -1,0 +1,73 @@
+"""The root declaration: one frozen record that fixes the whole claim."""
+
+from typing import Literal
+
+from dpx.batch_schedule import BatchSchedule
+from dpx.clipping.declarations import Clipping
+from dpx.data.declarations import Data
+from dpx.declaration import declaration, require
+from dpx.lr_schedule import WarmUpThen
+from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio
+from dpx.batch_schedule import Constant
+from dpx.mesh import Mesh
+from dpx.models.shape import Model
+from dpx.optimizer import Optimizer
+from dpx.privacy.declarations import Accountant, Privacy
+from dpx.sampler import Sampler
+from dpx.task.declarations import Task
+
+
+@declaration
+class Schedule:
+    """How often a run reports, evaluates and saves, in steps; none of it touches the claim."""
+
+    log_every: int = 1
+    evaluate_every: int = 100
+    checkpoint_every: int = 100
+    checkpoints_kept: int = 3
+
+
+@declaration
+class Experiment:
+    """Everything that decides what is trained, on what, and with which privacy. Imports no jax."""
+
+    name: str
+    steps: int
+    model: Model
+    task: Task
+    data: Data
+    privacy: Privacy
+    sampler: Sampler
+    batch_schedule: BatchSchedule
+    mechanism: Mechanism
+    clip: Clip
+    noise: Noise
+    clipping: Clipping
+    accountant: Accountant
+    optimizer: Optimizer
+    lr_schedule: WarmUpThen
+    mesh: Mesh
+    schedule: Schedule
+    microbatch: int | Literal["auto"]
+    replicate: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")
+        require(self.microbatch == "auto" or self.microbatch > 0, f"microbatch={self.microbatch}", "a microbatch holds at least one example", "Use 1 or more, or auto")
+        require(
+            self.data.sequence_length <= self.model.positions,
+            f"data.sequence_length={self.data.sequence_length}",
+            f"model {self.model.name} has {self.model.positions} positions",
+            "Shorten the sequence",
+        )
+        require(
+            not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
+            "noise=noise_batch_ratio",
+            "the ratio is noise over one batch size, but the batch size varies",
+            "Use batch_schedule=constant or noise=multiplier",
+        )
+
+    @property
+    def is_private(self) -> bool:
+        return self.mechanism.name != "none"

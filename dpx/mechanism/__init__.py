@@ -1,0 +1,1 @@
+"""What is computed from a batch, with which noise."""

@@ -1,0 +1,46 @@
+"""The hardware a run is spread over, as declared, and its jax mesh."""
+
+from typing import Literal
+
+from dpx.declaration import declaration, require
+
+
+@declaration
+class Mesh:
+    """Axes `data` (examples), `fsdp` (examples, parameters sharded at rest) and `tensor` (within a layer, left to the compiler).
+
+    `simulated_devices` splits one CPU into that many devices (for tests). `flops_per_s` and `memory_bytes` describe one
+    device, for plans; `flops_per_s` is what a well-tuned step is assumed to reach there.
+    """
+
+    name: str
+    platform: Literal["cpu", "gpu", "tpu", "any"] = "any"
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    simulated_devices: int | None = None
+    flops_per_s: float
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        require(min(self.data, self.fsdp, self.tensor) >= 1, f"mesh={self.data}x{self.fsdp}x{self.tensor}", "every axis holds at least one device", "Use 1 or more")
+        require(
+            self.simulated_devices is None or self.simulated_devices >= self.devices,
+            f"mesh.simulated_devices={self.simulated_devices}",
+            f"the mesh needs {self.devices}",
+            f"Use at least {self.devices}",
+        )
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp * self.tensor
+
+    def make(self):
+        """The `jax.sharding.Mesh`, automatic axis types; raises `Refused` when the machine has too few devices."""
+        import jax
+        import numpy as np
+
+        found = jax.devices()
+        require(len(found) >= self.devices, f"mesh={self.name}", f"needs {self.devices} devices, this machine has {len(found)}", "Use mesh=single, or set mesh.simulated_devices on a CPU")
+        # jax.sharding.Mesh gives Auto axes; jax.make_mesh would give Explicit ones, under which a plain gather raises.
+        return jax.sharding.Mesh(np.asarray(found[: self.devices]).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))

@@ -1,0 +1,1 @@
+"""Models: their declared shapes (no jax) and their modules."""

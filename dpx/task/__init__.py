@@ -1,0 +1,1 @@
+"""Objectives: per-example losses and what is measured of them."""

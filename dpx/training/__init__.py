@@ -1,0 +1,1 @@
+"""The one loop, its pure step, checkpoints and metrics."""
