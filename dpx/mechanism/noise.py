@@ -1,0 +1,62 @@
+"""Noise on a fixed grid of slices: every slice of every parameter has its own key, whatever the mesh.
+
+A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^20 elements (one row where a row is
+longer). Only rows are cut, so a parameter sharded over its last axis draws its noise where it lives.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt32
+
+from dpx.mechanism.gaussian import gaussian
+from dpx.randomness import RootSecret
+
+SLICE_ELEMENTS = 1 << 20
+
+
+def _view(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(rows, columns, rows of one slice) of a parameter."""
+    columns = shape[-1] if shape else 1
+    rows = math.prod(shape[:-1])
+    return rows, columns, max(1, min(rows, SLICE_ELEMENTS // columns))
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """`layers/qkv/kernel` of a key path of nested dictionaries."""
+    return "/".join(str(getattr(entry, "key", entry)) for entry in path)
+
+
+def slice_keys(secret: RootSecret, step: int, params: Any) -> Any:
+    """A tree like `params` of uint32 [slices, 2]: one key for each (step, parameter path, slice)."""
+
+    def keys(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
+        rows, _, block = _view(leaf.shape)
+        return np.stack([secret.key("noise", step, path_name(path), index) for index in range(-(-rows // block))])
+
+    return jax.tree_util.tree_map_with_path(keys, params)
+
+
+def add_noise(total: Float[Array, "..."], keys: UInt32[Array, "S 2"], deviation: Float[Array, ""]) -> tuple[Float[Array, "..."], Float[Array, ""]]:
+    """(total + deviation * standard normal draws, sum of squares of the noise added), slice by slice in place."""
+    rows, columns, block = _view(total.shape)
+    flat_RN = total.reshape(rows, columns)
+
+    def add(flat_RN: Array, key: Array, start: Array | int, count: int) -> tuple[Array, Array]:
+        noise_RN = deviation * gaussian(key, count, columns)
+        part_RN = jax.lax.dynamic_slice_in_dim(flat_RN, start, count) + noise_RN
+        return jax.lax.dynamic_update_slice_in_dim(flat_RN, part_RN, start, axis=0), jnp.sum(noise_RN * noise_RN)
+
+    def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        flat_RN, squares = add(carry[0], keys[index], index * block, block)
+        return flat_RN, carry[1] + squares
+
+    whole = rows // block
+    flat_RN, squares = jax.lax.fori_loop(0, whole, body, (flat_RN, jnp.zeros((), jnp.float32)))
+    if rows % block:
+        flat_RN, tail = add(flat_RN, keys[whole], whole * block, rows % block)
+        squares = squares + tail
+    return flat_RN.reshape(total.shape), squares

@@ -1,0 +1,62 @@
+"""The folder of one run: `release/` may be shared, everything in `private/` depends on the data without noise."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dpx.declaration import Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """`path/release` (weights, privacy.json, config.yaml) and `path/private` (key, ledger, checkpoints, logs, metrics)."""
+
+    path: Path
+    config_yaml: str = ""
+    fork: str | None = None
+
+    @property
+    def release(self) -> Path:
+        return self.path / "release"
+
+    @property
+    def private(self) -> Path:
+        return self.path / "private"
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Makes the trees and holds the folder for this process; raises `Refused` where another process holds it."""
+        self.release.mkdir(parents=True, exist_ok=True)
+        self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(self.private, 0o700)
+        with open(self.private / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise Refused(self.path, "another process is running in this folder", "Wait for it, or give replicate=1 for a second run") from None
+            yield
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replaces `path` by `text` atomically; on return both the content and the name survive a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_durably` of `value` as indented JSON with sorted keys kept in the order given."""
+    write_durably(path, json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,77 @@
+"""Checkpoints through Orbax, asynchronous; the only file that names Orbax.
+
+A checkpoint counts only after its atomic commit. It holds parameters and the optimiser's moments; the sampler and the noise
+have no state of their own, being functions of (root secret, step).
+"""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from dpx.declaration import Refused
+
+
+@contextlib.contextmanager
+def _storage_faults(directory: Path) -> Iterator[None]:
+    """A full disk is the user's to mend, so it reads as one line; earlier checkpoints and the ledger stay whole."""
+    try:
+        yield
+    except Exception as fault:
+        text = f"{fault} {fault.__cause__ or ''}"
+        if "No space left" in text or "RESOURCE_EXHAUSTED" in text or getattr(fault, "errno", None) == 28:
+            raise Refused(directory, "the disk is full, the checkpoint was not written", "Free space and run the same command: it goes on from the last one") from fault
+        raise
+
+
+class Checkpoints:
+    """The checkpoints of one run, under `private/checkpoints/<steps done>`."""
+
+    def __init__(self, directory: Path, kept: int):
+        self.directory = directory.absolute()
+        policy = ocp.training.preservation_policies.LatestN(kept)
+        self._checkpointer = ocp.training.Checkpointer(str(self.directory), cleanup_tmp_directories=True, preservation_policy=policy)
+        self._pending: Any = None
+
+    @property
+    def latest(self) -> int | None:
+        """Steps done at the newest committed checkpoint."""
+        found = self._checkpointer.latest
+        return None if found is None else found.step
+
+    def save(self, steps_done: int, state: Any) -> None:
+        """Starts saving; waits first for the save before it. Raises `Refused` on a full disk."""
+        self.wait()
+        with _storage_faults(self.directory):
+            self._pending = self._checkpointer.save_async(steps_done, state, force=True, overwrite=True)
+
+    def wait(self) -> None:
+        """Returns when the last save is committed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with _storage_faults(self.directory):
+                pending.result()
+
+    def load(self, steps_done: int, like: Any) -> Any:
+        """The state saved after `steps_done` steps, laid out as `like` (arrays or ShapeDtypeStructs with shardings)."""
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
+        try:
+            return self._checkpointer.load(steps_done, abstract)
+        except Exception as fault:
+            where = self.directory / str(steps_done)
+            raise Refused(where, "this checkpoint is cut short or damaged", "Move it away and run the same command: it goes on from the one before") from fault
+
+    def close(self) -> None:
+        self.wait()
+        self._checkpointer.close()
+
+
+def export(directory: Path, params: Any) -> None:
+    """Writes parameters alone, for `release/`; replaces what an earlier run of the same command left."""
+    with _storage_faults(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+        ocp.save(str(directory.absolute()), params)

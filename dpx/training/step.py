@@ -1,0 +1,182 @@
+"""One logical step: clipped sums over microbatches on each device, one reduction, noise once, the update.
+
+Memory on a device does not depend on the logical batch: rows arrive in chunks of a fixed number of microbatches and the
+accumulator is donated from chunk to chunk. The divisor is the expected batch size, a constant of the config.
+
+Shape legend: K microbatches of a chunk, B examples of one microbatch on one device, D devices, S noise slices.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from dpx.clipping import clipped_sum, plain_sum
+from dpx.clipping.weights import clip_weights
+from dpx.experiment import Experiment
+from dpx.mechanism.noise import add_noise, path_name
+from dpx.training import sharding, update
+
+State = dict[str, Any]  # {"params": tree, "moments": optax state}
+Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each."""
+
+    init: Callable[[Array], State]
+    gather: Callable[[Any], Any]
+    zero: Callable[[], Sums]
+    accumulate: Callable[..., Sums]
+    finish: Callable[..., tuple[State, dict[str, Array]]]
+    chunk: int
+    rows: int
+
+
+def _counts(result: Any, norm_limit: float | None, is_padding_B: Array) -> dict[str, Array]:
+    """Telemetry of one microbatch, sums over its real examples; a non-finite example counts as one and adds nothing else."""
+    real_B = ~is_padding_B
+    finite_B = real_B & jnp.isfinite(result.losses_B)
+    if result.norms_B is not None:
+        finite_B = finite_B & jnp.isfinite(result.norms_B)
+    total = lambda values_B: jnp.sum(jnp.where(finite_B, values_B, 0.0), dtype=jnp.float32)  # noqa: E731
+    counts = {name: total(values_B) for name, values_B in result.counts.items()}
+    counts |= {"examples": jnp.sum(real_B, dtype=jnp.float32), "non_finite": jnp.sum(real_B & ~finite_B, dtype=jnp.float32)}
+    counts |= {"loss": total(result.losses_B)}
+    if result.norms_B is not None and norm_limit is not None:
+        counts |= {"norm": total(result.norms_B), "clipped": total((result.norms_B > norm_limit).astype(jnp.float32))}
+    return counts
+
+
+COUNTS = ("examples", "non_finite", "loss", "norm", "clipped")
+
+
+def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
+    """The functions of one run on `mesh`; `microbatch` is the number of examples one device holds at a time."""
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    specs = sharding.parameter_specs(shapes, mesh)
+    transform = update.transformation(experiment.optimizer)
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+
+    def init(key: Array) -> State:
+        params = objective.init(key)
+        return {"params": params, "moments": transform.init(params)}
+
+    state_shardings = sharding.at_rest(jax.eval_shape(init, jax.random.key(0)), mesh)
+    sum_specs = {"gradient": jax.tree.map(lambda _: P(sharding.EXAMPLE_AXES), shapes), "count": P(sharding.EXAMPLE_AXES)}
+    names = (*COUNTS, *objective.count_names)
+
+    def zero() -> Sums:
+        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), jnp.float32), shapes)
+        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
+
+    sum_shardings = jax.tree.map(lambda _: jax.sharding.NamedSharding(mesh, P(sharding.EXAMPLE_AXES)), jax.eval_shape(zero))
+    accumulate = jax.shard_map(
+        _accumulate(experiment, objective),
+        mesh=mesh,
+        in_specs=(P(), sum_specs, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P()),
+        out_specs=sum_specs,
+        axis_names={"data", "fsdp"},
+        check_vma=False,
+    )
+    return Step(
+        init=jax.jit(init, out_shardings=state_shardings),
+        gather=jax.jit(lambda params: params, out_shardings=jax.tree.map(lambda _: sharding.replicated(mesh), shapes)),
+        zero=jax.jit(zero, out_shardings=sum_shardings),
+        accumulate=jax.jit(accumulate, donate_argnums=(1,)),
+        finish=_finish(experiment, transform, mesh, shapes, specs, sum_specs, state_shardings),
+        chunk=chunk,
+        rows=microbatch * devices,
+    )
+
+
+def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
+    """What each device does with its part of a chunk: no collective, no noise, only sums in float32."""
+    weights = clip_weights(experiment.clip) if experiment.is_private else None
+    norm_limit = experiment.clip.clipping_norm if experiment.is_private else None
+
+    def microbatch_sum(params: Any, rows: dict[str, Array], is_padding_B: Array, mask_key: Array, dropout_key: Array) -> Any:
+        batch = objective.batch(mask_key, rows)
+        losses = lambda p, b: objective.losses(p, b, dropout_key)  # noqa: E731
+        if weights is None:
+            return plain_sum(losses, params, batch, is_padding_B)
+        return clipped_sum(losses, params, batch, weights=weights, is_padding_B=is_padding_B, method=experiment.clipping.method)
+
+    def accumulate(params: Any, sums: Sums, rows_KB: Any, is_padding_KB: Array, count: Array, mask_key: Array, dropout_key: Array) -> Sums:
+        def body(index: Array, sums: Sums) -> Sums:
+            rows_B = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), rows_KB)
+            is_padding_B = jax.lax.dynamic_index_in_dim(is_padding_KB, index, keepdims=False)
+            result = microbatch_sum(params, rows_B, is_padding_B, mask_key, dropout_key)
+            counted = _counts(result, norm_limit, is_padding_B)
+            return {
+                "gradient": jax.tree.map(lambda total, part: total + part[None], sums["gradient"], result.total),
+                "count": {name: value + counted.get(name, jnp.float32(0)) for name, value in sums["count"].items()},
+            }
+
+        return jax.lax.fori_loop(0, count, body, sums)
+
+    return accumulate
+
+
+def _finish(experiment: Experiment, transform: Any, mesh: Mesh, shapes: Any, specs: Any, sum_specs: Any, state_shardings: Any) -> Callable[..., Any]:
+    """Reduce once, add noise once, divide by the expected batch size, update."""
+
+    def reduce(sums: Sums) -> tuple[Any, Any]:
+        def leaf(total: Array, spec: P) -> Array:
+            if "fsdp" in spec:
+                part = jax.lax.psum_scatter(total[0], "fsdp", scatter_dimension=total.ndim - 2, tiled=True)
+                return jax.lax.psum(part, "data")
+            return jax.lax.psum(total[0], sharding.EXAMPLE_AXES)
+
+        counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
+        return jax.tree.map(leaf, sums["gradient"], specs), counts
+
+    reduced = jax.shard_map(reduce, mesh=mesh, in_specs=(sum_specs,), out_specs=(specs, P()), axis_names={"data", "fsdp"}, check_vma=False)
+
+    def finish(state: State, sums: Sums, keys: Any, deviation: Array, expected_batch: Array, learning_rate: Array) -> tuple[State, dict[str, Array]]:
+        total, counts = reduced(sums)
+        noisy, noise_squares = _with_noise(total, keys, deviation) if keys is not None else (total, jnp.float32(0))
+        gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
+        direction, moments = transform.update(gradient, state["moments"], state["params"])
+        params = update.apply(state["params"], direction, learning_rate)
+        metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
+        return {"params": params, "moments": moments}, metrics
+
+    return jax.jit(finish, donate_argnums=(0, 1), out_shardings=(state_shardings, sharding.replicated(mesh)))
+
+
+def _with_noise(total: Any, keys: Any, deviation: Float[Array, ""]) -> tuple[Any, Array]:
+    leaves, tree = jax.tree.flatten(total)
+    noisy = [add_noise(leaf, key_S2, deviation) for leaf, key_S2 in zip(leaves, jax.tree.leaves(keys), strict=True)]
+    return jax.tree.unflatten(tree, [leaf for leaf, _ in noisy]), jnp.sum(jnp.stack([squares for _, squares in noisy]))
+
+
+def _norms(total: Any, noise_squares: Array, expected_batch: Array, params: Any) -> dict[str, Array]:
+    """Norms of the clipped sum, the noise and every weight (per layer where layers are stacked), and their ratio: the SNR."""
+    signal = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(total)))
+    noise = jnp.sqrt(noise_squares)
+    metrics = {"gradient_norm": signal / expected_batch, "noise_norm": noise / expected_batch, "snr": signal / noise}
+    for kind, tree in (("weights", params), ("gradients", total)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            name = path_name(path)
+            axes = tuple(range(1, leaf.ndim)) if name.startswith("layers/") else None
+            norm = jnp.sqrt(jnp.sum(jnp.square(leaf), axis=axes))
+            metrics[f"{kind}/{name}"] = norm if kind == "weights" else norm / expected_batch
+    return metrics
+
+
+def as_chunk(rows: dict[str, np.ndarray], step: Step) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
+    """Pads gathered rows to one chunk: ({field: [K, B*D, ...]}, is_padding [K, B*D], microbatches that hold a real row)."""
+    count = len(next(iter(rows.values())))
+    capacity = step.chunk * step.rows
+    padded = {name: np.concatenate([v, np.zeros((capacity - count, *v.shape[1:]), v.dtype)]) for name, v in rows.items()}
+    shaped = {name: v.reshape(step.chunk, step.rows, *v.shape[1:]) for name, v in padded.items()}
+    is_padding = (np.arange(capacity) >= count).reshape(step.chunk, step.rows)
+    return shaped, is_padding, -(-count // step.rows)
