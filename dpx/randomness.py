@@ -1,0 +1,105 @@
+"""One root secret per run; every key and generator is derived from it by what it is for, never by device or order.
+
+Derivation is keyed BLAKE2b over an unambiguous encoding of `(purpose, *parts)`, so distinct tuples of any length give
+independent keys. Noise uses parts (step, parameter path, slice); sampling uses (step, virtual shard).
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from dpx.declaration import Refused
+
+SECRET_BYTES = 32
+
+
+def _encode(parts: tuple[str | int, ...]) -> bytes:
+    """Injective: every part carries its type and its length."""
+    pieces = []
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, str | int | np.integer):
+            raise TypeError(f"a key part is a str or an int, not {type(part).__name__}")
+        tag, payload = (b"s", part.encode()) if isinstance(part, str) else (b"i", str(int(part)).encode())
+        pieces.append(tag + struct.pack(">Q", len(payload)) + payload)
+    return b"".join(pieces)
+
+
+class RootSecret:
+    """A run's one secret: 256 bits from the operating system, or, for tests, a seed.
+
+    `strength_bits` is what an adversary must guess to reproduce the noise: 0 for a seed, else the 64 bits of one derived key
+    (two uint32 words, what `jax.random` threefry keys hold).
+    """
+
+    __slots__ = ("_secret", "strength_bits")
+
+    def __init__(self, secret: bytes, strength_bits: int = 64):
+        if len(secret) != SECRET_BYTES:
+            raise Refused("root secret", f"holds {len(secret)} bytes instead of {SECRET_BYTES}", "Start a new run folder")
+        self._secret = secret
+        self.strength_bits = strength_bits
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> "RootSecret":
+        """Draws a secret, durable at `path` (mode 0600) before this returns; raises `Refused` if `path` exists."""
+        path = Path(path)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(handle, secret)
+            os.fsync(handle)
+            # A link, unlike a rename, fails when another process came first, so a secret is never replaced.
+            os.link(draft, path)
+        except FileExistsError:
+            raise Refused(path.name, "a root secret is already here", "Load it, or use another folder") from None
+        finally:
+            os.close(handle)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+        sync_directory(path.parent)
+        return cls(secret)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "RootSecret":
+        """Reads the secret of an earlier `create`; raises `Refused` when it is missing or cut short."""
+        try:
+            return cls(Path(path).read_bytes())
+        except FileNotFoundError:
+            raise Refused(Path(path).name, "no root secret is here", "Start a new run folder") from None
+
+    @classmethod
+    def from_seed(cls, seed: int) -> "RootSecret":
+        """A reproducible secret for tests; a run that uses it has no guarantee (`fixed_seed`)."""
+        return cls(hashlib.blake2b(_encode(("seed", seed)), digest_size=SECRET_BYTES).digest(), strength_bits=0)
+
+    def _derive(self, use: str, purpose: str, parts: tuple[str | int, ...], size: int) -> bytes:
+        return hashlib.blake2b(_encode((use, purpose, *parts)), key=self._secret, digest_size=size).digest()
+
+    def key(self, purpose: str, *parts: str | int) -> np.ndarray:
+        """`uint32[2]`: the data of one jax threefry key."""
+        return np.frombuffer(self._derive("key", purpose, parts, 8), dtype=">u4").astype(np.uint32)
+
+    def generator(self, purpose: str, *parts: str | int) -> np.random.Generator:
+        """A Philox generator with a 128-bit key, for draws on the host."""
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._derive("generator", purpose, parts, 16), "big")))
+
+    def __repr__(self) -> str:
+        return "RootSecret(hidden)"
+
+    def __reduce__(self):
+        raise TypeError("a root secret is not pickled: it lives in one file of the private tree")
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Makes a directory's entries durable, so that a file created in it outlives a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

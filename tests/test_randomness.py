@@ -1,0 +1,76 @@
+"""The root secret is durable, never shown, and its keys do not collide."""
+
+import itertools
+import os
+import pickle
+import stat
+
+import numpy as np
+import pytest
+
+from dpx.declaration import Refused
+from dpx.randomness import RootSecret
+
+
+def test_created_secret_is_private_and_loads_back(tmp_path):
+    created = RootSecret.create(tmp_path / "root_secret")
+    assert stat.S_IMODE(os.stat(tmp_path / "root_secret").st_mode) == 0o600
+    assert np.array_equal(RootSecret.load(tmp_path / "root_secret").key("noise", 3), created.key("noise", 3))
+    assert os.listdir(tmp_path) == ["root_secret"]
+
+
+def test_a_secret_is_never_replaced(tmp_path):
+    before = RootSecret.create(tmp_path / "root_secret").key("x")
+    with pytest.raises(Refused, match="already here"):
+        RootSecret.create(tmp_path / "root_secret")
+    assert np.array_equal(RootSecret.load(tmp_path / "root_secret").key("x"), before)
+    assert os.listdir(tmp_path) == ["root_secret"]
+
+
+def test_missing_or_short_secret_is_refused(tmp_path):
+    with pytest.raises(Refused, match="no root secret"):
+        RootSecret.load(tmp_path / "root_secret")
+    (tmp_path / "root_secret").write_bytes(b"short")
+    with pytest.raises(Refused, match="5 bytes instead of 32"):
+        RootSecret.load(tmp_path / "root_secret")
+
+
+def test_file_and_directory_are_synced_before_return(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(stat.S_ISDIR(os.fstat(handle).st_mode)), fsync(handle)))
+    RootSecret.create(tmp_path / "root_secret")
+    assert synced == [False, True]
+
+
+def test_secret_is_hidden_and_not_pickled():
+    secret = RootSecret(bytes(range(32)))
+    assert repr(secret) == str(secret) == "RootSecret(hidden)"
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(secret)
+
+
+def test_distinct_uses_have_distinct_keys():
+    secret = RootSecret.from_seed(0)
+    parts = ["", "a", "ab", "b", "1", 1, 12, -1, "1:2"]
+    tuples = [t for n in range(4) for t in itertools.product(parts, repeat=n)]
+    keys = {tuple(secret.key("noise", *t)) for t in tuples} | {tuple(secret.key("noisea", *t)) for t in tuples}
+    assert len(keys) == 2 * len(tuples)
+
+
+def test_keys_are_stable_across_platforms_and_differ_by_seed():
+    key = RootSecret.from_seed(0).key("noise", 1, "layer/kernel", 2)
+    assert key.dtype == np.uint32 and key.shape == (2,)
+    assert key.tolist() == [3345282378, 3380516767]
+    assert not np.array_equal(key, RootSecret.from_seed(1).key("noise", 1, "layer/kernel", 2))
+
+
+def test_generators_follow_their_parts():
+    secret = RootSecret.from_seed(0)
+    first, same, other = (secret.generator("sampling", step, 0).integers(1 << 60, size=4) for step in (1, 1, 2))
+    assert np.array_equal(first, same) and not np.array_equal(first, other)
+
+
+def test_a_boolean_is_not_a_key_part():
+    with pytest.raises(TypeError, match="str or an int"):
+        RootSecret.from_seed(0).key("noise", True)
