@@ -2,13 +2,12 @@
 
 from typing import Literal
 
-from dpx.batch_schedule import BatchSchedule
+from dpx.batch_schedule import BatchSchedule, Constant
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
 from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio
-from dpx.batch_schedule import Constant
 from dpx.mesh import Mesh
 from dpx.models.shape import Model
 from dpx.optimizer import Optimizer
@@ -21,10 +20,14 @@ from dpx.task.declarations import Task
 class Schedule:
     """How often a run reports, evaluates and saves, in steps; none of it touches the claim."""
 
-    log_every: int = 1
     evaluate_every: int = 100
+    evaluation_rows: int = 10_000
     checkpoint_every: int = 100
     checkpoints_kept: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("evaluate_every", "evaluation_rows", "checkpoint_every", "checkpoints_kept"):
+            require(getattr(self, name) > 0, f"schedule.{name}={getattr(self, name)}", "must be at least 1", "Give a positive number")
 
 
 @declaration

@@ -43,6 +43,11 @@ class Checkpoints:
         found = self._checkpointer.latest
         return None if found is None else found.step
 
+    @property
+    def steps(self) -> list[int]:
+        """Steps done at every committed checkpoint, oldest first."""
+        return [found.step for found in self._checkpointer.checkpoints]
+
     def save(self, steps_done: int, state: Any) -> None:
         """Starts saving; waits first for the save before it. Raises `Refused` on a full disk."""
         self.wait()

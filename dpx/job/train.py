@@ -1,0 +1,40 @@
+"""`job=train`: prepare, calibrate, train, state what was spent. Running the same command again goes on where it stopped."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpx.declaration import declaration
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder, write_durably
+
+
+@declaration
+class Train:
+    """Trains the experiment into its run folder and prints held-out figures, their baselines and the claim."""
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        # jax starts here, after every declaration has been checked.
+        from dpx.training.session import Session
+
+        with folder.claimed():
+            write_durably(folder.release / "config.yaml", folder.config_yaml)
+            with Session.open(experiment, folder) as session:
+                results = session.train()
+                claim = session.write_statement()
+        _show(results, claim, folder)
+
+
+def _show(results: dict[str, Any], claim: dict[str, Any], folder: RunFolder) -> None:
+    """The closing table: what was learnt, against what, under which claim."""
+    table = Table(title=f"{folder.path}", title_justify="left", show_header=False)
+    table.add_row("held-out MLM accuracy", f"{results['heldout']['mlm_accuracy']:.2%}")
+    table.add_row("  most frequent public token", f"{results['baselines']['most_frequent_token']:.2%}")
+    table.add_row("  same model, untrained", f"{results['baselines']['untrained']:.2%}")
+    if "next_sentence_accuracy" in results["heldout"]:
+        table.add_row("held-out next-sentence accuracy", f"{results['heldout']['next_sentence_accuracy']:.2%}")
+    table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))
+    for accountant, epsilon in claim.get("epsilon", {}).items():
+        table.add_row(f"epsilon ({accountant})", f"{epsilon:.3f} at delta {claim['delta']:.2e}")
+    Console().print(table)

@@ -1,0 +1,115 @@
+"""The one training loop. Order matters for the claim: ledger entry, then draw, then noise, then anything that can be seen.
+
+Step t is dispatched before the metrics of step t - 1 are read, so the host never makes a device wait.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpx.data.store import Store
+from dpx.experiment import Experiment
+from dpx.mechanism.noise import slice_keys
+from dpx.privacy.calibration import Calibrated
+from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.randomness import RootSecret
+from dpx.sampler import draw
+from dpx.training.beginning import Beginning
+from dpx.training.evaluation import accuracies
+from dpx.training.step import State, Step, as_chunk
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """Everything a run needs, made from a checked declaration."""
+
+    experiment: Experiment
+    calibrated: Calibrated
+    store: Store
+    step: Step
+    ledger: Ledger
+
+
+Observer = Callable[[int, State, dict[str, Any]], None]
+
+
+def run(runtime: Runtime, beginning: Beginning, seen: Observer) -> State:
+    """Trains from `beginning` to the last step; `seen(steps_done, state, metrics)` after each, metrics one step late."""
+    experiment = runtime.experiment
+    state = beginning.state
+    pending: tuple[int, float, dict[str, Any]] | None = None
+    for step in range(beginning.first_step, experiment.steps):
+        began = time.perf_counter()
+        _enter(runtime, beginning.epoch, step)
+        state, metrics = one_step(runtime, beginning.secret, step, state)
+        if pending is not None:
+            seen(pending[0], state, _readable(runtime, *pending))
+        pending = (step, began, metrics)
+        if (step + 1) % experiment.schedule.evaluate_every == 0 or (step + 1) % experiment.schedule.checkpoint_every == 0 or step + 1 == experiment.steps:
+            seen(step, state, _readable(runtime, *pending))
+            pending = None
+    return state
+
+
+def _enter(runtime: Runtime, epoch: int, step: int) -> None:
+    """Charges the step durably before anything of it exists; a replayed step of the same epoch is there already."""
+    experiment, calibrated = runtime.experiment, runtime.calibrated
+    last = runtime.ledger.last_step(epoch)
+    if not experiment.is_private or (last is not None and step <= last):
+        return
+    size = experiment.batch_schedule.at(step)
+    entry = LedgerEntry(
+        epoch=epoch,
+        q=size / calibrated.size,
+        noise_multiplier=calibrated.noise_multiplier,
+        sampler=experiment.sampler.name,
+        expected_batch_size=size,
+        clipping_norm=experiment.clip.clipping_norm,
+    )
+    runtime.ledger.append(step, entry)
+
+
+def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
+    """Draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update."""
+    experiment, calibrated, parts = runtime.experiment, runtime.calibrated, runtime.step
+    size = experiment.batch_schedule.at(step)
+    indices = draw(experiment.sampler, runtime.store.manifest.rows["protected"], size / calibrated.size, lambda shard: secret.generator("sample", step, shard))
+    masks = jax.random.wrap_key_data(secret.key("mask", step), impl="threefry2x32")
+    dropout = jax.random.wrap_key_data(secret.key("dropout", step), impl="threefry2x32")
+    params, sums = parts.gather(state["params"]), parts.zero()
+    for rows in chunks(runtime.store, indices, parts.chunk * parts.rows):
+        padded, is_padding, count = as_chunk(rows, parts)
+        sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout)
+    rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
+    keys, deviation = None, np.float32(0)
+    if calibrated.noise_multiplier is not None:
+        keys = slice_keys(secret, step, state["params"])
+        deviation = np.float32(calibrated.noise_multiplier * experiment.clip.clipping_norm)
+    state, metrics = parts.finish(state, sums, keys, deviation, np.float32(size), rate)
+    return state, metrics | {"learning_rate": rate, "expected_batch_size": size}
+
+
+def chunks(store: Store, indices: np.ndarray, capacity: int) -> Iterator[dict[str, np.ndarray]]:
+    """The drawn rows, `capacity` at a time, none dropped; an empty draw yields nothing."""
+    for start in range(0, len(indices), capacity):
+        yield store.rows("protected", indices[start : start + capacity])
+
+
+def _readable(runtime: Runtime, step: int, began: float, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of one step under their public names; waits for the device."""
+    values = {name: np.asarray(value) for name, value in jax.device_get(metrics).items()}
+    counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
+    examples = counts["examples"]
+    named: dict[str, Any] = {f"train/{name}": value for name, value in accuracies(counts).items()}
+    named |= {"train/examples": examples, "train/examples_per_s": examples / (time.perf_counter() - began), "train/non_finite_examples": counts["non_finite"]}
+    named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}
+    named |= {"grad/norm": values["gradient_norm"]}
+    if runtime.experiment.is_private:
+        named |= {"grad/snr": values["snr"], "grad/noise_norm": values["noise_norm"]}
+        named |= {"grad/clipped_fraction": counts["clipped"] / max(examples, 1.0), "grad/example_norm": counts["norm"] / max(examples, 1.0)}
+    named |= {name: value for name, value in values.items() if name.startswith(("weights/", "gradients/"))}
+    return named

@@ -1,0 +1,134 @@
+"""A run put together: store, claim, step and folder; trains and reports until the last step.
+
+What `release/` may hold of training is decided here: weights, statement and config. Losses, norms and held-out figures are
+telemetry of private text and stay under `private/`.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from dpx.data.prepare import prepare
+from dpx.data.store import Store
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+from dpx.privacy import statement
+from dpx.privacy.calibration import Calibrated, calibrate
+from dpx.privacy.ledger import Ledger
+from dpx.run_folder import RunFolder, write_json
+from dpx.task.mlm import objective as make_objective
+from dpx.training.beginning import Beginning, begin
+from dpx.training.checkpoint import Checkpoints, export
+from dpx.training.evaluation import HeldOut, held_out
+from dpx.training.fingerprint import fingerprint
+from dpx.training.loop import Runtime, run
+from dpx.training.metrics import MetricsWriter
+from dpx.training.progress import RunProgress
+from dpx.training.spending import Spending
+from dpx.training.step import State, make_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """An open run. Made by `open`, which holds checkpoints and writers until its context ends."""
+
+    folder: RunFolder
+    runtime: Runtime
+    beginning: Beginning
+    evaluate: HeldOut
+    checkpoints: Checkpoints
+    writer: MetricsWriter
+    spending: Spending
+    progress: RunProgress
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
+        """Everything that can refuse does so before the first array of the model exists."""
+        store = prepare(experiment.data, experiment.privacy)
+        calibrated = calibrate(experiment, experiment.data.declared_size or store.manifest.rows["protected"])
+        mesh = experiment.mesh.make()
+        objective = make_objective(experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest)
+        microbatch = _microbatch(experiment)
+        step = make_step(experiment, objective, mesh, microbatch)
+        ledger = Ledger(folder.private / "ledger")
+        checkpoints = Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept)
+        try:
+            beginning = begin(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger, checkpoints, step)
+            writer = MetricsWriter(folder.private, beginning.first_step)
+            writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
+            spending = Spending(experiment, calibrated, ledger)
+            progress = RunProgress(beginning.first_step, experiment.steps, spending.planned)
+            runtime = Runtime(experiment, calibrated, store, step, ledger)
+            evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, 64)
+            with progress:
+                yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress)
+            writer.close()
+        finally:
+            checkpoints.close()
+
+    def train(self) -> dict[str, Any]:
+        """Runs to the last step; returns the held-out figures beside their baselines."""
+        experiment = self.runtime.experiment
+        for message in self.beginning.messages:
+            self.progress.say(message)
+        untrained = self.evaluate(self.runtime.step.init(jax.random.key(0))["params"])
+        self.write_statement()
+        state = run(self.runtime, self.beginning, self._seen)
+        figures = self.evaluate(state["params"])
+        self.checkpoints.wait()
+        export(self.folder.release / "params", state["params"])
+        self.write_statement()
+        results = {
+            "steps": experiment.steps,
+            "heldout": figures,
+            "baselines": {"most_frequent_token": self.evaluate.frequent_token_accuracy, "untrained": untrained["mlm_accuracy"]},
+        }
+        self.writer.hparams(_hparams(experiment, self.runtime.calibrated), {f"heldout/{name}": value for name, value in figures.items()})
+        write_json(self.folder.private / "results.json", results)
+        return results
+
+    def write_statement(self) -> dict[str, Any]:
+        """`release/privacy.json` from the ledger as it stands."""
+        document = statement.build(self.runtime.experiment, self.runtime.store.manifest, self.runtime.calibrated, self.runtime.ledger)
+        statement.write(self.folder.release / "privacy.json", document)
+        return document
+
+    def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
+        """After each step: metrics, then, at their intervals, evaluation and a checkpoint."""
+        experiment, done = self.runtime.experiment, step + 1
+        epsilon = self.spending.after(done)
+        scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
+        if done % experiment.schedule.evaluate_every == 0:
+            scalars |= {f"heldout/{name}": value for name, value in self.evaluate(state["params"]).items()}
+        self.writer.write(step, scalars)
+        self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], metrics["train/mlm_accuracy"], epsilon)
+        if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:
+            self.checkpoints.save(done, state)
+            self.write_statement()
+
+
+def _microbatch(experiment: Experiment) -> int:
+    if experiment.microbatch == "auto":
+        raise Refused("microbatch=auto", "not chosen yet", "Give a number")
+    return int(experiment.microbatch)
+
+
+def _hparams(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
+    """The knobs the papers sweep."""
+    return {
+        "model": experiment.model.name,
+        "steps": experiment.steps,
+        "batch_size": experiment.batch_schedule.at(experiment.steps - 1),
+        "learning_rate": experiment.lr_schedule.learning_rate,
+        "beta1": experiment.optimizer.beta1,
+        "beta2": experiment.optimizer.beta2,
+        "weight_decay": experiment.optimizer.weight_decay,
+        "clipping_norm": experiment.clip.clipping_norm,
+        "noise_multiplier": calibrated.noise_multiplier or 0.0,
+        "mechanism": experiment.mechanism.name,
+        "replicate": experiment.replicate,
+    }

@@ -1,0 +1,66 @@
+"""Noise on the fixed grid: scale, keys, and equal bits however a parameter is sharded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dpx.mechanism import noise
+from dpx.mechanism.noise import add_noise, slice_keys
+from dpx.models.shape import Bert
+from dpx.randomness import RootSecret
+
+SECRET = RootSecret.from_seed(11)
+
+
+def _keys(params, step: int = 0):
+    return jax.tree.map(jnp.asarray, slice_keys(SECRET, step, params))
+
+
+def test_noise_has_the_stated_deviation_on_every_slice(monkeypatch):
+    monkeypatch.setattr(noise, "SLICE_ELEMENTS", 4096)
+    total = jnp.zeros((1000, 64))
+    noisy, squares = add_noise(total, _keys({"w": total})["w"], jnp.float32(2.5))
+    blocks = np.array_split(np.asarray(noisy), range(64, 1000, 64))
+    for block in blocks:
+        assert scipy.stats.kstest(block.ravel() / 2.5, "norm").pvalue > 1e-5
+    assert float(squares) == pytest.approx(float(np.sum(np.square(np.asarray(noisy, np.float64)))), rel=1e-5)
+
+
+def test_noise_is_added_to_the_sum():
+    total = jnp.arange(12.0).reshape(3, 4)
+    keys = _keys({"w": total})["w"]
+    with_sum, _ = add_noise(total, keys, jnp.float32(0.5))
+    alone, _ = add_noise(jnp.zeros((3, 4)), keys, jnp.float32(0.5))
+    np.testing.assert_allclose(with_sum, total + alone, rtol=1e-6)
+
+
+def test_equal_shaped_leaves_and_steps_get_other_noise():
+    shape = jnp.zeros((16, 16))
+    first = _keys({"a": shape, "b": shape}, step=0)
+    second = _keys({"a": shape, "b": shape}, step=1)
+    drawn = [np.asarray(add_noise(shape, key, jnp.float32(1))[0]).ravel() for key in (first["a"], first["b"], second["a"])]
+    assert np.max(np.abs(np.corrcoef(drawn) - np.eye(3))) < 0.4
+
+
+def test_no_two_keys_of_a_run_are_equal():
+    shapes = Bert(name="t", layers=2, width=128, heads=2, feed_forward=512).parameter_shapes(30522, next_sentence=True)
+    params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
+    seen = [tuple(key) for step in range(300) for keys in slice_keys(SECRET, step, params).values() for key in keys]
+    assert len(seen) == len(set(seen)) > 300 * len(shapes)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+@pytest.mark.parametrize("shape", [(30, 64), (4, 6, 16), (24,), (37, 8)])
+def test_bits_do_not_depend_on_the_mesh(shape, monkeypatch):
+    monkeypatch.setattr(noise, "SLICE_ELEMENTS", 128)
+    total = jnp.ones(shape)
+    keys = _keys({"w": total})["w"]
+    alone, _ = jax.jit(add_noise)(total, keys, jnp.float32(1))
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:8]).reshape(2, 4), ("data", "fsdp"))
+    layout = NamedSharding(mesh, P(*([None] * (len(shape) - 1)), "fsdp"))
+    sharded, _ = jax.jit(add_noise, out_shardings=(layout, NamedSharding(mesh, P())))(jax.device_put(total, layout), keys, jnp.float32(1))
+    assert np.array_equal(np.asarray(alone), np.asarray(sharded))
