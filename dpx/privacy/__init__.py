@@ -1,1 +1,20 @@
 """A privacy claim as it travels: events, accountants, ledger, statement. NumPy only; no jax."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpx.privacy.accounting import compose, epsilon
+    from dpx.privacy.solve import noise_multiplier
+
+__all__ = ["compose", "epsilon", "noise_multiplier"]
+
+_HOMES = {"compose": "dpx.privacy.accounting", "epsilon": "dpx.privacy.accounting", "noise_multiplier": "dpx.privacy.solve"}
+
+
+def __getattr__(name: str) -> Any:
+    # dp-accounting takes two seconds to import: declarations alone must not pay for it.
+    if name not in _HOMES:
+        raise AttributeError(name)
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

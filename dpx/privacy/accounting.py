@@ -1,0 +1,143 @@
+"""Epsilon of many noisy sums, by dp-accounting: equal releases merged, the grid chosen from q, its warnings kept quiet."""
+
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import dp_accounting
+import numpy as np
+from dp_accounting import pld, rdp
+
+from dpx.declaration import require
+from dpx.privacy import closed_form, events
+from dpx.privacy.declarations import Adjacency
+from dpx.privacy.events import AccountantName, Release
+
+Charges = list[tuple[Release, int]]
+
+# Below this the float64 convolutions of dp-accounting's PLD carry rounding of the same size as delta.
+SMALLEST_DELTA = {"pld": 1e-13, "rdp": 0.0, "deterministic": 0.0}
+
+
+class Composition(Protocol):
+    """All charges of a run, composed once: epsilon at any delta and the other way round."""
+
+    def epsilon(self, delta: float) -> float: ...
+
+    def delta(self, epsilon: float) -> float: ...
+
+
+class _Renyi(rdp.RdpAccountant):
+    """dp-accounting's RDP with a margin for rounding: below q of about 1e-8 its float64 sums can come out as 0 or less."""
+
+    def _maybe_compose(self, event, count, do_compose):
+        if do_compose and isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            self._rdp = self._rdp + count * _rounding_margin(event.sampling_probability, tuple(self._orders))
+        return super()._maybe_compose(event, count, do_compose)
+
+    def epsilon(self, delta: float) -> float:
+        return float(self.get_epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        return float(self.get_delta(epsilon))
+
+
+@functools.lru_cache(maxsize=256)
+def _rounding_margin(q: float, orders: tuple[float, ...]) -> np.ndarray:
+    alpha = np.asarray(orders, float)
+    # log-sum-exp of terms up to alpha*q in size, log-gamma off by 1e-13 relative at alpha = 1024.
+    return (1e-15 + 1e-13 * alpha * q) * alpha / (alpha - 1) if q < 1 else np.zeros_like(alpha)
+
+
+class _Losses(pld.PLDAccountant):
+    """dp-accounting's PLD under this package's two names."""
+
+    def epsilon(self, delta: float) -> float:
+        return float(self.get_epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        return float(self.get_delta(epsilon))
+
+
+def grid(charges: Charges) -> float:
+    """PLD discretisation: 1e-4, finer once a step's loss (about q) would drown in it (q=1e-7 needs 2e-6)."""
+    amplified = [r.sampling_probability * r.rows_per_unit for r, _ in charges if r.sampling_probability < 1]
+    return min(1e-4, max(2e-6, 5 * min(amplified, default=1.0)))
+
+
+def compose(
+    charges: Charges,
+    accountant: AccountantName = "pld",
+    adjacency: Adjacency = "zero_out",
+    orders: Sequence[float] | None = None,
+    interval: float | None = None,
+) -> Composition:
+    """Composes `(release, count)` charges; raises `Refused` where `accountant` proves nothing for them.
+
+    `interval` overrides the PLD grid: coarser is faster and never below the truth.
+    """
+    event = events.composed(charges, adjacency, accountant)
+    relation = events.RELATION[adjacency]
+    if accountant == "deterministic":
+        return closed_form.Gaussians(event)
+    with quiet():
+        if accountant == "rdp":
+            return _Renyi(orders, relation).compose(event)  # pyright: ignore[reportReturnType]
+        return _Losses(relation, interval or grid(charges)).compose(event)  # pyright: ignore[reportReturnType]
+
+
+def check_delta(delta: float, accountant: str) -> None:
+    """Raises `Refused` for a delta outside (0, 1), or too small for the accountant's arithmetic."""
+    require(0 < delta < 1, f"delta={delta}", "delta is a probability above 0 and below 1", "Use a value below 1/N")
+    require(
+        delta >= SMALLEST_DELTA.get(accountant, 0.0),
+        f"delta={delta}",
+        f"accountant={accountant} rounds at about 1e-15 and cannot resolve it",
+        "Use accountant=rdp, or a delta of 1e-13 or more",
+    )
+
+
+def charges_of(runs: Sequence[tuple[float, int]], noise_multiplier: float, sampler: str = "poisson") -> Charges:
+    """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes."""
+    require(sampler in ("poisson", "gaussian"), f"sampler={sampler}", "is not described by (q, steps) alone", "Use sampler=poisson, or dpx.privacy.compose")
+    return events.merge([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=sampler), int(steps)) for q, steps in runs])
+
+
+def epsilon(
+    runs: Sequence[tuple[float, int]],
+    *,
+    noise_multiplier: float,
+    delta: float,
+    accountant: AccountantName = "pld",
+    orders: Sequence[float] | None = None,
+    sampler: str = "poisson",
+    adjacency: Adjacency = "zero_out",
+) -> float:
+    """An upper bound on epsilon at `delta` of noisy clipped sums.
+
+    `runs` holds `(sampling probability, steps)`; `noise_multiplier` is the noise's standard deviation on the sum over the
+    clipping norm. `orders` are Renyi orders (rdp). `math.inf` when no finite bound is found.
+    """
+    check_delta(delta, accountant)
+    return compose(charges_of(runs, noise_multiplier, sampler), accountant, adjacency, orders).epsilon(delta)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Holds back dp-accounting's warnings that a fractional order was dropped: a dropped order only loosens the bound."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity: `None` says that no finite bound was found."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,44 @@
+"""Calibrations on disk: `$DPX_CACHE`, or `~/.cache/dpx`. Losing it costs seconds, so every failure is ignored."""
+
+import hashlib
+import json
+import os
+import secrets
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# Raised when this package's own arithmetic changes, so that older answers are not reused.
+FORMULA = 1
+
+
+def folder() -> Path:
+    """Where calibrations are kept."""
+    return Path(os.environ.get("DPX_CACHE") or Path.home() / ".cache" / "dpx")
+
+
+def key(question: dict[str, Any]) -> str:
+    """Name of the answer to `question` under the installed dp-accounting."""
+    text = json.dumps({"formula": FORMULA, "dp-accounting": version("dp-accounting"), **question}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def read(name: str) -> float | None:
+    """The stored number, or `None` when there is none that can be read."""
+    try:
+        stored = json.loads((folder() / "calibration" / f"{name}.json").read_text())
+        return float(stored["noise_multiplier"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write(name: str, noise_multiplier: float, question: dict[str, Any]) -> None:
+    """Stores atomically: concurrent readers see the old file, the new one or none."""
+    path = folder() / "calibration" / f"{name}.json"
+    draft = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps({"noise_multiplier": noise_multiplier, "question": question}))
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,169 @@
+"""One table: which dp-accounting event a noisy release is, between which neighbours, for which accountant.
+
+Every number leaves here relative to the sensitivity the accountant assumes. The clipped sum has sensitivity C under
+`zero_out` and `add_remove`, and 2C under `replace_one`; dp-accounting's PLD doubles by itself, its RDP does not.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import dp_accounting
+from dp_accounting import NeighboringRelation
+from scipy.stats import binom
+
+from dpx.declaration import Refused, declaration, require
+from dpx.privacy.declarations import Adjacency
+
+AccountantName = Literal["pld", "rdp", "deterministic"]
+Kind = Literal["poisson", "gaussian", "truncated_poisson", "fixed_size", "group"]
+
+RELATION = {
+    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
+    "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace_one": NeighboringRelation.REPLACE_ONE,
+}
+
+
+@declaration
+class Release:
+    """One noisy sum, as an accountant must see it.
+
+    `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row (or unit). `kind` "gaussian" takes part for
+    certain; "group" is Poisson over rows of which one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size`
+    count rows and are needed by the kinds that depend on them.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float = 1.0
+    kind: Kind = "poisson"
+    size: int | None = None
+    cap: int | None = None
+    sample_size: int | None = None
+    rows_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.noise_multiplier > 0, f"noise_multiplier={self.noise_multiplier}", "private training needs noise", "Give a value above 0")
+        require(0 < self.sampling_probability <= 1, f"q={self.sampling_probability}", "a sampling probability lies in (0, 1]", "Use a batch size of at most N")
+
+
+Event = dp_accounting.DpEvent
+Build = Callable[[Release], Event]
+
+
+def _gaussian(release: Release) -> Event:
+    return dp_accounting.GaussianDpEvent(float(release.noise_multiplier))
+
+
+def _gaussian_twice(release: Release) -> Event:
+    return dp_accounting.GaussianDpEvent(release.noise_multiplier / 2)
+
+
+def _group_gaussian(factor: float) -> Build:
+    return lambda release: dp_accounting.GaussianDpEvent(release.noise_multiplier / (factor * release.rows_per_unit))
+
+
+def _poisson(release: Release) -> Event:
+    return dp_accounting.PoissonSampledDpEvent(release.sampling_probability, _gaussian(release))
+
+
+def _truncated(release: Release) -> Event:
+    require(release.size is not None and release.cap is not None, "truncated_poisson", "its event needs N and the cap", "Give both")
+    return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+        dataset_size=release.size,
+        sampling_probability=release.sampling_probability,
+        truncated_batch_size=release.cap,
+        noise_multiplier=release.noise_multiplier,
+    )
+
+
+def _without_replacement(release: Release) -> Event:
+    require(release.size is not None and release.sample_size is not None, "fixed_size", "its event needs N and the batch size", "Give both")
+    return dp_accounting.SampledWithoutReplacementDpEvent(release.size, release.sample_size, _gaussian_twice(release))
+
+
+def _mixture(release: Release) -> Event:
+    """A unit of k rows adds Binomial(k, q) clipped rows: worst case all equal (arXiv 2310.15526)."""
+    k, q = release.rows_per_unit, release.sampling_probability
+    if q == 1:
+        return dp_accounting.GaussianDpEvent(release.noise_multiplier / k)
+    weights = binom.pmf(range(k), k, q)
+    likely = [j for j in range(k) if weights[j] > 1e-30]
+    # Counts too rare to matter are charged as if the whole unit were drawn, which never lowers epsilon.
+    rest = max(1 - math.fsum(weights[likely]), float(binom.pmf(k, k, q)))
+    counts, chances = [*likely, k], [*weights[likely], rest]
+    total = math.fsum(chances)
+    return dp_accounting.MixtureOfGaussiansDpEvent(release.noise_multiplier, [float(j) for j in counts], [float(w / total) for w in chances])
+
+
+_USE_PLD = "Use accountant=pld"
+_USE_ZERO_OUT = "Use privacy.adjacency=zero_out"
+
+# A cell holds the event's builder, or (reason, fix).
+TABLE: dict[tuple[Kind, Adjacency, AccountantName], Build | tuple[str, str]] = {
+    ("poisson", "zero_out", "pld"): _poisson,
+    ("poisson", "zero_out", "rdp"): _poisson,
+    ("poisson", "add_remove", "pld"): _poisson,
+    ("poisson", "add_remove", "rdp"): _poisson,
+    ("poisson", "replace_one", "pld"): _poisson,
+    ("poisson", "replace_one", "rdp"): ("Renyi accounting has no Poisson bound for replaced units", _USE_PLD),
+    ("truncated_poisson", "zero_out", "pld"): _truncated,
+    ("truncated_poisson", "zero_out", "rdp"): ("Renyi accounting has no truncated event", _USE_PLD),
+    ("truncated_poisson", "add_remove", "pld"): ("the truncated event depends on N, which this relation protects", _USE_ZERO_OUT),
+    ("truncated_poisson", "add_remove", "rdp"): ("the truncated event depends on N, which this relation protects", _USE_ZERO_OUT),
+    ("truncated_poisson", "replace_one", "pld"): ("the truncated event is proved for zero_out only", _USE_ZERO_OUT),
+    ("truncated_poisson", "replace_one", "rdp"): ("the truncated event is proved for zero_out only", _USE_ZERO_OUT),
+    ("fixed_size", "replace_one", "rdp"): _without_replacement,
+    ("fixed_size", "replace_one", "pld"): ("no privacy loss distribution is known for fixed-size batches", "Use accountant=rdp"),
+    ("fixed_size", "zero_out", "pld"): ("fixed-size batches are amplified under replace_one only", "Use privacy.adjacency=replace_one"),
+    ("fixed_size", "zero_out", "rdp"): ("fixed-size batches are amplified under replace_one only", "Use privacy.adjacency=replace_one"),
+    ("fixed_size", "add_remove", "pld"): ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one"),
+    ("fixed_size", "add_remove", "rdp"): ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one"),
+    ("group", "zero_out", "pld"): _mixture,
+    ("group", "zero_out", "rdp"): ("Renyi accounting has no mixture event for units of several rows", _USE_PLD),
+    ("group", "add_remove", "pld"): _mixture,
+    ("group", "add_remove", "rdp"): ("Renyi accounting has no mixture event for units of several rows", _USE_PLD),
+    ("group", "replace_one", "pld"): ("the mixture event is not proved for replaced units", _USE_ZERO_OUT),
+    ("group", "replace_one", "rdp"): ("the mixture event is not proved for replaced units", _USE_ZERO_OUT),
+}
+# A release in which every unit takes part; RDP's Gaussian event does not know that a replaced unit moves the sum by 2C.
+TABLE.update({("gaussian", adjacency, accountant): _gaussian for adjacency in RELATION for accountant in ("pld", "rdp")})
+TABLE[("gaussian", "replace_one", "rdp")] = _gaussian_twice
+# Without amplification any sampled release is bounded by the same release with everyone in it; the closed form takes sensitivity C.
+for _kind in ("poisson", "gaussian"):
+    TABLE.update({(_kind, "zero_out", "deterministic"): _gaussian, (_kind, "add_remove", "deterministic"): _gaussian})
+    TABLE[(_kind, "replace_one", "deterministic")] = _gaussian_twice
+for _adjacency in RELATION:
+    _factor = 2.0 if _adjacency == "replace_one" else 1.0
+    TABLE[("group", _adjacency, "deterministic")] = _group_gaussian(_factor)
+    # The drawn positions do not depend on contents, so zeroing one row moves the sum by C, replacing it by 2C.
+    TABLE[("truncated_poisson", _adjacency, "deterministic")] = _gaussian_twice if _factor == 2 else _gaussian
+    TABLE[("fixed_size", _adjacency, "deterministic")] = _gaussian_twice if _factor == 2 else _gaussian
+TABLE[("truncated_poisson", "add_remove", "deterministic")] = TABLE[("truncated_poisson", "add_remove", "pld")]
+TABLE[("fixed_size", "add_remove", "deterministic")] = TABLE[("fixed_size", "add_remove", "pld")]
+
+
+def event(release: Release, adjacency: Adjacency, accountant: AccountantName) -> Event:
+    """The event `accountant` composes for `release`; raises `Refused` where no bound is known."""
+    require(accountant in ("pld", "rdp", "deterministic"), f"accountant={accountant}", "is not an accountant that proves a bound", "Use pld or rdp")
+    require(adjacency in RELATION, f"adjacency={adjacency}", "is not a neighbouring relation", "Use zero_out, add_remove or replace_one")
+    cell = TABLE[(release.kind, adjacency, accountant)]
+    if isinstance(cell, tuple):
+        raise Refused(f"sampler={release.kind}, adjacency={adjacency}, accountant={accountant}", *cell)
+    return cell(release)
+
+
+def composed(charges: list[tuple[Release, int]], adjacency: Adjacency, accountant: AccountantName) -> Event:
+    """All charges as one event, equal releases self-composed."""
+    return dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(event(release, adjacency, accountant), count) for release, count in merge(charges)]
+    )
+
+
+def merge(charges: list[tuple[Release, int]]) -> list[tuple[Release, int]]:
+    """Equal releases once, with their counts added; order never matters to a composition."""
+    counts: dict[Release, int] = {}
+    for release, count in charges:
+        if count:
+            counts[release] = counts.get(release, 0) + count
+    return sorted(counts.items(), key=lambda item: (item[0].noise_multiplier, item[0].sampling_probability))

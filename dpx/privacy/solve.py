@@ -1,0 +1,136 @@
+"""The smallest noise multiplier that keeps a target: bracketed by cheap bounds, never above the target."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from scipy.optimize import brentq
+
+from dpx.declaration import Refused, require
+from dpx.privacy import accounting, cache, events
+from dpx.privacy.accounting import Charges
+from dpx.privacy.declarations import Adjacency
+from dpx.privacy.events import AccountantName
+
+Spent = Callable[[float], float]
+
+# Relative width of the last bracket: the noise multiplier is at most this much above the smallest one.
+TOLERANCE = 2e-5
+_SMALLEST, _LARGEST = 1e-3, 1e7
+
+
+def noise_multiplier(
+    runs: Sequence[tuple[float, int]],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: AccountantName = "pld",
+    orders: Sequence[float] | None = None,
+    sampler: str = "poisson",
+    adjacency: Adjacency = "zero_out",
+) -> float:
+    """Smallest noise multiplier (to 2e-5 relative, on the safe side) whose epsilon at `delta` is at most `epsilon`.
+
+    Arguments as in `dpx.privacy.epsilon`. Kept on disk (`dpx.privacy.cache`); a stored value is checked before it is used.
+    """
+    charges = accounting.charges_of(runs, 1.0, sampler)
+    return solve(charges, epsilon=epsilon, delta=delta, accountant=accountant, orders=orders, adjacency=adjacency)
+
+
+def solve(
+    charges: Charges,
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: AccountantName = "pld",
+    orders: Sequence[float] | None = None,
+    adjacency: Adjacency = "zero_out",
+) -> float:
+    """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another."""
+    require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
+    require(bool(charges), "runs=[]", "no step is charged", "Give at least one run")
+    accounting.check_delta(delta, accountant)
+    question = {
+        "charges": [[repr(release), count] for release, count in events.merge(charges)],
+        "target": [epsilon, delta, accountant, adjacency, None if orders is None else list(orders)],
+    }
+    name = cache.key(question)
+
+    def spent(sigma: float, interval: float | None = None) -> float:
+        return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, interval).epsilon(delta)
+
+    stored = cache.read(name)
+    if stored is not None and spent(stored) <= epsilon:
+        return stored
+    if accountant == "pld":
+        found = _by_losses(spent, epsilon, accounting.grid(charges), _renyi_guess(charges, epsilon, delta, adjacency))
+    else:
+        found = _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0))
+    cache.write(name, found, question)
+    return found
+
+
+def scaled(charges: Charges, factor: float) -> Charges:
+    """The same charges with every noise multiplier times `factor`."""
+    return [(replace(release, noise_multiplier=release.noise_multiplier * factor), count) for release, count in charges]
+
+
+def _renyi_guess(charges: Charges, epsilon: float, delta: float, adjacency: Adjacency) -> float:
+    """Renyi's noise multiplier, a little too large, where Renyi knows these charges; else 1."""
+
+    def spent(sigma: float) -> float:
+        return accounting.compose(scaled(charges, sigma), "rdp", adjacency).epsilon(delta)
+
+    try:
+        return _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0), tolerance=1e-2)
+    except Refused:
+        return 1.0
+
+
+def _by_losses(spent: Callable[[float, float | None], float], target: float, interval: float, guess: float) -> float:
+    """A coarse grid finds the place (its answer is never too small), the run's own grid the value."""
+
+    def coarse(sigma: float) -> float:
+        return spent(sigma, 10 * interval)
+
+    def fine(sigma: float) -> float:
+        return spent(sigma, None)
+
+    upper = _refine(coarse, target, *_bracket(coarse, target, guess, 1.1), tolerance=1e-3)
+    return _refine(fine, target, *_bracket(fine, target, upper, 1.003))
+
+
+def _bracket(spent: Spent, target: float, start: float, factor: float) -> tuple[float, float]:
+    """`(low, high)` with `spent(low) > target >= spent(high)`, walking by growing factors from `start`."""
+    low = high = start
+    if spent(start) > target:
+        while spent(high) > target:
+            low, high, factor = high, high * factor, factor**1.5
+            require(high < _LARGEST, f"epsilon={target}", "no noise multiplier below 1e7 reaches it", "Raise epsilon or delta, or train fewer steps")
+        return low, high
+    while spent(low) <= target:
+        high, low, factor = low, low / factor, factor**1.5
+        if low < _SMALLEST:
+            return low, high
+    return low, high
+
+
+def _refine(spent: Spent, target: float, low: float, high: float, tolerance: float = TOLERANCE) -> float:
+    """Smallest sigma in `(low, high]` with `spent(sigma) <= target`, to `tolerance`, always on the safe side."""
+    # Brent on log epsilon against log sigma: nearly a straight line, so few evaluations.
+    known: dict[float, float] = {}
+
+    def excess(log_sigma: float) -> float:
+        if log_sigma not in known:
+            value = spent(math.exp(log_sigma))
+            known[log_sigma] = math.log(min(max(value, 1e-12), 1e12) / target)
+        return known[log_sigma]
+
+    low_log, high_log = math.log(low), math.log(high)
+    if excess(low_log) <= 0:
+        return low
+    root = float(brentq(excess, low_log, high_log, xtol=tolerance / 4, rtol=1e-12))
+    step = tolerance / 4
+    while spent(math.exp(root)) > target:
+        root, step = root + step, step * 2
+    return math.exp(root)
