@@ -19,7 +19,8 @@ class Refused(ValueError):
 
     def __init__(self, value: Any, reason: str, fix: str):
         self.value, self.reason, self.fix = value, reason, fix
-        super().__init__(" ".join(f"{value}: {reason}. {fix}.".replace("..", ".").split()))
+        end = "" if fix.endswith(("?", ".")) else "."
+        super().__init__(" ".join(f"{value}: {reason.rstrip('.')}. {fix}{end}".split()))
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

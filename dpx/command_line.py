@@ -1,0 +1,80 @@
+"""Hydra's and OmegaConf's errors in the one form this program answers with: value, reason, fix."""
+
+import re
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpx.config import conf_directory
+from dpx.declaration import Refused
+from dpx.node import nearest, unknown_key
+
+
+def as_refused(error: BaseException) -> Refused | None:
+    """What the user can correct in `error`, or in what caused it; None for a defect of the program."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        if isinstance(cause, Refused):
+            return cause
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for link in chain:
+        if isinstance(link, MissingConfigException):
+            return _unknown_option(link)
+        if isinstance(link, OverrideParseException):
+            return Refused(link.override, "not of the form key=value", "Quote values that hold commas, spaces or brackets")
+    for link in chain:
+        if isinstance(link, ConfigCompositionException):
+            return _impossible_override(link)
+        if isinstance(link, OmegaConfBaseException):
+            return Refused(link.full_key or "config", _first_line(link), "Correct the value")
+        if isinstance(link, HydraException):
+            return Refused("command line", _first_line(link), "See python -m dpx --help")
+    return None
+
+
+def _unknown_option(error: MissingConfigException) -> Refused:
+    missing = error.missing_cfg_file or "config"
+    group, _, option = missing.rpartition("/")
+    options = list(error.options or [])
+    if not options:
+        return Refused(missing, "no such config", "Look in conf/ for what there is")
+    return Refused(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
+
+
+def _closest_first(option: str, options: list[str]) -> list[str]:
+    close = nearest(option, options).removeprefix(", such as ")
+    return [close, *(name for name in options if name != close)] if close else options
+
+
+def _impossible_override(error: ConfigCompositionException) -> Refused:
+    """An override of a key or a group that is not there."""
+    message = str(error)
+    found = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
+    key = found.group(1).partition("@")[0] if found else "command line"
+    append = re.search(r"use (\+\S+)", message)
+    if append and "default list" in message:
+        return Refused(key, "not in the default config", f"Write {append.group(1)}")
+    if found is None or "not in struct" not in f"{message} {error.__cause__}":
+        return Refused(key, _first_line(error), "See python -m dpx --help")
+    return unknown_key(key, _siblings(key))
+
+
+def _siblings(key: str) -> list[str]:
+    """Keys of the default config that stand where `key` was put."""
+    if not GlobalHydra.instance().is_initialized():
+        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+            cfg = compose("config")
+    else:
+        cfg = compose("config")
+    parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
+    return [str(name) for name in parent if not str(name).startswith("_")] if isinstance(parent, DictConfig) else [str(name) for name in cfg]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

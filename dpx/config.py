@@ -1,0 +1,132 @@
+"""From a composed config to frozen declarations: the only place that turns `_target_` into objects; after `build` no DictConfig exists.
+
+Hydra's own `instantiate` would call any importable function and check no types; this one makes declarations only.
+"""
+
+import hashlib
+import importlib
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import dpx
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+from dpx.node import checked_arguments, nearest, unknown_key
+from dpx.run_folder import RunFolder
+
+# Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "tune", "hydra")
+# These never change which run it is (design: how a config becomes a run).
+_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "name", "run")
+
+
+class Job(Protocol):
+    """What a command does with the experiment."""
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None: ...
+
+
+def conf_directory() -> Path:
+    """The folder of config.yaml: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(dpx.__file__).resolve().parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise Refused("conf/config.yaml", f"neither beside nor inside {package}", "Install dpx again")
+
+
+def build(cfg: DictConfig) -> tuple[Experiment, Job]:
+    """The experiment and the job that `cfg` declares.
+
+    Raises `Refused`, naming the config key, for missing values, unknown keys, wrong types and contradictions.
+    """
+    missing = sorted(OmegaConf.missing_keys(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])))
+    if missing:
+        joined = " ".join(f"{key}=..." for key in missing)
+        raise Refused(", ".join(missing), "no value given", f"Add {joined}")
+    plain = resolved(cfg)
+    fields = Experiment.__dataclass_fields__
+    for key in plain:
+        if key not in fields and key not in _BESIDE_THE_EXPERIMENT:
+            raise unknown_key(key, [*fields, *_BESIDE_THE_EXPERIMENT])
+    job = _instantiate(plain.get("job"), "job")
+    experiment = _construct(Experiment, {key: plain[key] for key in plain if key in fields}, "")
+    return experiment, job
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """Plain containers without Hydra's own node; raises `Refused` for an interpolation that leads nowhere."""
+    try:
+        return {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
+    except OmegaConfBaseException as error:
+        raise Refused(error.full_key or "config", str(error).splitlines()[0], "Correct the interpolation") from error
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _instantiate(node: Any, path: str) -> Any:
+    """`node` with every inner `_target_` replaced by what it declares, innermost first."""
+    if isinstance(node, list):
+        return [_instantiate(item, f"{path}.{number}") for number, item in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    if "_target_" not in node:
+        return {key: _instantiate(value, f"{path}.{key}") for key, value in node.items()}
+    target = node["_target_"]
+    try:
+        module, _, name = target.rpartition(".")
+        declared = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise Refused(f"{path}._target_={target}", f"cannot be loaded ({str(error).splitlines()[0]})", "Name a declaration of dpx") from error
+    if not hasattr(declared, "__dataclass_fields__"):
+        raise Refused(f"{path}._target_={target}", "not a declaration", "Name a frozen dataclass")
+    return _construct(declared, {key: value for key, value in node.items() if key != "_target_"}, path)
+
+
+def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
+    made = {key: _instantiate(value, f"{path}.{key}".lstrip(".")) for key, value in arguments.items()}
+    return declared(**checked_arguments(declared, made, path))
+
+
+def run_name(root: DictConfig) -> str:
+    """`<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
+    job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
+    plain = resolved(root)
+    if plain.get("run") or job == "list":
+        about = {"run": plain.get("run"), "list": plain.get("list")}
+        return f"jobs/{job}-{_short_hash(about)}"
+    named = {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME}
+    return f"{plain['name']}-{_short_hash(named)}"
+
+
+def _short_hash(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def register_resolvers() -> None:
+    """`${run_name:}` for Hydra's folder settings; safe to call twice."""
+    OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
+
+
+def load(run: str) -> tuple[DictConfig, Path]:
+    """The resolved config of a finished or running run, and its folder.
+
+    `run` is a run folder, or the name of an experiment that has exactly one run under `outputs/`.
+    """
+    folder = Path(run)
+    if not (folder / "release" / "config.yaml").is_file():
+        found = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/config.yaml"))
+        if len(found) != 1:
+            everything = [path.parent.parent.name for path in Path("outputs").glob("*/release/config.yaml")]
+            hint = f"Name one of {', '.join(map(str, found))}" if found else f"Name a run folder{nearest(run, everything)}"
+            raise Refused(f"run={run}", f"{len(found) or 'no'} runs have that name" if found else "no such run", hint)
+        folder = found[0]
+    loaded = OmegaConf.load(folder / "release" / "config.yaml")
+    assert isinstance(loaded, DictConfig)
+    return loaded, folder

@@ -1,0 +1,77 @@
+"""One node of a config held against the declaration it names: keys, required values and types, said in the user's words."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from beartype import BeartypeConf
+from beartype.door import is_bearable
+
+from dpx.declaration import Refused
+
+_TOWER = BeartypeConf(is_pep484_tower=True)
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """`, such as x` where a known name is close to `key`; else nothing."""
+    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    return f", such as {close[0]}" if close else ""
+
+
+def unknown_key(path: str, known: Iterable[str]) -> Refused:
+    """The refusal of a key nobody reads, with the nearest one that is read."""
+    parent, _, key = path.rpartition(".")
+    known = sorted(known)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if close:
+        return Refused(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))
+    return Refused(path, "unknown key", f"Known here: {', '.join(known)}")
+
+
+def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:
+    """`arguments` as they came, once every key exists, every required one is there and every value has its type."""
+    fields = {field.name: field for field in dataclasses.fields(declared) if field.init}
+    hints = typing.get_type_hints(declared)
+    for key, value in arguments.items():
+        full = f"{path}.{key}".lstrip(".")
+        if key not in fields:
+            raise unknown_key(full, fields)
+        if not _fits(value, hints[key]):
+            raise Refused(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", "Correct the value")
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in arguments:
+            raise Refused(f"{path}.{name}".lstrip("."), "no value given", f"Add {path}.{name}=...".replace(" .", " "))
+    return arguments
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    # To Python True is the integer 1; in a config it is a slip.
+    if isinstance(value, bool) and bool not in _parts(hint):
+        return any(isinstance(part, bool) for part in _parts(hint))
+    return is_bearable(value, hint, conf=_TOWER)
+
+
+def _parts(hint: Any) -> list[Any]:
+    """The alternatives of a union, the values of a Literal, or the hint itself."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Literal):
+        return [part for argument in typing.get_args(hint) for part in _parts(argument)]
+    return [hint]
+
+
+def _words(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    described = []
+    for part in _parts(hint):
+        if typing.get_origin(part) is not None:
+            described.append("a list" if "Sequence" in str(part) or "list" in str(part) or "tuple" in str(part) else "a mapping")
+        else:
+            described.append(names.get(part) or (part.__name__ if isinstance(part, type) else str(part)))
+    return " or ".join(dict.fromkeys(described))
+
+
+def _shown(value: Any) -> str:
+    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
