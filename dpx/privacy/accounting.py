@@ -5,7 +5,8 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import dp_accounting
 import numpy as np
@@ -22,6 +23,7 @@ Charges = list[tuple[Release, int]]
 SMALLEST_DELTA = {"pld": 1e-13, "rdp": 0.0, "deterministic": 0.0}
 
 
+@runtime_checkable
 class Composition(Protocol):
     """All charges of a run, composed once: epsilon at any delta and the other way round."""
 
@@ -87,6 +89,28 @@ def compose(
         if accountant == "rdp":
             return _Renyi(orders, relation).compose(event)  # pyright: ignore[reportReturnType]
         return _Losses(relation, interval or grid(charges)).compose(event)  # pyright: ignore[reportReturnType]
+
+
+def bucketed(charges: Charges, rates: int) -> Charges:
+    """Charges with at most `rates` distinct sampling probabilities per kind and noise, each rounded up.
+
+    A larger q never lowers epsilon, so the result bounds the original (0.3 % at 30 rates of a linear ramp).
+    """
+    alike: dict[Release, Charges] = {}
+    for release, count in events.merge(charges):
+        alike.setdefault(replace(release, sampling_probability=1.0, sample_size=None), []).append((release, count))
+    return events.merge([pair for group in alike.values() for pair in _upper_edges(group, rates)])
+
+
+def _upper_edges(group: Charges, rates: int) -> Charges:
+    """Neighbouring rates share the largest of their bucket; buckets are equally wide in q."""
+    if len(group) <= rates or group[0][0].kind == "fixed_size":
+        return group
+    qs = np.array([release.sampling_probability for release, _ in group])
+    edges = np.linspace(qs.min(), qs.max(), rates + 1)[1:]
+    place = np.minimum(np.searchsorted(edges, qs * (1 - 1e-12)), rates - 1)
+    top = {bucket: float(qs[place == bucket].max()) for bucket in set(place.tolist())}
+    return [(replace(release, sampling_probability=top[bucket]), count) for (release, count), bucket in zip(group, place.tolist(), strict=True)]
 
 
 def check_delta(delta: float, accountant: str) -> None:

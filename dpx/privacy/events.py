@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import dp_accounting
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, dp_event
 from scipy.stats import binom
 
 from dpx.declaration import Refused, declaration, require
@@ -93,7 +93,7 @@ def _mixture(release: Release) -> Event:
     rest = max(1 - math.fsum(weights[likely]), float(binom.pmf(k, k, q)))
     counts, chances = [*likely, k], [*weights[likely], rest]
     total = math.fsum(chances)
-    return dp_accounting.MixtureOfGaussiansDpEvent(release.noise_multiplier, [float(j) for j in counts], [float(w / total) for w in chances])
+    return dp_event.MixtureOfGaussiansDpEvent(release.noise_multiplier, [float(j) for j in counts], [float(w / total) for w in chances])
 
 
 _USE_PLD = "Use accountant=pld"

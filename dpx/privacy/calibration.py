@@ -1,0 +1,134 @@
+"""From a declared experiment to numbers: its noise multiplier, and the epsilon it has at the planned end."""
+
+from dataclasses import dataclass
+
+from dpx import batch_schedule
+from dpx.declaration import Refused, require
+from dpx.experiment import Experiment
+from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.privacy import accounting, ledger, solve
+from dpx.privacy.events import AccountantName
+from dpx.privacy.ledger import LedgerEntry, Runs
+
+# Sampling rates of a ramp are rounded up to this many; 30 raise epsilon by 0.3 % at Anil's 7,500-step ramp.
+RATES_MAX = 30
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A declaration's numbers. `noise_multiplier` is `None` and `epsilon` empty for a run without privacy.
+
+    `size` is the public N; `runs` are `(q, steps)`, `batch_runs` `(expected batch size, steps)`; `epsilon` is at the planned end and the
+    declared delta, by accountant.
+    """
+
+    noise_multiplier: float | None
+    runs: tuple[tuple[float, int], ...]
+    batch_runs: tuple[tuple[int, int], ...]
+    size: int
+    epsilon: dict[str, float]
+
+
+def calibrate(experiment: Experiment, size: int) -> Calibrated:
+    """Checks the claim against `size` (the public number of rows) and solves for the noise; raises `Refused`."""
+    batch_runs = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
+    if not experiment.is_private:
+        return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
+    size = check_claim(experiment, size)
+    for batch, _ in batch_runs:
+        require(batch <= size, f"batch size {batch}", f"the data holds {size} rows, so q would exceed 1", f"Use a batch size of at most {size}")
+    runs = tuple((batch / size, steps) for batch, steps in batch_runs)
+    sigma = _noise(experiment, batch_runs, size)
+    spent = accounting_of(experiment, planned(experiment, batch_runs, size, sigma))
+    return Calibrated(sigma, runs, batch_runs, size, spent)
+
+
+def check_claim(experiment: Experiment, size: int) -> int:
+    """The public N of the claim: `data.declared_size` where given, and always under `add_remove`."""
+    privacy, declared = experiment.privacy, experiment.data.declared_size
+    require(
+        privacy.adjacency != "add_remove" or declared is not None,
+        "privacy.adjacency=add_remove",
+        "the number of rows is itself protected",
+        "Set data.declared_size to a public number, or use privacy.adjacency=zero_out",
+    )
+    size = declared or size
+    require(size > 0, "data", "no protected row", "Bring more text")
+    require(
+        privacy.delta < 1 / size or privacy.allow_large_delta,
+        f"privacy.delta={privacy.delta}",
+        f"not below 1/N = {1 / size:.3g}: releasing one unit outright would pass",
+        "Use a smaller delta, or privacy.allow_large_delta=true, which the statement lists",
+    )
+    require(
+        privacy.adjacency != "replace_one" or privacy.rows_per_unit_max == 1,
+        f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
+        "units of several rows are not accounted under replace_one",
+        "Use privacy.adjacency=zero_out",
+    )
+    return size
+
+
+def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0) -> LedgerEntry:
+    """What one step at expected batch size `batch` enters in the ledger."""
+    return LedgerEntry(
+        epoch=epoch,
+        q=batch / size,
+        noise_multiplier=noise_multiplier,
+        sampler=experiment.sampler.name,
+        expected_batch_size=batch,
+        clipping_norm=experiment.clip.clipping_norm,
+        size=size,
+        rows_per_unit=experiment.privacy.rows_per_unit_max,
+    )
+
+
+def planned(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Runs:
+    """The ledger that the whole schedule will have written."""
+    runs: Runs = []
+    first = 0
+    for batch, steps in batch_runs:
+        record = ledger.encode([("planned", first, entry(experiment, size, noise_multiplier, batch))])[0]
+        runs.append(record | {"steps": [[first, steps]]})
+        first += steps
+    return runs
+
+
+def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int) -> float:
+    noise = experiment.noise
+    if isinstance(noise, Multiplier):
+        return noise.noise_multiplier
+    if isinstance(noise, NoiseBatchRatio):
+        return noise.noise_batch_ratio * batch_runs[0][0]
+    assert isinstance(noise, TargetEpsilon)
+    accountant, orders = accountant_of(experiment)
+    return solve.solve(
+        accounting.bucketed(ledger.releases(planned(experiment, batch_runs, size, 1.0)), RATES_MAX),
+        epsilon=noise.epsilon,
+        delta=experiment.privacy.delta,
+        accountant=accountant,
+        orders=orders,
+        adjacency=experiment.privacy.adjacency,
+    )
+
+
+def accountant_of(experiment: Experiment) -> tuple[AccountantName, tuple[float, ...] | None]:
+    """The run's accountant by name, and its Renyi orders."""
+    orders = getattr(experiment.accountant, "orders", None)
+    return experiment.accountant.name, None if orders is None else tuple(orders)
+
+
+def accounting_of(experiment: Experiment, runs: Runs, delta: float | None = None) -> dict[str, float]:
+    """Epsilon of `runs` by every accountant that proves one, the run's own first; raises `Refused` if its own does not."""
+    own, orders = accountant_of(experiment)
+    charges = accounting.bucketed(ledger.releases(runs), RATES_MAX)
+    delta = experiment.privacy.delta if delta is None else delta
+    accounting.check_delta(delta, own)
+    spent = {own: accounting.compose(charges, own, experiment.privacy.adjacency, orders).epsilon(delta)}
+    for other in ("pld", "rdp"):
+        if other != own and delta >= accounting.SMALLEST_DELTA[other]:
+            try:
+                spent[other] = accounting.compose(charges, other, experiment.privacy.adjacency).epsilon(delta)
+            except Refused:
+                continue
+    return spent

@@ -1,0 +1,215 @@
+"""`privacy.json`: what the run guarantees, computed from its ledger, and what it does not."""
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+from dp_accounting import dp_event
+
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+from dpx.privacy import accounting, events, ledger
+from dpx.privacy.calibration import RATES_MAX, Calibrated, accountant_of
+from dpx.privacy.ledger import Ledger, Runs
+from dpx.randomness import sync_directory
+
+FORMAT = 1
+
+NOT_COVERED = (
+    "choosing hyperparameters, checkpoints or repeats by looking at the protected data: only this run's own steps are charged",
+    "other runs on the same data: charge several ledgers jointly",
+    "documents of the public and held-out splits",
+    "everything under private/: losses, norms, draws and logs depend on the data without noise",
+    "floating point: noise is float32, so the low-order bits of an output are not those of a real Gaussian",
+    "timing, memory use and the number of microbatches, which follow the draw",
+)
+
+
+def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None = None) -> dict[str, Any]:
+    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far."""
+    reasons = reasons_against(experiment, manifest)
+    common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
+    if not experiment.is_private:
+        return common | {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": list(NOT_COVERED)}
+    runs = entered.runs() if entered is not None else []
+    spent = Spent(experiment, runs)
+    privacy, size = experiment.privacy, calibrated.size
+    own = spent.accountants[0]
+    if spent.epsilon(own) is None:
+        reasons.append(f"accountant={own} finds no finite epsilon at this delta")
+    return common | {
+        "guarantee": "none" if reasons else "dp",
+        "reasons": reasons,
+        "unit": privacy.unit,
+        "rows_per_unit_max": privacy.rows_per_unit_max,
+        "adjacency": privacy.adjacency,
+        "declared_size": size,
+        "sampler": sampler_facts(experiment),
+        "mechanism": mechanism_facts(experiment, calibrated),
+        "accountant": own,
+        "delta": privacy.delta,
+        "epsilon": {} if reasons else {name: spent.epsilon(name) for name in spent.accountants},
+        "epsilon_at": [] if reasons else spent.table(deltas(privacy.delta, size)),
+        "unsupported": unsupported(experiment, reasons, spent),
+        "planned": {"steps": experiment.steps, "epsilon": {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}},
+        "spent": {"steps": len({step for run in runs for step in _steps(run)}), "charged_steps": spent.steps, "epsilon": {name: spent.epsilon(name) for name in spent.accountants}},
+        "assumptions": assumptions(experiment, manifest, size),
+        "not_covered": list(NOT_COVERED),
+        "ledger": {"runs": runs, "events": spent.events(), "identity": entered.identity if entered is not None else None},
+    }
+
+
+class Spent:
+    """Epsilon of what the ledger holds, composed once per accountant."""
+
+    def __init__(self, experiment: Experiment, runs: Runs):
+        self._delta, self._adjacency = experiment.privacy.delta, experiment.privacy.adjacency
+        own, orders = accountant_of(experiment)
+        self._charges = accounting.bucketed(ledger.releases(runs), RATES_MAX)
+        self.steps = sum(count for run in runs for _, count in run["steps"])
+        self._composed: dict[str, accounting.Composition] = {own: accounting.compose(self._charges, own, self._adjacency, orders)}
+        for other in {"pld": None, "rdp": None}.keys() - {own}:
+            try:
+                self._composed[other] = accounting.compose(self._charges, other, self._adjacency)
+            except Refused:
+                continue
+        self.accountants = list(self._composed)
+
+    def epsilon(self, accountant: str, delta: float | None = None) -> float | None:
+        """`None` where no finite bound is known."""
+        delta = self._delta if delta is None else delta
+        if not self._charges:
+            return 0.0
+        if delta < accounting.SMALLEST_DELTA[accountant]:
+            return None
+        return accounting.finite(self._composed[accountant].epsilon(delta))
+
+    def table(self, at: list[float]) -> list[dict[str, Any]]:
+        """Epsilon by accountant at several deltas."""
+        return [{"delta": delta, "epsilon": {name: self.epsilon(name, delta) for name in self.accountants}} for delta in at]
+
+    def events(self) -> list[dict[str, Any]]:
+        """The dp-accounting events composed by the run's own accountant: class, arguments and count."""
+        own = self.accountants[0]
+        return [{"event": describe(events.event(release, self._adjacency, own)), "count": count} for release, count in self._charges]
+
+
+def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
+    """A dp-accounting event as JSON: its class under `class`, its arguments by name."""
+    named = event.to_named_tuple()
+    fields = {name: getattr(event, name) for name in named._fields if name not in ("module_name", "class_name")}
+    return {"class": named.class_name} | {name: describe(value) if isinstance(value, dp_accounting.DpEvent) else value for name, value in fields.items()}
+
+
+def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
+    """The event that `describe` was given."""
+    arguments = {name: restore(value) if isinstance(value, dict) else value for name, value in described.items() if name != "class"}
+    return getattr(dp_event, described["class"])(**arguments)
+
+
+def _steps(run: dict[str, Any]) -> set[int]:
+    return {step for first, count in run["steps"] for step in range(first, first + count)}
+
+
+def deltas(delta: float, size: int) -> list[float]:
+    """The declared delta among round ones and those that other work uses: 1/N, 1/(2N), N^-1.1."""
+    return sorted({delta, 1e-5, 1e-6, 1e-8, 1e-10, 1 / size, 1 / (2 * size), float(size) ** -1.1} - {1.0})
+
+
+def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
+    """Why no guarantee stands, whatever the noise."""
+    data, privacy = experiment.data, experiment.privacy
+    checks: list[tuple[bool, str]] = [
+        (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
+        (_vocabulary_source(experiment, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
+        (
+            data.pairs == "cross_document" and privacy.unit != "row",
+            f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",
+        ),
+    ]
+    return [reason for holds, reason in checks if holds]
+
+
+def _vocabulary_source(experiment: Experiment, manifest: Any) -> str:
+    if manifest is not None:
+        return manifest.vocabulary_source
+    vocabulary = experiment.data.vocabulary
+    return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]
+
+
+def sampler_facts(experiment: Experiment) -> dict[str, Any]:
+    """The sampler that really runs, with its parameters."""
+    sizes = sorted({experiment.batch_schedule.at(step) for step in range(experiment.steps)})
+    return {"name": experiment.sampler.name, "expected_batch_size": {"smallest": sizes[0], "largest": sizes[-1]}}
+
+
+def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
+    """Clip, noise and generator."""
+    sigma = calibrated.noise_multiplier
+    sizes = [batch for batch, _ in calibrated.batch_runs]
+    return {
+        "name": experiment.mechanism.name,
+        "clip": experiment.clip.kind,
+        "clipping_norm": experiment.clip.clipping_norm,
+        "noise_multiplier": sigma,
+        "noise_batch_ratio": None if sigma is None else sigma / max(sizes),
+        "rounding_margin": 0.0,
+        "generator": "threefry2x32 keys derived by keyed BLAKE2b from one root secret",
+        "generator_strength_bits": 0 if experiment.seed is not None else 64,
+    }
+
+
+def assumptions(experiment: Experiment, manifest: Any, size: int) -> list[str]:
+    """What must hold for the guarantee to mean what it says."""
+    privacy = experiment.privacy
+    sources = {
+        "public_split": "the vocabulary is fitted on documents of the public split, which are not protected",
+        "file": "the vocabulary file does not depend on the protected text",
+        "protected": "the vocabulary was fitted on protected text",
+    }
+    size_known = {
+        "zero_out": f"the number of rows ({size}) is public; the neighbour has one unit's content zeroed out",
+        "add_remove": f"the declared size ({size}) is public and does not depend on the data",
+        "replace_one": f"the number of rows ({size}) is public; the neighbour has one unit replaced",
+    }
+    found = [sources[_vocabulary_source(experiment, manifest)], size_known[privacy.adjacency]]
+    found.append("every choice made in this config was made without looking at the protected text")
+    found.append("the root secret stays in private/ and is not given away with the model")
+    if experiment.data.pairs != "none" and privacy.unit == "row":
+        found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
+    if privacy.delta >= 1 / size:
+        found.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / size:.3g}")
+    return found
+
+
+def unsupported(experiment: Experiment, reasons: list[str], spent: Spent) -> list[dict[str, Any]]:
+    """Numbers that are not bounds for this run, each with the reason why."""
+    if not reasons:
+        return []
+    return [{"name": f"epsilon/{name}", "value": spent.epsilon(name), "reason": "; ".join(reasons)} for name in spent.accountants]
+
+
+def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
+    """Replaces `path` atomically; a reader sees the old statement or the new one."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with open(draft, "w") as file:
+            json.dump(document, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:
+    """`epsilon_of` the composed event that the statement lists: needs nothing of dpx but the JSON."""
+    parts = [dp_accounting.SelfComposedDpEvent(restore(item["event"]), item["count"]) for item in document["ledger"]["events"]]
+    return epsilon_of(dp_accounting.ComposedDpEvent(parts))

@@ -1,0 +1,168 @@
+"""The ledger loses nothing that could have been seen, and charges each release once."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import dp_accounting
+import pytest
+
+from dpx.declaration import Refused
+from dpx.privacy import ledger as ledgers
+from dpx.privacy.ledger import Ledger, LedgerEntry
+
+
+def entry(**changes):
+    return LedgerEntry(**({"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5} | changes))
+
+
+def fill(path, steps, **changes):
+    ledger = Ledger(path)
+    for step in steps:
+        ledger.append(step, entry(**changes))
+    return ledger
+
+
+def counted(runs):
+    return [(release.sampling_probability, count) for release, count in ledgers.releases(runs)]
+
+
+def test_a_step_is_one_tiny_line(tmp_path):
+    fill(tmp_path / "ledger", range(1000))
+    lines = (tmp_path / "ledger").read_text().splitlines()
+    assert lines[2:] == [str(step) for step in range(1000)]
+
+
+def test_read_back_is_what_was_entered(tmp_path):
+    fill(tmp_path / "ledger", [0, 1])
+    again = Ledger(tmp_path / "ledger")
+    again.append(2, entry(q=0.02))
+    assert list(Ledger(tmp_path / "ledger").entries()) == [(0, entry()), (1, entry()), (2, entry(q=0.02))]
+    assert again.last_step(0) == 2 and again.last_step(1) is None
+
+
+def test_append_syncs_file_before_it_returns_and_creation_its_directory(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle)))
+    ledger = Ledger(tmp_path / "ledger")
+    assert str(tmp_path) in synced
+    synced.clear()
+    ledger.append(0, entry())
+    assert synced == [str(tmp_path / "ledger")]
+
+
+@pytest.mark.parametrize("lost", range(1, 6))
+def test_a_torn_tail_is_dropped_and_written_over(tmp_path, lost):
+    fill(tmp_path / "ledger", [9_997, 9_998, 9_999])
+    whole = (tmp_path / "ledger").read_bytes()
+    (tmp_path / "ledger").write_bytes(whole[:-lost])
+    torn = Ledger(tmp_path / "ledger")
+    assert torn.last_step(0) == 9_998
+    torn.append(9_999, entry())
+    assert [step for step, _ in Ledger(tmp_path / "ledger").entries()] == [9_997, 9_998, 9_999]
+
+
+@pytest.mark.parametrize("text", ["", "not json\n", '{"a": 1}\n', '{"ledger": "x", "format": 1}\n5\n', '{"ledger": "x", "format": 2}\n'])
+def test_what_is_no_ledger_is_refused(tmp_path, text):
+    (tmp_path / "ledger").write_text(text)
+    with pytest.raises(Refused):
+        Ledger(tmp_path / "ledger")
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
+    ledger = fill(tmp_path / "ledger", [0])
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: pwrite(handle, data[: len(data) // 2], at))
+    with pytest.raises(OSError):
+        ledger.append(1234, entry())
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert ledger.last_step(0) == 0
+    ledger.append(5, entry())
+    assert [step for step, _ in Ledger(tmp_path / "ledger").entries()] == [0, 5]
+
+
+def test_a_replayed_step_of_the_same_epoch_is_charged_once(tmp_path):
+    fill(tmp_path / "ledger", range(10))
+    runs = fill(tmp_path / "ledger", range(5, 12)).runs()
+    assert counted(runs) == [(0.01, 12)] and runs[0]["steps"] == [[0, 12]]
+
+
+def test_a_step_of_a_new_epoch_is_charged_again(tmp_path):
+    fill(tmp_path / "ledger", range(10))
+    runs = fill(tmp_path / "ledger", range(5, 12), epoch=1).runs()
+    assert counted(runs) == [(0.01, 17)]
+
+
+def test_a_step_with_another_event_is_charged_beside_the_first(tmp_path):
+    fill(tmp_path / "ledger", [0])
+    assert counted(fill(tmp_path / "ledger", [0], q=0.02).runs()) == [(0.01, 1), (0.02, 1)]
+
+
+def test_a_fork_inherits_everything_and_its_own_epoch_starts_empty(tmp_path):
+    parent = fill(tmp_path / "parent", range(10))
+    child = Ledger(tmp_path / "child")
+    child.inherit(parent)
+    child.inherit(parent)
+    assert child.last_step(0) is None
+    child.append(4, entry())
+    assert counted(Ledger(tmp_path / "child").runs()) == [(0.01, 11)]
+
+
+def test_branches_are_charged_jointly_with_their_common_past_once(tmp_path):
+    parent = fill(tmp_path / "parent", range(10))
+    branches = []
+    for name in ("left", "right"):
+        branch = Ledger(tmp_path / name)
+        branch.inherit(parent)
+        branch.append(10, entry())
+        branches.append(branch.runs())
+    parent.append(10, entry())
+    assert counted(ledgers.join(parent.runs(), *branches)) == [(0.01, 13)]
+
+
+def test_run_length_encoding_is_exact(tmp_path):
+    ledger = fill(tmp_path / "ledger", [0, 1, 2, 7, 8, 11])
+    ledger.append(12, entry(q=0.5))
+    runs = ledger.runs()
+    assert [run["steps"] for run in runs] == [[[0, 3], [7, 2], [11, 1]], [[12, 1]]]
+    assert ledgers.encode(ledgers.decode(runs)) == runs
+
+
+def test_charges_compose_equal_releases(tmp_path):
+    event = ledgers.charges(fill(tmp_path / "ledger", range(6)).runs())
+    (part,) = event.events
+    assert part == dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 6)
+
+
+def test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows(tmp_path):
+    (part,) = ledgers.charges(fill(tmp_path / "ledger", [0], rows_per_unit=3).runs()).events
+    assert isinstance(part.event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent) and part.event.sensitivities[-1] == 3
+
+
+@pytest.mark.parametrize("sampler", ["shuffled", "deterministic", "balls_in_bins"])
+def test_without_amplification_each_started_pass_is_one_release(tmp_path, sampler):
+    runs = fill(tmp_path / "ledger", range(21), sampler=sampler, size=640).runs()
+    (charge,) = ledgers.releases(runs)
+    assert charge[0].kind == "gaussian" and charge[0].sampling_probability == 1 and charge[1] == 3
+
+
+def test_kill_between_appends_keeps_every_step_that_was_announced(tmp_path):
+    program = """
+import sys
+from dpx.privacy.ledger import Ledger, LedgerEntry
+ledger = Ledger(sys.argv[1])
+for step in range(10**6):
+    ledger.append(step, LedgerEntry(epoch=0, q=.01, noise_multiplier=1., sampler="poisson", expected_batch_size=64, clipping_norm=.5))
+    print(step, flush=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "ledger")], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if int(line) == 50:
+            child.send_signal(signal.SIGKILL)
+    announced = int(line)
+    child.stdout.close()
+    child.wait()
+    last = Ledger(tmp_path / "ledger").last_step(0)
+    assert last is not None and last >= announced >= 50

@@ -1,0 +1,140 @@
+"""The statement follows from the ledger alone and hides nothing."""
+
+import dataclasses
+import json
+import os
+from types import SimpleNamespace
+
+import dp_accounting
+import pytest
+from dp_accounting import pld
+
+from dpx.data.declarations import Vocabulary
+from dpx.mechanism.declarations import NoPrivacy
+from dpx.privacy import calibration, statement
+from dpx.privacy.calibration import calibrate
+from dpx.privacy.declarations import Rdp
+from dpx.privacy.ledger import Ledger
+from dpx.sampler import Poisson
+
+N = 10_000
+FIELDS = {
+    "guarantee", "reasons", "unit", "rows_per_unit_max", "adjacency", "declared_size", "sampler", "mechanism", "delta", "epsilon",
+    "unsupported", "planned", "spent", "assumptions", "not_covered", "ledger",
+}  # fmt: skip
+
+
+def run(experiment, tmp_path, steps=None, size=N):
+    calibrated = calibrate(experiment, size)
+    ledger = Ledger(tmp_path / "ledger")
+    for step in range(experiment.steps if steps is None else steps):
+        ledger.append(step, calibration.entry(experiment, size, calibrated.noise_multiplier, 64))
+    return statement.build(experiment, None, calibrated, ledger)
+
+
+def test_every_field_of_the_design_is_there_and_json(small, tmp_path):
+    document = run(small(), tmp_path)
+    assert document.keys() >= FIELDS and document["guarantee"] == "dp" and document["reasons"] == []
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
+    document = json.loads(json.dumps(run(small(steps=7), tmp_path)))
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(64 / N, dp_accounting.GaussianDpEvent(1.0)), 7)
+    theirs = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL).compose(event).get_epsilon(1e-6)
+    assert document["epsilon"]["pld"] == pytest.approx(theirs, rel=1e-9)
+    listed = statement.recompute(document, lambda e: pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL).compose(e).get_epsilon(1e-6))
+    assert listed == pytest.approx(theirs, rel=1e-9)
+    (entered,) = document["ledger"]["runs"]
+    assert (entered["q"], entered["noise_multiplier"], entered["steps"]) == (64 / N, 1.0, [[0, 7]])
+
+
+def test_planned_and_spent_differ_until_the_end(small, tmp_path):
+    document = run(small(), tmp_path, steps=5)
+    assert document["planned"]["steps"] == 20 and document["spent"]["steps"] == 5
+    assert document["epsilon"] == document["spent"]["epsilon"]
+    assert 0 < document["spent"]["epsilon"]["pld"] < document["planned"]["epsilon"]["pld"]
+
+
+def test_a_finished_run_spends_what_was_planned(small, tmp_path):
+    document = run(small(), tmp_path)
+    assert document["spent"]["epsilon"] == document["planned"]["epsilon"]
+
+
+def test_nothing_is_spent_before_the_first_step(small):
+    experiment = small()
+    document = statement.build(experiment, None, calibrate(experiment, N))
+    assert document["epsilon"] == {"pld": 0.0, "rdp": 0.0} and document["spent"]["steps"] == 0
+
+
+def test_epsilon_at_several_deltas_falls(small, tmp_path):
+    rows = run(small(), tmp_path)["epsilon_at"]
+    values = [row["epsilon"]["pld"] for row in rows]
+    assert len(rows) >= 6 and values == sorted(values, reverse=True)
+    assert 1e-6 in [row["delta"] for row in rows] and 1 / N in [row["delta"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seed": 3}, "fixed_seed"),
+        ({"data": {"vocabulary": Vocabulary(size=500, fit_on="protected")}}, "vocabulary"),
+        ({"data": {"pairs": "cross_document"}, "privacy": {"unit": "document"}}, "pairs"),
+    ],
+)
+def test_reasons_take_the_guarantee_and_every_epsilon(small, tmp_path, change, reason):
+    document = run(small(**change), tmp_path)
+    assert document["guarantee"] == "none" and document["reasons"][0].startswith(reason)
+    assert document["epsilon"] == {} and document["epsilon_at"] == []
+    assert {item["name"] for item in document["unsupported"]} >= {"epsilon/pld"}
+
+
+def test_what_the_data_room_found_outranks_the_declaration(small):
+    experiment = small()
+    manifest = SimpleNamespace(vocabulary_source="protected")
+    assert statement.build(experiment, manifest, calibrate(experiment, N))["guarantee"] == "none"
+
+
+def test_cross_document_pairs_are_sound_for_rows(small, tmp_path):
+    assert run(small(data={"pairs": "cross_document"}), tmp_path)["guarantee"] == "dp"
+
+
+def test_a_large_delta_is_listed(small, tmp_path):
+    document = run(small(privacy={"delta": 1e-3, "allow_large_delta": True}), tmp_path)
+    assert any("allow_large_delta" in line for line in document["assumptions"])
+
+
+def test_plain_training_claims_nothing(small):
+    experiment = small(mechanism=NoPrivacy())
+    document = statement.build(experiment, None, calibrate(experiment, N))
+    assert document["guarantee"] == "not_private" and document["epsilon"] == {}
+
+
+def test_seeded_noise_has_no_strength(small, tmp_path):
+    assert run(small(), tmp_path)["mechanism"]["generator_strength_bits"] == 64
+    assert run(small(seed=0), tmp_path / "seeded")["mechanism"]["generator_strength_bits"] == 0
+
+
+def test_own_accountant_comes_first(small, tmp_path):
+    document = run(small(accountant=Rdp()), tmp_path)
+    assert document["accountant"] == "rdp" and list(document["epsilon"]) == ["rdp", "pld"]
+
+
+def test_writing_is_atomic(small, tmp_path, monkeypatch):
+    path = tmp_path / "privacy.json"
+    statement.write(path, {"a": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        statement.write(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1} and os.listdir(tmp_path) == ["privacy.json"]
+
+
+def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):
+    document = run(small(), tmp_path)
+    assert document["sampler"]["name"] == Poisson().name
+    assert document["mechanism"]["noise_batch_ratio"] == 1.0 / 64
+    assert dataclasses.asdict(small().clip) == {"clipping_norm": document["mechanism"]["clipping_norm"], "kind": document["mechanism"]["clip"]}
