@@ -1,3 +1,14 @@
 """dpx: declare a private-training experiment in YAML; get a model and a true privacy statement."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: the jobs that only plan or account must not import jax.
+    if name in ("clipped_sum", "plain_sum", "ClippedSum"):
+        from dpx.clipping import clipped_sum as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module 'dpx' has no attribute {name!r}")

@@ -27,12 +27,13 @@ class Bert:
     initialiser_range: float = 0.02
 
     def __post_init__(self) -> None:
-        require(min(self.layers, self.width, self.heads, self.feed_forward) > 0, f"model={self.name}", "sizes must be positive", "Check layers, width, heads, feed_forward")
+        sizes = (self.layers, self.width, self.heads, self.feed_forward)
+        require(min(sizes) > 0, f"model={self.name}", "sizes must be positive", "Check layers, width, heads, feed_forward")
         require(self.width % self.heads == 0, f"model.heads={self.heads}", f"does not divide width {self.width}", "Use width/64 heads")
         require(0 <= self.dropout < 1, f"model.dropout={self.dropout}", "not a rate", "Use 0 <= rate < 1")
 
     def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool) -> dict[str, tuple[int, ...]]:
-        """Every parameter's path and shape; encoder layers are stacked on a leading axis. Pooler and classifier come with `next_sentence`."""
+        """Every parameter's path and shape; encoder layers are stacked on a leading axis. Pooler, classifier: with `next_sentence`."""
         L, H, F, V = self.layers, self.width, self.feed_forward, vocabulary_size
         shapes: dict[str, tuple[int, ...]] = {
             "embeddings/word": (V, H),

@@ -1,0 +1,156 @@
+"""BERT (Devlin et al. 2019) as flax modules whose parameters are exactly `Bert.parameter_shapes`; its gradient is plain autodiff.
+
+Parameters are float32 and are cast where they are used: to bfloat16 if the model computes in it, otherwise not at all, so
+parameters given in float64 yield a float64 model (the oracle of the tests). LayerNorm, softmax and logits are float32 or wider.
+
+B: examples, T: tokens, H: width, N: heads, D: head size, F: feed-forward, M: masked slots, V: vocabulary.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from dpx.models import dropout as drop
+from dpx.models.shape import Bert
+
+# Added to the score of a key that is padding: exp() of it is exactly 0, yet a row of nothing but padding stays finite.
+MASKED_SCORE = -1.0e9
+
+
+def at_least_float32(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def in_compute_dtype(x: Array, model: Bert) -> Array:
+    return x.astype(jnp.bfloat16) if model.dtype == "bfloat16" else x
+
+
+def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    """Over the last axis, in float32 or wider; the result has the input's dtype."""
+    wide = at_least_float32(x)
+    centred = wide - wide.mean(-1, keepdims=True)
+    normalised = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+    return (normalised * scale + bias).astype(x.dtype)
+
+
+def attention_bias(length_B: Int[Array, " B"], tokens: int, dtype) -> Float[Array, "B 1 1 T"]:
+    """0 at real keys, `MASKED_SCORE` at padding."""
+    return jnp.where(jnp.arange(tokens) < length_B[:, None], 0.0, MASKED_SCORE).astype(dtype)[:, None, None, :]
+
+
+def attention(qkv_BT3H: Array, length_B: Array, heads: int, probability_dropout) -> Array:
+    """Multi-head self-attention without its projections; has no parameters. `probability_dropout` maps probs_BNTT."""
+    B, T, width = qkv_BT3H.shape
+    q_BTND, k_BTND, v_BTND = jnp.moveaxis(qkv_BT3H.reshape(B, T, 3, heads, width // (3 * heads)), 2, 0)
+    wide = jnp.promote_types(qkv_BT3H.dtype, jnp.float32)
+    scores_BNTT = jnp.einsum("BTND,BSND->BNTS", q_BTND, k_BTND, preferred_element_type=wide) * q_BTND.shape[-1] ** -0.5
+    probs_BNTT = jax.nn.softmax(scores_BNTT + attention_bias(length_B, T, wide), axis=-1).astype(qkv_BT3H.dtype)
+    return jnp.einsum("BNTS,BSND->BTND", probability_dropout(probs_BNTT), v_BTND).reshape(B, T, width // 3)
+
+
+class Dense(nn.Module):
+    """x @ kernel + bias."""
+
+    model: Bert
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param("kernel", nn.initializers.truncated_normal(self.model.initialiser_range), (x.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return x @ in_compute_dtype(kernel, self.model) + in_compute_dtype(bias, self.model)
+
+
+class LayerNorm(nn.Module):
+    model: Bert
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return layer_norm(x, scale, bias, self.model.layer_norm_eps)
+
+
+class Embeddings(nn.Module):
+    """Word + position + segment, then LayerNorm. Returns the word table as well: the decoder is tied to it."""
+
+    model: Bert
+    vocabulary_size: int
+
+    @nn.compact
+    def __call__(self, token_BT: Array, segment_BT: Array, keys_B: Array | None) -> tuple[Array, Array]:
+        model, T = self.model, token_BT.shape[1]
+        init = nn.initializers.truncated_normal(model.initialiser_range)
+        word_VH = self.param("word", init, (self.vocabulary_size, model.width))
+        position_PH = self.param("position", init, (model.positions, model.width))
+        segment_SH = self.param("segment", init, (model.segments, model.width))
+        x_BTH = in_compute_dtype(word_VH[token_BT] + position_PH[:T] + segment_SH[segment_BT], model)
+        x_BTH = LayerNorm(model, name="norm")(x_BTH)
+        return drop.dropout(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout), word_VH
+
+
+class Layer(nn.Module):
+    """One post-LayerNorm encoder layer, in the form `nn.scan` wants: (carry, scanned, broadcast...) -> (carry, None)."""
+
+    model: Bert
+
+    @nn.compact
+    def __call__(self, x_BTH: Array, layer: Array, length_B: Array, keys_B: Array | None) -> tuple[Array, None]:
+        model = self.model
+
+        def dropped(x: Array, site: int) -> Array:
+            return drop.dropout(x, keys_B, layer, site, model.dropout)
+
+        qkv_BT3H = Dense(model, 3 * model.width, name="qkv")(x_BTH)
+        context_BTH = attention(qkv_BT3H, length_B, model.heads, lambda probs: dropped(probs, drop.ATTENTION))
+        attended_BTH = dropped(Dense(model, model.width, name="attention_out")(context_BTH), drop.ATTENTION_OUT)
+        y_BTH = LayerNorm(model, name="attention_norm")(x_BTH + attended_BTH)
+        up_BTF = jax.nn.gelu(Dense(model, model.feed_forward, name="up")(y_BTH), approximate=False)
+        down_BTH = dropped(Dense(model, model.width, name="down")(up_BTF), drop.OUTPUT)
+        return LayerNorm(model, name="output_norm")(y_BTH + down_BTH), None
+
+
+class MaskedHead(nn.Module):
+    """Transform, GELU, LayerNorm, then the decoder tied to the word table, at gathered positions. Logits float32 or wider."""
+
+    model: Bert
+    vocabulary_size: int
+
+    @nn.compact
+    def __call__(self, x_BMH: Array, word_VH: Array) -> Array:
+        transformed_BMH = jax.nn.gelu(Dense(self.model, self.model.width, name="transform")(x_BMH), approximate=False)
+        h_BMH = LayerNorm(self.model, name="norm")(transformed_BMH)
+        bias_V = self.param("output_bias", nn.initializers.zeros, (self.vocabulary_size,))
+        wide = jnp.promote_types(h_BMH.dtype, jnp.float32)
+        return jnp.einsum("BMH,VH->BMV", h_BMH, in_compute_dtype(word_VH, self.model), preferred_element_type=wide) + bias_V
+
+
+class BertForPreTraining(nn.Module):
+    """Logits of the masked slots [B,M,V] and, with `next_sentence`, of the next-sentence classifier [B,2] (else None)."""
+
+    model: Bert
+    vocabulary_size: int
+    next_sentence: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        token_BT: Int[Array, "B T"],
+        segment_BT: Int[Array, "B T"],
+        length_B: Int[Array, " B"],
+        slot_BM: Int[Array, "B M"],
+        keys_B: UInt32[Array, "B 2"] | None = None,
+    ) -> tuple[Float[Array, "B M V"], Float[Array, "B 2"] | None]:
+        model = self.model
+        x_BTH, word_VH = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, keys_B)
+        stack = nn.scan(
+            Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=model.layers, in_axes=(0, nn.broadcast, nn.broadcast)
+        )
+        x_BTH, _ = stack(model, name="layers")(x_BTH, jnp.arange(model.layers), length_B, keys_B)
+        x_BMH = jnp.take_along_axis(x_BTH, slot_BM[:, :, None], axis=1)
+        masked_BMV = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH)
+        if not self.next_sentence:
+            return masked_BMV, None
+        pooled_BH = jnp.tanh(Dense(model, model.width, name="pooler")(x_BTH[:, 0]))
+        return masked_BMV, at_least_float32(Dense(model, 2, name="next_sentence")(pooled_BH))

@@ -1,0 +1,32 @@
+"""Dropout whose masks are a function of (key, record, layer, site) alone, so a backward pass can draw them again.
+
+B: examples.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+# Sites within a layer; the embedding counts as layer -1.
+EMBEDDING, ATTENTION, ATTENTION_OUT, OUTPUT = range(4)
+
+
+def record_keys(key: UInt32[Array, "2"], record_B: Int[Array, " B"]) -> UInt32[Array, "B 2"]:
+    """One key per record: the same whatever else is in the batch."""
+    return jax.vmap(lambda record: jax.random.fold_in(key, record))(record_B)
+
+
+def kept(keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
+    """Which entries survive, `shape` per example; `layer` may be traced (it is scanned over)."""
+
+    def one(key):
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, layer + 1), site), 1.0 - rate, shape)
+
+    return jax.vmap(one)(keys_B)
+
+
+def dropout(x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float) -> Float[Array, "B ..."]:
+    """Inverted dropout; the identity, at no cost, without keys or at rate 0."""
+    if keys_B is None or rate == 0.0:
+        return x
+    return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:]), x / (1.0 - rate), 0).astype(x.dtype)

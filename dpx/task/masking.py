@@ -1,0 +1,86 @@
+"""Masked words, drawn on the device: one key per record, so a record's masks do not depend on its batch.
+
+B: examples, T: tokens, M: masked slots.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, UInt32
+
+from dpx.task.declarations import MaskedLanguageModel
+
+
+@runtime_checkable
+class SpecialIds(Protocol):
+    """The ids that are never predicted and never a random replacement; a store's manifest has them."""
+
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+
+
+class Masked(NamedTuple):
+    token_BT: Int[Array, "B T"]
+    slot_BM: Int[Array, "B M"]
+    label_BM: Int[Array, "B M"]
+    is_slot_BM: Bool[Array, "B M"]
+
+
+def special_ids(special: SpecialIds) -> tuple[int, ...]:
+    return tuple(sorted({special.pad_id, special.unk_id, special.cls_id, special.sep_id, special.mask_id}))
+
+
+def ordinary_id(draw: Array, specials: tuple[int, ...]) -> Array:
+    """The draw-th id that is not special, for 0 <= draw < vocabulary size - len(specials)."""
+    for special in specials:
+        draw = draw + (draw >= special)
+    return draw
+
+
+def mask(
+    task: MaskedLanguageModel,
+    special: SpecialIds,
+    vocabulary_size: int,
+    key_B: UInt32[Array, "B 2"],
+    token_BT: Int[Array, "B T"],
+    length_B: Int[Array, " B"],
+) -> Masked:
+    """Chooses round(masking_rate * length) ordinary tokens (at least 1, at most `masked_slots` or all there are) and hides them.
+
+    Slots beyond an example's number point at position 0, have label 0 and `is_slot_BM` false.
+    """
+
+    def one(key, token_T, length):
+        return _mask_one(task, special, vocabulary_size, key, token_T, length)
+
+    return Masked(*jax.vmap(one)(key_B, token_BT, length_B))
+
+
+def _mask_one(task: MaskedLanguageModel, special: SpecialIds, vocabulary_size: int, key, token_T, length):
+    choose, how, replace = jax.random.split(key, 3)
+    specials = special_ids(special)
+    T, M = token_T.shape[0], task.masked_slots
+    is_candidate_T = (jnp.arange(T) < length) & ~jnp.isin(token_T, jnp.asarray(specials))
+    wanted = jnp.clip(jnp.round(task.masking_rate * length).astype(jnp.int32), 1, M)
+    number = jnp.minimum(wanted, is_candidate_T.sum())
+
+    # Distinct positions in a random order, candidates first; argsort is stable, so equal draws still give distinct positions.
+    order_T = jnp.argsort(jnp.where(is_candidate_T, jax.random.uniform(choose, (T,)), 2.0))
+    order_M = jnp.pad(order_T, (0, max(M - T, 0)))[:M].astype(jnp.int32)
+    is_slot_M = jnp.arange(M) < number
+    slot_M = jnp.where(is_slot_M, order_M, 0)
+    original_M = token_T[slot_M]
+
+    if task.masking == "always_mask":
+        shown_M = jnp.full((M,), special.mask_id, token_T.dtype)
+    else:
+        random_M = ordinary_id(jax.random.randint(replace, (M,), 0, vocabulary_size - len(specials), token_T.dtype), specials)
+        fate_M = jax.random.uniform(how, (M,))
+        shown_M = jnp.where(fate_M < 0.8, special.mask_id, jnp.where(fate_M < 0.9, random_M, original_M))
+    # A slot that is not one writes out of range, which is dropped.
+    shown_T = token_T.at[jnp.where(is_slot_M, slot_M, T)].set(shown_M.astype(token_T.dtype), mode="drop")
+    return shown_T, slot_M, jnp.where(is_slot_M, original_M, 0), is_slot_M

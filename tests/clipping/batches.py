@@ -1,0 +1,76 @@
+"""Small models and awkward batches, shared by the tests of clipping."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpx.models.shape import Bert
+from dpx.task import mlm
+from dpx.task.declarations import MaskedLanguageModel
+
+VOCABULARY = 50
+SPECIAL = mlm.Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
+
+
+def bert(**changes) -> Bert:
+    return Bert(**({"name": "test", "layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "positions": 32} | changes))
+
+
+def objective(model: Bert | None = None, *, next_sentence: bool = True, masked_slots: int = 4) -> mlm.Objective:
+    return mlm.objective(model or bert(), MaskedLanguageModel(next_sentence=next_sentence, masked_slots=masked_slots), VOCABULARY, SPECIAL)
+
+
+def parameters(subject: mlm.Objective, seed: int = 0, spread: float = 0.3):
+    """Far from initialisation, biases and gains included, so that no term of a gradient is small by accident."""
+    drawn = np.random.default_rng(seed)
+    shapes = jax.eval_shape(subject.init, jax.random.PRNGKey(0))
+    return jax.tree.map(lambda leaf: jnp.asarray(drawn.normal(0, spread, leaf.shape), jnp.float32), shapes)
+
+
+def batch(examples: int = 5, tokens: int = 12, slots: int = 4, seed: int = 1):
+    """Repeated tokens, labels that also occur in the input, padding, an example without slots and one without a second segment."""
+    drawn = np.random.default_rng(seed)
+    length = drawn.integers(max(3, tokens // 2), tokens + 1, examples).astype(np.int32)
+    token = drawn.integers(5, 12, (examples, tokens)).astype(np.int32)
+    token = np.where(np.arange(tokens) < length[:, None], token, SPECIAL.pad_id)
+    token[:, 0] = SPECIAL.cls_id
+    slot = np.stack([drawn.permutation(tokens)[np.arange(slots) % tokens] for _ in range(examples)]).astype(np.int32) % length[:, None]
+    is_slot = np.arange(slots) < drawn.integers(1, slots + 1, examples)[:, None]
+    is_slot[0] = False
+    label = np.where(is_slot, drawn.integers(5, 12, (examples, slots)), 0)
+    segment_start = np.minimum(length, drawn.integers(1, tokens + 1, examples))
+    return {
+        "tokens": jnp.asarray(token, jnp.int32),
+        "slots": jnp.asarray(slot, jnp.int32),
+        "labels": jnp.asarray(label, jnp.int32),
+        "is_slot": jnp.asarray(is_slot),
+        "segment_start": jnp.asarray(segment_start, jnp.int32),
+        "length": jnp.asarray(length),
+        "is_next": jnp.asarray(drawn.integers(0, 2, examples), jnp.int32),
+        "record": jnp.arange(100, 100 + examples, dtype=jnp.int32),
+    }
+
+
+def example(rows, b: int):
+    """Row b of every array, as a batch of one."""
+    return jax.tree.map(lambda leaf: leaf[b : b + 1], rows)
+
+
+def float64_gradients(losses_fn, params, rows):
+    """Each example's gradient by itself, in float64: [one pytree per example], and its losses."""
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), params)
+        one = jax.jit(jax.value_and_grad(lambda params, example: losses_fn(params, example)[0][0]))
+        pairs = [one(wide, example(rows, b)) for b in range(rows["tokens"].shape[0])]
+    return [jax.tree.map(np.asarray, gradient) for _, gradient in pairs], np.asarray([loss for loss, _ in pairs])
+
+
+def squared_norm(gradient) -> float:
+    return float(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+
+
+def assert_trees_close(found, expected, relative: float = 1e-5) -> None:
+    """Leaf by leaf, relative to the largest entry of the leaf expected."""
+    for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        error, scale = np.max(np.abs(np.asarray(leaf) - wanted)), np.max(np.abs(wanted))
+        assert error <= relative * scale + 1e-12, f"{jax.tree_util.keystr(path)}: off by {error}, scale {scale}"
