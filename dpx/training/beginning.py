@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
@@ -81,7 +79,7 @@ def _first(folder: RunFolder, experiment: Experiment, fingerprint: dict[str, Any
 
 
 def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int) -> Any:
-    state = step.init(jax.random.wrap_key_data(secret.key("init"), impl="threefry2x32"))
+    state = step.init(secret.key("init"))
     return checkpoints.load(first_step, state) if first_step else state
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpx.data.store import Store
 
-_MASK_KEY = 20_240_229  # any constant: evaluation masks must not change from run to run
+_MASK_KEY = (2024, 2029)  # any constant: evaluation masks must not change from run to run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,7 @@ class HeldOut:
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
     frequent_token_accuracy: float
+    next_sentence: bool
 
     def __call__(self, params: Any) -> dict[str, float]:
         """`loss`, `mlm_accuracy` and, where the task has it, `next_sentence_accuracy`."""
@@ -30,13 +31,13 @@ class HeldOut:
         for rows, is_padding_B in self.batches:
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
-        return accuracies(totals)
+        return accuracies(totals, self.next_sentence)
 
 
-def accuracies(totals: dict[str, float]) -> dict[str, float]:
+def accuracies(totals: dict[str, float], next_sentence: bool) -> dict[str, float]:
     """Means of summed counts: loss per example, accuracy per masked slot and per next-sentence pair."""
     result = {"loss": totals["loss"] / max(totals["examples"], 1.0), "mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0)}
-    if "next_sentence_correct" in totals:
+    if next_sentence:
         result["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
     return result
 
@@ -44,7 +45,7 @@ def accuracies(totals: dict[str, float]) -> dict[str, float]:
 def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) -> HeldOut:
     """Cuts the first `rows_wanted` held-out rows (all, where there are fewer) into batches of `batch_rows`."""
     count = min(rows_wanted, store.manifest.rows["heldout"])
-    key = jax.random.key(_MASK_KEY)
+    key = jnp.asarray(_MASK_KEY, jnp.uint32)
 
     def sums(params: Any, rows: dict[str, Any], is_padding_B: Any) -> dict[str, Any]:
         losses_B, counts = objective.losses(params, objective.batch(key, rows))
@@ -52,14 +53,14 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
         return {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
 
     batches, hits, slots = [], 0.0, 0.0
-    labels = jax.jit(lambda rows: {name: objective.batch(key, rows)[name] for name in ("labels", "label_weights")})
+    labels = jax.jit(lambda rows: {name: objective.batch(key, rows)[name] for name in ("labels", "is_slot")})
     for start in range(0, count, batch_rows):
         indices = np.arange(start, start + batch_rows)
         is_padding_B = indices >= count
         rows = store.rows("heldout", np.minimum(indices, count - 1))
         masked = jax.device_get(labels(rows))
-        weights_BM = masked["label_weights"] * ~is_padding_B[:, None]
+        weights_BM = masked["is_slot"] * ~is_padding_B[:, None]
         hits += float(np.sum(weights_BM * (masked["labels"] == store.manifest.most_frequent_public_token_id)))
         slots += float(np.sum(weights_BM))
         batches.append((rows, is_padding_B))
-    return HeldOut(batches, jax.jit(sums), hits / max(slots, 1.0))
+    return HeldOut(batches, jax.jit(sums), hits / max(slots, 1.0), objective.task.next_sentence)

@@ -14,8 +14,8 @@ import numpy as np
 from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.mechanism.noise import slice_keys
-from dpx.privacy.calibration import Calibrated
-from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.privacy.calibration import Calibrated, entry
+from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.training.beginning import Beginning
@@ -59,18 +59,10 @@ def _enter(runtime: Runtime, epoch: int, step: int) -> None:
     """Charges the step durably before anything of it exists; a replayed step of the same epoch is there already."""
     experiment, calibrated = runtime.experiment, runtime.calibrated
     last = runtime.ledger.last_step(epoch)
-    if not experiment.is_private or (last is not None and step <= last):
+    if calibrated.noise_multiplier is None or (last is not None and step <= last):
         return
-    size = experiment.batch_schedule.at(step)
-    entry = LedgerEntry(
-        epoch=epoch,
-        q=size / calibrated.size,
-        noise_multiplier=calibrated.noise_multiplier,
-        sampler=experiment.sampler.name,
-        expected_batch_size=size,
-        clipping_norm=experiment.clip.clipping_norm,
-    )
-    runtime.ledger.append(step, entry)
+    batch = experiment.batch_schedule.at(step)
+    runtime.ledger.append(step, entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, epoch))
 
 
 def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
@@ -78,11 +70,9 @@ def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> t
     experiment, calibrated, parts = runtime.experiment, runtime.calibrated, runtime.step
     size = experiment.batch_schedule.at(step)
     indices = draw(experiment.sampler, runtime.store.manifest.rows["protected"], size / calibrated.size, lambda shard: secret.generator("sample", step, shard))
-    masks = jax.random.wrap_key_data(secret.key("mask", step), impl="threefry2x32")
-    dropout = jax.random.wrap_key_data(secret.key("dropout", step), impl="threefry2x32")
+    masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     params, sums = parts.gather(state["params"]), parts.zero()
-    for rows in chunks(runtime.store, indices, parts.chunk * parts.rows):
-        padded, is_padding, count = as_chunk(rows, parts)
+    for padded, is_padding, count in chunks(runtime.store, indices, parts):
         sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
     keys, deviation = None, np.float32(0)
@@ -93,10 +83,11 @@ def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> t
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size}
 
 
-def chunks(store: Store, indices: np.ndarray, capacity: int) -> Iterator[dict[str, np.ndarray]]:
-    """The drawn rows, `capacity` at a time, none dropped; an empty draw yields nothing."""
+def chunks(store: Store, indices: np.ndarray, step: Step) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
+    """The drawn rows in chunks of one fixed shape, none dropped; an empty draw yields nothing."""
+    capacity = step.chunk * step.rows
     for start in range(0, len(indices), capacity):
-        yield store.rows("protected", indices[start : start + capacity])
+        yield as_chunk(store.rows("protected", indices[start : start + capacity]), step)
 
 
 def _readable(runtime: Runtime, step: int, began: float, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +95,7 @@ def _readable(runtime: Runtime, step: int, began: float, metrics: dict[str, Any]
     values = {name: np.asarray(value) for name, value in jax.device_get(metrics).items()}
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
-    named: dict[str, Any] = {f"train/{name}": value for name, value in accuracies(counts).items()}
+    named: dict[str, Any] = {f"train/{name}": value for name, value in accuracies(counts, runtime.experiment.task.next_sentence).items()}
     named |= {"train/examples": examples, "train/examples_per_s": examples / (time.perf_counter() - began), "train/non_finite_examples": counts["non_finite"]}
     named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}
     named |= {"grad/norm": values["gradient_norm"]}

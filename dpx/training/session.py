@@ -9,10 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from dpx.data.prepare import prepare
-from dpx.data.store import Store
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.privacy import statement
@@ -60,7 +57,7 @@ class Session:
             beginning = begin(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger, checkpoints, step)
             writer = MetricsWriter(folder.private, beginning.first_step)
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
-            spending = Spending(experiment, calibrated, ledger)
+            spending = Spending(experiment, calibrated, ledger, store.manifest)
             progress = RunProgress(beginning.first_step, experiment.steps, spending.planned)
             runtime = Runtime(experiment, calibrated, store, step, ledger)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, 64)
@@ -75,7 +72,7 @@ class Session:
         experiment = self.runtime.experiment
         for message in self.beginning.messages:
             self.progress.say(message)
-        untrained = self.evaluate(self.runtime.step.init(jax.random.key(0))["params"])
+        untrained = self.evaluate(self.runtime.step.init(self.beginning.secret.key("untrained"))["params"])
         self.write_statement()
         state = run(self.runtime, self.beginning, self._seen)
         figures = self.evaluate(state["params"])

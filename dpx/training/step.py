@@ -17,11 +17,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from dpx.clipping import clipped_sum, plain_sum
+from dpx.clipping.clipped_sum import ClippedSum, clipped_sum, plain_sum
 from dpx.clipping.weights import clip_weights
 from dpx.experiment import Experiment
 from dpx.mechanism.noise import add_noise, path_name
 from dpx.training import sharding, update
+
+# The shape of every key: threefry words.
+KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 State = dict[str, Any]  # {"params": tree, "moments": optax state}
 Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
@@ -40,27 +43,22 @@ class Step:
     rows: int
 
 
-def _counts(result: Any, norm_limit: float | None, is_padding_B: Array) -> dict[str, Array]:
-    """Telemetry of one microbatch, sums over its real examples; a non-finite example counts as one and adds nothing else."""
-    real_B = ~is_padding_B
-    finite_B = real_B & jnp.isfinite(result.losses_B)
-    if result.norms_B is not None:
-        finite_B = finite_B & jnp.isfinite(result.norms_B)
-    total = lambda values_B: jnp.sum(jnp.where(finite_B, values_B, 0.0), dtype=jnp.float32)  # noqa: E731
-    counts = {name: total(values_B) for name, values_B in result.counts.items()}
-    counts |= {"examples": jnp.sum(real_B, dtype=jnp.float32), "non_finite": jnp.sum(real_B & ~finite_B, dtype=jnp.float32)}
-    counts |= {"loss": total(result.losses_B)}
-    if result.norms_B is not None and norm_limit is not None:
-        counts |= {"norm": total(result.norms_B), "clipped": total((result.norms_B > norm_limit).astype(jnp.float32))}
-    return counts
+TASK_COUNTS = ("mlm_correct", "mlm_predicted", "next_sentence_correct")
+COUNTS = ("examples", "non_finite", "loss", "norm", "clipped", *TASK_COUNTS)
 
 
-COUNTS = ("examples", "non_finite", "loss", "norm", "clipped")
+def _counts(result: ClippedSum, norm_limit: float | None, is_padding_B: Array) -> dict[str, Array]:
+    """Telemetry of one microbatch, float32 sums; padding counts nowhere, a dropped non-finite example only as such."""
+    norms_B = jnp.zeros_like(result.losses_B) if result.norms_B is None else result.norms_B
+    sums = {name: result.counts[name] for name in TASK_COUNTS} | {"loss": result.losses_B, "norm": norms_B}
+    sums |= {"examples": ~is_padding_B, "non_finite": ~is_padding_B & ~result.is_counted_B}
+    sums |= {"clipped": norms_B > (jnp.inf if norm_limit is None else norm_limit)}
+    return {name: jnp.sum(values_B, dtype=jnp.float32) for name, values_B in sums.items()}
 
 
 def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
     """The functions of one run on `mesh`; `microbatch` is the number of examples one device holds at a time."""
-    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    shapes = jax.eval_shape(objective.init, KEY)
     specs = sharding.parameter_specs(shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -69,13 +67,12 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         params = objective.init(key)
         return {"params": params, "moments": transform.init(params)}
 
-    state_shardings = sharding.at_rest(jax.eval_shape(init, jax.random.key(0)), mesh)
+    state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
     sum_specs = {"gradient": jax.tree.map(lambda _: P(sharding.EXAMPLE_AXES), shapes), "count": P(sharding.EXAMPLE_AXES)}
-    names = (*COUNTS, *objective.count_names)
 
     def zero() -> Sums:
         gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), jnp.float32), shapes)
-        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
+        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in COUNTS}}
 
     sum_shardings = jax.tree.map(lambda _: jax.sharding.NamedSharding(mesh, P(sharding.EXAMPLE_AXES)), jax.eval_shape(zero))
     accumulate = jax.shard_map(
@@ -102,7 +99,7 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
     weights = clip_weights(experiment.clip) if experiment.is_private else None
     norm_limit = experiment.clip.clipping_norm if experiment.is_private else None
 
-    def microbatch_sum(params: Any, rows: dict[str, Array], is_padding_B: Array, mask_key: Array, dropout_key: Array) -> Any:
+    def microbatch_sum(params: Any, rows: dict[str, Array], is_padding_B: Array, mask_key: Array, dropout_key: Array) -> ClippedSum:
         batch = objective.batch(mask_key, rows)
         losses = lambda p, b: objective.losses(p, b, dropout_key)  # noqa: E731
         if weights is None:
@@ -117,7 +114,7 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
             counted = _counts(result, norm_limit, is_padding_B)
             return {
                 "gradient": jax.tree.map(lambda total, part: total + part[None], sums["gradient"], result.total),
-                "count": {name: value + counted.get(name, jnp.float32(0)) for name, value in sums["count"].items()},
+                "count": {name: value + counted[name] for name, value in sums["count"].items()},
             }
 
         return jax.lax.fori_loop(0, count, body, sums)
@@ -149,7 +146,7 @@ def _finish(experiment: Experiment, transform: Any, mesh: Mesh, shapes: Any, spe
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
         return {"params": params, "moments": moments}, metrics
 
-    return jax.jit(finish, donate_argnums=(0, 1), out_shardings=(state_shardings, sharding.replicated(mesh)))
+    return jax.jit(finish, donate_argnums=(0,), out_shardings=(state_shardings, sharding.replicated(mesh)))
 
 
 def _with_noise(total: Any, keys: Any, deviation: Float[Array, ""]) -> tuple[Any, Array]:

@@ -1,0 +1,66 @@
+"""A micro model, rows made up for it, and a declaration around them."""
+
+import numpy as np
+import pytest
+
+from dpx.batch_schedule import Constant
+from dpx.clipping.declarations import Clipping
+from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.experiment import Experiment, Schedule
+from dpx.lr_schedule import WarmUpThen
+from dpx.mechanism.declarations import DpSgd, Flat, Multiplier
+from dpx.mesh import Mesh
+from dpx.models.shape import Bert
+from dpx.optimizer import Adam
+from dpx.privacy.declarations import Privacy, Rdp
+from dpx.sampler import Poisson
+from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.mlm import Special, objective
+
+VOCABULARY = 64
+LENGTH = 16
+
+
+def declare(**changes) -> Experiment:
+    """A micro experiment; keywords replace fields."""
+    fields = {
+        "name": "micro",
+        "steps": 4,
+        "model": Bert(name="micro", layers=2, width=32, heads=2, feed_forward=64, positions=32),
+        "task": MaskedLanguageModel(next_sentence=True, masked_slots=4),
+        "data": Data(name="synthetic", source=Synthetic(documents=10, words_per_document=50, states=8), vocabulary=Vocabulary(size=VOCABULARY), sequence_length=LENGTH),
+        "privacy": Privacy(delta=1e-4),
+        "sampler": Poisson(),
+        "batch_schedule": Constant(size=10),
+        "mechanism": DpSgd(),
+        "clip": Flat(clipping_norm=0.1),
+        "noise": Multiplier(noise_multiplier=0.5),
+        "clipping": Clipping(method="vmap"),
+        "accountant": Rdp(),
+        "optimizer": Adam(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.01),
+        "lr_schedule": WarmUpThen(learning_rate=1e-2, warmup_steps=0, decay="constant"),
+        "mesh": Mesh(name="single", flops_per_s=1e10, memory_bytes=1 << 30),
+        "schedule": Schedule(),
+        "microbatch": 4,
+    }
+    return Experiment(**(fields | changes))
+
+
+def make_rows(count: int, first_record: int = 0) -> dict[str, np.ndarray]:
+    """Rows with padding and repeated words: [CLS] A [SEP] B [SEP]."""
+    rng = np.random.default_rng(first_record)
+    tokens = rng.integers(5, 20, (count, LENGTH)).astype(np.int32)
+    length = rng.integers(8, LENGTH + 1, count).astype(np.int32)
+    start = (length // 2).astype(np.int32)
+    tokens[:, 0] = 2
+    tokens[np.arange(count), start - 1] = 3
+    tokens[np.arange(count), length - 1] = 3
+    tokens[np.arange(LENGTH)[None] >= length[:, None]] = 0
+    record = np.arange(first_record, first_record + count, dtype=np.int32)
+    return {"tokens": tokens, "segment_start": start, "length": length, "is_next": rng.integers(0, 2, count).astype(np.int32), "record": record}
+
+
+@pytest.fixture(scope="session")
+def micro():
+    experiment = declare()
+    return experiment, objective(experiment.model, experiment.task, VOCABULARY, Special(0, 1, 2, 3, 4))

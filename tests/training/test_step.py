@@ -1,0 +1,142 @@
+"""One logical step: any microbatch, chunk or mesh gives the same sum; empty draws, padding and the divisor behave."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.clipping.clipped_sum import clipped_sum
+from dpx.clipping.weights import clip_weights
+from dpx.mechanism.declarations import NoPrivacy
+from dpx.mechanism.noise import slice_keys
+from dpx.mesh import Mesh
+from dpx.randomness import RootSecret
+from dpx.training.step import as_chunk, make_step
+
+from .conftest import declare, make_rows
+
+MASK = jnp.asarray([0, 1], jnp.uint32)
+INIT = np.asarray([0, 0], np.uint32)
+SECRET = RootSecret.from_seed(3)
+
+
+def _sums(step, params, rows):
+    sums = step.zero()
+    gathered = step.gather(params)
+    capacity = step.chunk * step.rows
+    for start in range(0, len(rows["record"]), capacity):
+        padded, is_padding, count = as_chunk({name: value[start : start + capacity] for name, value in rows.items()}, step)
+        sums = step.accumulate(gathered, sums, padded, is_padding, np.int32(count), MASK, MASK)
+    return sums
+
+
+def _total(sums):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), sums["gradient"])
+
+
+def _make(experiment, objective, microbatch=4, chunk=2):
+    return make_step(experiment, objective, experiment.mesh.make(), microbatch, chunk)
+
+
+def _assert_close(first, second, rtol=2e-5, atol=1e-7):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), first, second)
+
+
+@pytest.fixture(scope="module")
+def plain(micro):
+    experiment, objective = micro
+    step = _make(experiment, objective)
+    return step, step.init(INIT)
+
+
+def test_the_sum_is_the_clipped_sum_of_all_rows_whatever_the_microbatch(micro, plain):
+    experiment, objective = micro
+    rows, params = make_rows(11), plain[1]["params"]
+    whole = clipped_sum(objective.losses, params, objective.batch(MASK, rows), weights=clip_weights(experiment.clip))
+    for step in (plain[0], _make(experiment, objective, microbatch=3, chunk=5)):
+        sums = _sums(step, params, rows)
+        _assert_close(_total(sums), whole.total)
+        assert float(np.sum(sums["count"]["examples"])) == 11
+        assert float(np.sum(sums["count"]["clipped"])) == int(np.sum(np.asarray(whole.norms_B) > experiment.clip.clipping_norm))
+
+
+def test_an_empty_draw_is_a_noise_only_step(micro, plain):
+    experiment, _ = micro
+    step = plain[0]
+    state = step.init(INIT)
+    sums = _sums(step, state["params"], {name: value[:0] for name, value in make_rows(3).items()})
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(_total(sums)))
+    before = jax.tree.map(np.array, state["params"])
+    keys = slice_keys(SECRET, 0, state["params"])
+    state, metrics = step.finish(state, sums, keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(before))
+    assert float(metrics["noise_norm"]) == pytest.approx(0.05 / 10 * np.sqrt(parameters), rel=0.02)
+    assert float(metrics["gradient_norm"]) == 0
+    assert all(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(state["params"]), strict=True))
+
+
+def test_the_divisor_is_the_expected_size_not_the_drawn_one(micro, plain):
+    experiment, _ = micro
+    step = plain[0]
+    norms = []
+    for count in (4, 8):
+        state = step.init(INIT)
+        sums = _sums(step, state["params"], make_rows(count))
+        drawn = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(_total(sums))))
+        _, metrics = step.finish(state, sums, slice_keys(SECRET, 0, state["params"]), np.float32(0.05), np.float32(10), np.float32(1e-2))
+        assert float(metrics["gradient_norm"]) == pytest.approx(drawn / 10, rel=1e-5)
+        norms.append(drawn)
+    assert norms[1] > norms[0]
+
+
+def test_a_non_finite_example_contributes_exactly_zero(micro, plain):
+    step, state = plain
+    rows = make_rows(6)
+    poisoned = jax.tree.map(lambda leaf: leaf, state["params"])
+    word = np.array(poisoned["embeddings"]["word"])
+    rows["tokens"][2, 1] = 60
+    word[60] = np.nan
+    params = {**poisoned, "embeddings": {**poisoned["embeddings"], "word": jnp.asarray(word)}}
+    with_bad = _sums(step, params, rows)
+    # Every example's softmax reads the whole table, so one NaN row makes all of them non-finite: the sum is exactly zero.
+    assert float(np.sum(with_bad["count"]["non_finite"])) == 6
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(_total(with_bad)))
+
+
+def test_sensitivity_one_row_moves_the_sum_by_at_most_the_norm(micro, plain):
+    experiment, _ = micro
+    step, state = plain
+    rows = make_rows(9)
+    without = {name: np.delete(value, 5, axis=0) for name, value in rows.items()}
+    difference = jax.tree.map(lambda a, b: a - b, _total(_sums(step, state["params"], rows)), _total(_sums(step, state["params"], without)))
+    norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(difference)))
+    assert norm == pytest.approx(experiment.clip.clipping_norm, rel=1e-4)
+
+
+def test_mechanism_none_sums_plain_gradients(micro):
+    experiment, objective = micro
+    step = _make(declare(mechanism=NoPrivacy()), objective)
+    state = step.init(INIT)
+    rows = make_rows(7)
+    batch = objective.batch(MASK, rows)
+    wanted = jax.grad(lambda params: jnp.sum(objective.losses(params, batch)[0]))(state["params"])
+    sums = _sums(step, state["params"], rows)
+    _assert_close(_total(sums), wanted, atol=2e-6)
+    state, metrics = step.finish(state, sums, None, np.float32(0), np.float32(10), np.float32(1e-2))
+    assert float(metrics["gradient_norm"]) > 0
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+@pytest.mark.parametrize(("data", "fsdp"), [(8, 1), (4, 2)])
+def test_simulated_devices_agree_with_one(micro, plain, data, fsdp):
+    experiment, objective = micro
+    spread = declare(mesh=Mesh(name="m", data=data, fsdp=fsdp, flops_per_s=1e10, memory_bytes=1 << 30))
+    steps = [_make(experiment, objective, microbatch=4), _make(spread, objective, microbatch=1, chunk=3)]
+    states = [step.init(INIT) for step in steps]
+    for number in range(3):
+        keys = slice_keys(SECRET, number, states[0]["params"])
+        for index, step in enumerate(steps):
+            sums = _sums(step, states[index]["params"], make_rows(13, first_record=number))
+            states[index], metrics = step.finish(states[index], sums, keys, np.float32(0.05), np.float32(10), np.float32(1e-3))
+    _assert_close(states[0]["params"], states[1]["params"], rtol=1e-3, atol=2e-4)
+    assert np.isfinite(float(metrics["snr"]))
