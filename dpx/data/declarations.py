@@ -4,18 +4,25 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dpx.declaration import declaration, require
+from dpx.privacy.declarations import Privacy
 
 
 @declaration
 class Vocabulary:
     """A WordPiece vocabulary: fitted on the public split (`path=None`), or brought as a file, one piece a line.
 
-    `fit_on="protected"` is allowed and makes the guarantee `none`.
+    `size` is the number of rows of the embedding table; a file may hold fewer pieces. `fit_on="protected"` fits on the
+    protected split, or says that the file brought was fitted there; it is allowed and makes the guarantee `none`.
     """
 
     size: int
     path: str | None = None
     fit_on: Literal["public", "protected"] = "public"
+
+    def __post_init__(self) -> None:
+        require(
+            self.size >= 64, f"data.vocabulary.size={self.size}", "too few pieces for the special tokens and an alphabet", "Use 64 or more"
+        )
 
 
 @declaration
@@ -27,7 +34,10 @@ class Embedded:
 
 @declaration
 class TextFiles:
-    """The user's `.txt` (one document a file, or a line with `document_per="line"`) and `.jsonl[.gz]` files (one a line)."""
+    """The user's `.txt[.gz]` (one document a file, or a line with `document_per="line"`) and `.jsonl[.gz]` files (one a line).
+
+    `unit_field` names the `.jsonl` field that says whose the document is; documents that share it are one unit.
+    """
 
     paths: Sequence[str]
     text_field: str = "text"
@@ -38,7 +48,7 @@ class TextFiles:
 
 @declaration
 class Synthetic:
-    """Documents of a known Markov process, whose best possible masked-token loss can be computed."""
+    """Documents of a known Markov process over `states` words, whose best possible masked-token loss can be computed."""
 
     documents: int
     words_per_document: int
@@ -46,13 +56,31 @@ class Synthetic:
     seed: int = 0
     kind: Literal["synthetic"] = "synthetic"
 
+    def __post_init__(self) -> None:
+        require(self.states >= 8, f"data.source.states={self.states}", "the chain steps up to seven words ahead", "Use 8 or more")
+        require(self.documents > 0, f"data.source.documents={self.documents}", "an empty corpus", "Use 1 or more")
+        require(
+            self.words_per_document > 0, f"data.source.words_per_document={self.words_per_document}", "empty documents", "Use 1 or more"
+        )
+
 
 @declaration
 class Hub:
-    """Corpora through the `datasets` library: `(name, config, split, text field)` each; local paths work too."""
+    """Corpora through the `datasets` library; local paths work too.
+
+    Each has `name` and, where needed, `config`, `split` (train), `text_field` (text), `unit_field` and `revision`.
+    """
 
     corpora: Sequence[dict[str, str | None]]
+    streaming: bool = False
     kind: Literal["hub"] = "hub"
+
+    def __post_init__(self) -> None:
+        known = {"name", "config", "split", "text_field", "unit_field", "revision"}
+        for corpus in self.corpora:
+            require(bool(corpus.get("name")), f"data.source.corpora={dict(corpus)}", "a corpus without a name", "Give its name")
+            extra = sorted(set(corpus) - known)
+            require(not extra, f"data.source.corpora: {', '.join(extra)}", "no such key of a corpus", f"Use {', '.join(sorted(known))}")
 
 
 Source = Embedded | TextFiles | Synthetic | Hub
@@ -79,11 +107,53 @@ class Data:
     directory: str = "outputs/data"
 
     def __post_init__(self) -> None:
-        require(self.sequence_length >= 8, f"data.sequence_length={self.sequence_length}", "too short for a pair with its marks", "Use 8 or more")
+        require(
+            self.sequence_length >= 8,
+            f"data.sequence_length={self.sequence_length}",
+            "too short for a pair with its marks",
+            "Use 8 or more",
+        )
         require(
             0 <= self.public_fraction and 0 < self.heldout_fraction and self.public_fraction + self.heldout_fraction < 1,
             f"data.public_fraction={self.public_fraction}, heldout_fraction={self.heldout_fraction}",
             "the splits leave nothing to train on",
             "Keep their sum below 1",
         )
-        require(self.declared_size is None or self.declared_size > 0, f"data.declared_size={self.declared_size}", "a corpus holds at least one row", "Give a positive count")
+        require(
+            0 <= self.short_sequence_rate <= 1,
+            f"data.short_sequence_rate={self.short_sequence_rate}",
+            "not a rate",
+            "Use a value between 0 and 1",
+        )
+        require(
+            self.declared_size is None or self.declared_size > 0,
+            f"data.declared_size={self.declared_size}",
+            "a corpus holds at least one row",
+            "Give a positive count",
+        )
+
+    def require_fits(self, privacy: Privacy) -> None:
+        """Raises `Refused` where the unit of privacy cannot be told from this data, or would not own its rows."""
+        require(
+            self.pairs != "cross_document" or privacy.unit == "row",
+            f"data.pairs=cross_document with privacy.unit={privacy.unit}",
+            "such a row holds text of two documents, so removing one would change another's rows",
+            "Use data.pairs=same_document or privacy.unit=row",
+        )
+        require(
+            privacy.unit != "author" or self.names_units,
+            f"privacy.unit=author with data={self.name}",
+            "the source does not say who wrote a document",
+            "Name the field with unit_field, or use privacy.unit=document",
+        )
+
+    @property
+    def names_units(self) -> bool:
+        """Whether the source says, by a field of its records, whose each document is."""
+        match self.source:
+            case TextFiles():
+                return self.source.unit_field is not None
+            case Hub():
+                return all(corpus.get("unit_field") for corpus in self.source.corpora)
+            case _:
+                return False

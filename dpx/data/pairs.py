@@ -1,0 +1,133 @@
+"""Rows of one document: segment pairs in the manner of BERT's pre-training data (Devlin et al. 2019, A.2).
+
+Where BERT draws the false second segment from any document of the corpus, here it comes from elsewhere in the same
+document, so a document's rows are a function of that document and of the draws it is given.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Tokens = list[int]
+LEAST_TOKENS = 4  # a row with fewer words has nothing to predict from
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Token ids without marks; `second` is empty where rows hold one segment."""
+
+    first: Tokens
+    second: Tokens
+    is_next: bool
+
+
+def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random) -> list[Row]:
+    """The document's tokens cut into windows of `room`, some of them shorter; no token is left out but a last short rest."""
+    tokens = [token for sentence in sentences for token in sentence]
+    rows = []
+    start = 0
+    while len(tokens) - start >= LEAST_TOKENS:
+        target = _target(room, short_sequence_rate, draws)
+        rows.append(Row(tokens[start : start + target], [], False))
+        start += target
+    return rows
+
+
+def paired_rows(
+    sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random, donor: Sequence[Tokens] = ()
+) -> list[Row]:
+    """Pairs of segments of together at most `room` tokens, half of them false.
+
+    A false pair's second segment comes from `donor` where one is given, else from elsewhere in this document, else (the
+    document has no elsewhere) the true pair is swapped. Sentences that a false pair did not use start the next row.
+    """
+    sentences = _fitting(sentences, room)
+    rows = []
+    start = 0
+    while start < len(sentences):
+        target = _target(room, short_sequence_rate, draws)
+        end, length = start, 0
+        while end < len(sentences) and (end == start or length < target):
+            length += len(sentences[end])
+            end += 1
+        row, start = _pair(sentences, start, end, target, draws, donor)
+        if len(row.first) and len(row.second) and len(row.first) + len(row.second) >= LEAST_TOKENS:
+            rows.append(row)
+    return rows
+
+
+def _pair(sentences: Sequence[Tokens], start: int, end: int, target: int, draws: random.Random, donor: Sequence[Tokens]) -> tuple[Row, int]:
+    """A row from sentences `start` to `end`, and the sentence at which the next one starts."""
+    if end - start == 1:
+        whole = sentences[start]
+        cut = _below(len(whole) - 1, draws) + 1
+        first, true_second = whole[:cut], whole[cut:]
+        middle, elsewhere = end, 0  # a false pair of whole sentences would give the cut away, so these are only swapped
+    else:
+        middle = start + 1 + _below(end - start - 1, draws)
+        first, true_second = _joined(sentences[start:middle]), _joined(sentences[middle:end])
+        elsewhere = start + len(sentences) - middle - 1  # sentences neither in the first segment nor truly next
+    is_next = draws.random() < 0.5
+    if is_next:
+        return Row(*_trimmed(first, true_second, target, draws), True), end
+    wanted = max(1, target - len(first))
+    if donor:
+        second = _collected(donor, _below(len(donor), draws), len(donor), wanted)
+        return Row(*_trimmed(first, second, target, draws), False), middle
+    if elsewhere:
+        choice = _below(elsewhere, draws)
+        second = _collected(sentences, choice, start, wanted) if choice < start else ()
+        second = second or _collected(sentences, choice - start + middle + 1, len(sentences), wanted)
+        return Row(*_trimmed(first, second, target, draws), False), middle
+    return Row(*_trimmed(true_second, first, target, draws), False), end
+
+
+def _collected(sentences: Sequence[Tokens], start: int, end: int, wanted: int) -> Tokens:
+    tokens: Tokens = []
+    while start < end and len(tokens) < wanted:
+        tokens += sentences[start]
+        start += 1
+    return tokens
+
+
+def _joined(sentences: Sequence[Tokens]) -> Tokens:
+    return [token for sentence in sentences for token in sentence]
+
+
+def _fitting(sentences: Sequence[Tokens], room: int) -> list[Tokens]:
+    """Sentences, those longer than a row cut into halves of one: trimming would lose what is past the first row."""
+    piece = max(2, room // 2)
+    fitting: list[Tokens] = []
+    for sentence in sentences:
+        if len(sentence) <= room:
+            fitting.append(sentence)
+        else:
+            fitting += [sentence[start : start + piece] for start in range(0, len(sentence), piece)]
+    return [sentence for sentence in fitting if sentence]
+
+
+def _trimmed(first: Tokens, second: Tokens, room: int, draws: random.Random) -> tuple[Tokens, Tokens]:
+    """Both segments within `room`, the longer one cut first; what is cut falls at random between front and back."""
+    excess = len(first) + len(second) - room
+    if excess <= 0:
+        return first, second
+    longer, shorter = max(len(first), len(second)), min(len(first), len(second))
+    from_longer = min(excess, longer - shorter)
+    from_longer += (excess - from_longer + 1) // 2
+    cuts = (from_longer, excess - from_longer) if len(first) >= len(second) else (excess - from_longer, from_longer)
+    return _cut(first, cuts[0], draws), _cut(second, cuts[1], draws)
+
+
+def _cut(tokens: Tokens, count: int, draws: random.Random) -> Tokens:
+    front = _below(count + 1, draws)
+    return tokens[front : len(tokens) - (count - front)]
+
+
+def _target(room: int, short_sequence_rate: float, draws: random.Random) -> int:
+    is_short = draws.random() < short_sequence_rate
+    return LEAST_TOKENS + _below(room - LEAST_TOKENS + 1, draws) if is_short else room
+
+
+def _below(count: int, draws: random.Random) -> int:
+    """A whole number in [0, count), 0 where there is none."""
+    return int(draws.random() * count)

@@ -1,0 +1,188 @@
+"""Turns a declared corpus into a store, once: split by unit, fit or read the vocabulary, cut rows, write, rename.
+
+The rows of a unit are a function of that unit alone (given the vocabulary): its split, its draws and the choice of which
+surplus rows to drop are keyed by its id, and no row holds text of two units.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from dpx.data.declarations import Data
+from dpx.data.documents import Source, open_source
+from dpx.data.keyed import SPLITS, KeyedHash, Split
+from dpx.data.rows import RowCutter, UnitDocument
+from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
+from dpx.data.vocabulary import SpecialIds, fit, read, special_ids
+from dpx.data.writer import HashedFile, SplitWriter
+from dpx.declaration import require
+from dpx.privacy.declarations import Privacy
+
+Progress = Callable[[str, int], None]  # (stage, documents so far)
+_REPORTED_DOCUMENTS = 200
+# The code that decides what rows hold; editing it prepares anew.
+_CODE = "english embedded text_files synthetic hub documents sentences keyed pairs rows vocabulary writer store prepare".split()
+
+
+def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> Store:
+    """The store of a declared corpus: opened where it exists in `data.directory`, else prepared there.
+
+    Raises `Refused` for input that cannot be used, and for an existing store that is not whole. Two processes may prepare the
+    same store at once: the first to finish gives it its name and the other uses that one.
+    """
+    data.require_fits(privacy)
+    source = open_source(data.source)
+    settings = _settings(data, privacy, source)
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    folder = Path(data.directory) / f"{data.name}-{key[:12]}"
+    if folder.exists():
+        return open_store(folder, key)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    try:
+        manifest = _Preparation(data, privacy, source, unfinished, progress).run(key, settings)
+        manifest.write(unfinished / MANIFEST)
+        _rename(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return open_store(folder, key)
+
+
+class _Preparation:
+    def __init__(self, data: Data, privacy: Privacy, source: Source, folder: Path, progress: Progress | None):
+        self._data, self._privacy, self._source, self._folder = data, privacy, source, folder
+        self._progress = progress or (lambda stage, done: None)
+        self._keyed = KeyedHash(data.split_salt)
+
+    def run(self, key: str, settings: dict[str, Any]) -> Manifest:
+        pieces = self._pieces()
+        special = special_ids(pieces)
+        writers: dict[Split, SplitWriter] = {split: self._writer(split, special) for split in SPLITS}
+        self._write_rows(pieces, writers)
+        files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
+        files[VOCABULARY] = self._write_vocabulary(pieces)
+        self._require_usable(writers)
+        data = self._data
+        return Manifest(
+            key=key,
+            rows={split: writer.row_count for split, writer in writers.items()},
+            units={split: writer.unit_count for split, writer in writers.items()},
+            sequence_length=data.sequence_length,
+            vocabulary_size=data.vocabulary.size,
+            vocabulary_source="protected" if data.vocabulary.fit_on == "protected" else "file" if data.vocabulary.path else "public_split",
+            pieces=len(pieces),
+            **asdict(special),
+            most_frequent_public_token_id=_most_frequent(writers["public"], special),
+            documents_per_row=2 if data.pairs == "cross_document" else 1,
+            unit=self._privacy.unit,
+            rows_per_unit_max=self._privacy.rows_per_unit_max,
+            settings=settings,
+            files=files,
+        ).with_checksum()
+
+    def _documents(self, stage: str) -> Iterator[tuple[Split, UnitDocument]]:
+        """Documents with the split and the name of their unit; a document that is named by its content comes once."""
+        seen: set[str] = set()
+        for number, document in enumerate(self._source.documents(), start=1):
+            if number % _REPORTED_DOCUMENTS == 0:
+                self._progress(stage, number)
+            content = document.content()
+            if document.unit_id is None:
+                if content in seen:
+                    continue
+                seen.add(content)
+            unit_id = content if document.unit_id is None else document.unit_id
+            split = self._keyed.split(unit_id, public_fraction=self._data.public_fraction, heldout_fraction=self._data.heldout_fraction)
+            yield split, UnitDocument(unit_id, content, document.paragraphs)
+
+    def _pieces(self) -> list[str]:
+        vocabulary = self._data.vocabulary
+        if vocabulary.path is not None:
+            return read(Path(vocabulary.path), vocabulary.size)
+        fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
+        texts = (document.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
+        return fit(chain.from_iterable(texts), vocabulary.size)
+
+    def _writer(self, split: Split, special: SpecialIds) -> SplitWriter:
+        is_capped = split == "protected" and self._privacy.unit != "row"
+        return SplitWriter(
+            self._folder,
+            split,
+            sequence_length=self._data.sequence_length,
+            vocabulary_size=self._data.vocabulary.size,
+            special=special,
+            limit=self._privacy.rows_per_unit_max if is_capped else None,
+        )
+
+    def _write_rows(self, pieces: list[str], writers: dict[Split, SplitWriter]) -> None:
+        numbers: dict[str, int] = {}
+        cutter = RowCutter(self._data, self._keyed, pieces)
+        for split, document, rows in cutter.cut(self._documents("rows")):
+            again = document.unit_id in numbers
+            if not again:
+                numbers[document.unit_id] = writers[split].add_unit(document.unit_id)
+            priority = partial(self._priority, document)
+            writers[split].add_document(numbers[document.unit_id], rows, priority, again=again)
+
+    def _priority(self, document: UnitDocument, row: int) -> int:
+        return self._keyed.number("surplus", document.unit_id, document.content, row) >> 64
+
+    def _write_vocabulary(self, pieces: list[str]) -> dict[str, Any]:
+        file = HashedFile(self._folder / VOCABULARY)
+        file.write(("\n".join(pieces) + "\n").encode())
+        return file.close()
+
+    def _require_usable(self, writers: dict[Split, SplitWriter]) -> None:
+        documents = sum(writer.unit_count for writer in writers.values())
+        require(documents > 0, f"data={self._data.name}", "the corpus holds no document", "Give it text")
+        require(
+            documents > 1,
+            f"data={self._data.name}",
+            "the corpus holds one document (or one unit), which cannot be both learnt from and held out",
+            "Add documents, or set data.source.document_per=line for text with a document a line",
+        )
+        for split in ("protected", "heldout"):
+            require(
+                writers[split].row_count > 0,
+                f"data={self._data.name}",
+                f"of {documents} units none with text fell in the {split} split",
+                "Add documents, raise data.heldout_fraction, or change data.split_salt",
+            )
+
+
+def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
+    counts = writer.token_counts.copy()
+    counts[list(asdict(special).values())] = 0
+    return int(counts.argmax()) if counts.any() else None
+
+
+def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
+    """Everything that rows depend on."""
+    declared = {name: value for name, value in asdict(data).items() if name not in {"name", "directory", "declared_size"}}
+    vocabulary = Path(data.vocabulary.path) if data.vocabulary.path else None
+    code = hashlib.sha256(b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in _CODE))
+    return {
+        "data": json.loads(json.dumps(declared, default=list)),
+        "unit": privacy.unit,
+        "rows_per_unit_max": privacy.rows_per_unit_max,
+        "source": source.fingerprint(),
+        "vocabulary": hashlib.sha256(vocabulary.read_bytes()).hexdigest() if vocabulary and vocabulary.is_file() else None,
+        "code": code.hexdigest(),
+        "tokenizers": metadata.version("tokenizers"),
+    }
+
+
+def _rename(unfinished: Path, folder: Path) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise

@@ -1,0 +1,159 @@
+"""Prepared rows on disk: fixed-length token rows and their marks, memory-mapped, read by record in O(1).
+
+A store is a folder: per split `<split>.tokens` (uint16, or uint32 above 65,536 pieces) and four small arrays beside it,
+`<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which names the SHA-256 of every file.
+
+Shape legend: N rows of a split, n rows asked for, T positions of a row.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from dpx.data.keyed import SPLITS, Split
+from dpx.declaration import Refused, require
+
+MANIFEST = "manifest.json"
+VOCABULARY = "vocabulary.txt"
+# Files of a store beyond this are checked by size when it is opened: hashing 90 GB at every start costs minutes.
+HASHED_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a store holds. `checksum` covers every array, the form of the rows and what privacy was promised of them.
+
+    `vocabulary_size` is the declared size of the embedding table; `pieces` the ids in use. `most_frequent_public_token_id` is
+    counted over the rows of the public split, special tokens apart (None where that split is empty). `documents_per_row`
+    is 2 where false pairs take their second segment from another document.
+    """
+
+    key: str
+    rows: dict[str, int]
+    units: dict[str, int]
+    sequence_length: int
+    vocabulary_size: int
+    vocabulary_source: Literal["public_split", "file", "protected"]
+    pieces: int
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    most_frequent_public_token_id: int | None
+    documents_per_row: int
+    unit: str
+    rows_per_unit_max: int
+    settings: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+    checksum: str = ""
+
+    def with_checksum(self) -> "Manifest":
+        """This manifest, `checksum` filled in; what only says where the content came from is left out of it."""
+        content = {name: value for name, value in asdict(self).items() if name not in {"key", "settings", "checksum"}}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return Manifest(**{**_shallow(self), "checksum": digest})
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path) -> "Manifest":
+        """Raises `Refused` where the folder holds no whole manifest."""
+        try:
+            found = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise Refused(folder, f"is not a finished store ({type(error).__name__})", "Delete the folder to prepare it again") from None
+        require(found.with_checksum().checksum == found.checksum, folder / MANIFEST, "was changed after it was written", _AGAIN)
+        return found
+
+
+_AGAIN = "Delete the folder to prepare it again"
+
+
+def _shallow(manifest: Manifest) -> dict[str, Any]:
+    return {field.name: getattr(manifest, field.name) for field in fields(manifest)}
+
+
+def column_types(vocabulary_size: int) -> dict[str, np.dtype]:
+    """Element type of each array of a split; `tokens` alone has T elements a row."""
+    tokens = np.uint16 if vocabulary_size <= 2**16 else np.uint32
+    types = {"tokens": tokens, "segment_start": np.uint16, "length": np.uint16, "is_next": np.uint8, "unit": np.uint32}
+    return {name: np.dtype(kind).newbyteorder("<") for name, kind in types.items()}
+
+
+class Store:
+    """A prepared corpus, open for reading."""
+
+    def __init__(self, folder: Path, manifest: Manifest):
+        self.folder = folder
+        self.manifest = manifest
+        self._columns = {split: self._opened(split) for split in SPLITS}
+
+    def rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> dict[str, np.ndarray]:
+        """The rows asked for, in that order; work and memory grow with n alone.
+
+        `tokens` int32[n, T]: [CLS] A [SEP] B [SEP] and padding. `segment_start`, `length`, `is_next`, `record` int32[n]: the
+        position of B's first token (= length where there is no B), tokens before padding, 1 where B truly follows A, and
+        the index asked for. Raises `IndexError` outside [0, N).
+        """
+        wanted_n = np.asarray(indices, dtype=np.int64)
+        count = self.manifest.rows[split]
+        if wanted_n.size and (wanted_n.min() < 0 or wanted_n.max() >= count):
+            raise IndexError(f"{split} holds records 0 to {count - 1}, asked for {wanted_n.min()} to {wanted_n.max()}")
+        columns = self._columns[split]
+        found = {name: columns[name][wanted_n].astype(np.int32) for name in ("tokens", "segment_start", "length", "is_next")}
+        return {**found, "record": wanted_n.astype(np.int32)}
+
+    def unit_of_rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> Int[np.ndarray, " n"]:
+        """Position in `unit_ids(split)` of each row's unit."""
+        return self._columns[split]["unit"][np.asarray(indices, dtype=np.int64)].astype(np.int64)
+
+    def unit_ids(self, split: Split) -> list[str]:
+        with (self.folder / f"{split}.units.jsonl").open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+
+    def pieces(self) -> list[str]:
+        """The vocabulary, by id."""
+        return (self.folder / VOCABULARY).read_text(encoding="utf-8").rstrip("\n").split("\n")
+
+    def _opened(self, split: Split) -> dict[str, np.ndarray]:
+        count = self.manifest.rows[split]
+        columns = {}
+        for name, kind in column_types(self.manifest.vocabulary_size).items():
+            shape = (count, self.manifest.sequence_length) if name == "tokens" else (count,)
+            path = self.folder / f"{split}.{name}"
+            columns[name] = np.memmap(path, dtype=kind, mode="r", shape=shape) if count else np.zeros(shape, kind)
+        return columns
+
+
+def open_store(folder: Path, key: str | None = None, *, hashed_bytes: int = HASHED_BYTES) -> Store:
+    """The store in `folder`. Raises `Refused` where it is not whole, or is not the one that `key` names."""
+    manifest = Manifest.read(folder)
+    require(key is None or manifest.key == key, folder, "was prepared from other data or settings", _AGAIN)
+    verify(folder, manifest, hashed_bytes)
+    return Store(folder, manifest)
+
+
+def verify(folder: Path, manifest: Manifest, hashed_bytes: int) -> None:
+    """Raises `Refused` for a file that is missing, of another size or, among the first `hashed_bytes`, of another content.
+
+    Small files come first, so a store of any size has its unit ids, vocabulary and marks hashed before its tokens.
+    """
+    hashed = 0
+    for name, known in sorted(manifest.files.items(), key=lambda file: (file[1]["bytes"], file[0])):
+        path = folder / name
+        size = path.stat().st_size if path.exists() else None
+        require(size is not None, path, "is missing from its store", _AGAIN)
+        require(size == known["bytes"], path, f"holds {size} bytes where its manifest says {known['bytes']}", _AGAIN)
+        hashed += known["bytes"]
+        if hashed <= hashed_bytes:
+            with path.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            require(digest == known["sha256"], path, "does not match the checksum in its manifest", _AGAIN)

@@ -1,0 +1,112 @@
+"""A corpus from a known Markov chain of words, whose best possible masked-word loss can be computed.
+
+Shape legend: S states (words), W words of one text.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+
+from dpx.data.declarations import Synthetic
+from dpx.data.documents import Document
+
+WORDS_PER_SENTENCE = 12
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
+_STEPS = ((1, 0.55), (2, 0.25), (5, 0.15), (7, 0.05))  # step 1 visits every state; 1 and 2 together rule out a period
+
+
+class SyntheticSource:
+    """Documents of a stationary chain; each is drawn from its own number, so none depends on how many there are."""
+
+    def __init__(self, declared: Synthetic):
+        self._declared = declared
+        self._words = words(declared)
+        self._cumulative_SS = np.cumsum(transition(declared), axis=1)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self._declared), sort_keys=True).encode()).hexdigest()
+
+    def documents(self) -> Iterator[Document]:
+        for number in range(self._declared.documents):
+            states = self._walk(random.Random(f"document {self._declared.seed} {number}"))
+            sentences = [states[start : start + WORDS_PER_SENTENCE] for start in range(0, len(states), WORDS_PER_SENTENCE)]
+            paragraphs = tuple(" ".join(self._words[state] for state in sentence) for sentence in sentences)
+            yield Document(paragraphs=paragraphs, unit_id=f"synthetic/{number}")
+
+    def _walk(self, draws: random.Random) -> list[int]:
+        states = [int(draws.random() * self._declared.states)]  # the stationary distribution is uniform: see `transition`
+        for _ in range(self._declared.words_per_document - 1):
+            row_S = self._cumulative_SS[states[-1]]
+            states.append(min(int(np.searchsorted(row_S, draws.random(), side="right")), self._declared.states - 1))
+        return states
+
+
+def words(declared: Synthetic) -> list[str]:
+    """The word of each state: two syllables or more, all different, in an order drawn from the seed."""
+    found = [first + second for first in _SYLLABLES for second in _SYLLABLES]
+    while len(found) < declared.states:
+        found += [word + syllable for word in found for syllable in _SYLLABLES]
+    found = list(dict.fromkeys(found))
+    random.Random(f"words {declared.seed}").shuffle(found)
+    return found[: declared.states]
+
+
+def transition(declared: Synthetic) -> np.ndarray:
+    """P[a, b], float64[S, S]: chances that word b follows word a.
+
+    A mixture of cyclic shifts, so columns sum to one as rows do and the stationary distribution is uniform.
+    """
+    size = declared.states
+    chain_SS = np.zeros((size, size))
+    for step, chance in _STEPS:
+        chain_SS[np.arange(size), (np.arange(size) + step) % size] += chance
+    return chain_SS
+
+
+def best_masked_loss(chain_SS: np.ndarray) -> float:
+    """Least possible cross-entropy (nats) of a masked word whose two neighbours are seen: H(X1 | X0, X2).
+
+    For a stationary chain H(X1 | X0, X2) = 2 H(X1 | X0) - H(X2 | X0). A model that sees fewer neighbours cannot do better.
+    """
+    stationary_S = _stationary(chain_SS)
+    return 2 * _conditional_entropy(stationary_S, chain_SS) - _conditional_entropy(stationary_S, chain_SS @ chain_SS)
+
+
+def best_next_loss(chain_SS: np.ndarray) -> float:
+    """Least possible cross-entropy (nats) of the next word given all before it: the entropy rate."""
+    return _conditional_entropy(_stationary(chain_SS), chain_SS)
+
+
+def masked_posterior(chain_SS: np.ndarray, states_W: np.ndarray, is_masked_W: np.ndarray) -> np.ndarray:
+    """P(word at w | every word that is not masked), float64[W, S], by the forward-backward recursion.
+
+    The mean of -log of its entries at the masked words is what no model can beat on this text, whatever the masks.
+    """
+    size, length = len(chain_SS), len(states_W)
+    seen_WS = np.where(is_masked_W[:, None], 1.0, np.eye(size)[states_W])
+    forward_WS = np.empty((length, size))
+    backward_WS = np.ones((length, size))
+    forward_WS[0] = _stationary(chain_SS) * seen_WS[0]
+    for place in range(1, length):
+        forward_WS[place] = (forward_WS[place - 1] @ chain_SS) * seen_WS[place]
+        forward_WS[place] /= forward_WS[place].sum()
+    for place in range(length - 2, -1, -1):
+        backward_WS[place] = chain_SS @ (seen_WS[place + 1] * backward_WS[place + 1])
+        backward_WS[place] /= backward_WS[place].sum()
+    posterior_WS = forward_WS * backward_WS
+    return posterior_WS / posterior_WS.sum(axis=1, keepdims=True)
+
+
+def _stationary(chain_SS: np.ndarray) -> np.ndarray:
+    size = len(chain_SS)
+    equations = np.vstack([chain_SS.T - np.eye(size), np.ones(size)])
+    return np.linalg.lstsq(equations, np.append(np.zeros(size), 1.0), rcond=None)[0]
+
+
+def _conditional_entropy(weights_S: np.ndarray, chain_SS: np.ndarray) -> float:
+    logs_SS = np.log(chain_SS, out=np.zeros_like(chain_SS), where=chain_SS > 0)
+    return float(-(weights_S @ (chain_SS * logs_SS).sum(axis=1)))

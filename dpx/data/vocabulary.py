@@ -1,0 +1,105 @@
+"""WordPiece vocabularies: fitted with the same pieces every time, or read from a file."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.trainers import WordPieceTrainer
+
+from dpx.declaration import Refused, require
+
+PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_NORMALISER = BertNormalizer(lowercase=True)
+_ALPHABET_SHARE = 16  # one sixteenth of the pieces start with a single character, another continue with one
+_ALPHABET_MOST = 1000
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the pieces that are not text."""
+
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+
+
+def fit(texts: Iterable[str], size: int) -> list[str]:
+    """At most `size` pieces, by id, that `texts` yield: special tokens, alphabet, then merged pieces.
+
+    `texts` is read once and kept in a temporary file meanwhile. The trainer numbers the continuing characters in the order
+    of a randomly seeded hash table, and breaks ties between merges by those numbers; naming the whole alphabet beforehand
+    makes the pieces a function of the text. Raises `Refused` when there is no text.
+    """
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as held:
+        for text in texts:
+            counts.update(_NORMALISER.normalize_str(text))
+            held.write(text.replace("\n", " ") + "\n")
+        alphabet = _alphabet(counts, size)
+        require(bool(alphabet), "data.vocabulary", "the split it is fitted on holds no text", "Raise data.public_fraction, or bring a file")
+        tokenizer = _tokenizer(WordPiece(unk_token=UNKNOWN))
+        held.seek(0)
+        tokenizer.train_from_iterator(held, _trainer(size, alphabet))
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def read(path: Path, size: int) -> list[str]:
+    """The pieces of a vocabulary file, one a line; a piece's id is its line, from 0. Raises `Refused` for one that cannot be used."""
+    try:
+        pieces = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except FileNotFoundError:
+        raise Refused(path, "no such file", "Check data.vocabulary.path") from None
+    except UnicodeDecodeError as error:
+        raise Refused(path, f"byte {error.start} is not UTF-8", "Convert the file to UTF-8") from None
+    pieces = [piece.rstrip("\r") for piece in pieces]
+    missing = [token for token in SPECIAL_TOKENS if token not in pieces]
+    require(not missing, path, f"lacks {' '.join(missing)}", "Add the special tokens, a line each")
+    repeated = [piece for piece, count in Counter(pieces).items() if count > 1]
+    require(not repeated, path, f"holds {repeated[:1]} more than once", "Keep one line of each piece")
+    fix = f"Set data.vocabulary.size={len(pieces)}"
+    require(len(pieces) <= size, path, f"holds {len(pieces)} pieces but data.vocabulary.size={size}", fix)
+    return pieces
+
+
+def tokenizer_of(pieces: list[str]) -> Tokenizer:
+    """The lower-casing BERT tokenizer over `pieces`; adds no special tokens of its own."""
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    return _tokenizer(WordPiece(vocab=ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
+
+
+def special_ids(pieces: list[str]) -> SpecialIds:
+    pad, unknown, first, separator, mask = (pieces.index(token) for token in SPECIAL_TOKENS)
+    return SpecialIds(pad_id=pad, unk_id=unknown, cls_id=first, sep_id=separator, mask_id=mask)
+
+
+def _alphabet(counts: Counter[str], size: int) -> list[str]:
+    """The most frequent characters, ties by code point."""
+    letters = [letter for letter in counts if not letter.isspace()]
+    most = min(_ALPHABET_MOST, size // _ALPHABET_SHARE)
+    return sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[:most])
+
+
+def _trainer(size: int, alphabet: list[str]) -> WordPieceTrainer:
+    return WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=[*SPECIAL_TOKENS, *alphabet, *(f"##{letter}" for letter in alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+
+
+def _tokenizer(model: WordPiece) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = _NORMALISER  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = BertPreTokenizer()  # type: ignore[assignment]
+    return tokenizer
