@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from dpx.privacy.declarations import Adjacency
 from dpx.privacy.events import AccountantName, Release
 
 Charges = list[tuple[Release, int]]
+Real = float | int
 
 # Below this the float64 convolutions of dp-accounting's PLD carry rounding of the same size as delta.
 SMALLEST_DELTA = {"pld": 1e-13, "rdp": 0.0, "deterministic": 0.0}
@@ -74,7 +75,7 @@ def compose(
     charges: Charges,
     accountant: AccountantName = "pld",
     adjacency: Adjacency = "zero_out",
-    orders: Sequence[float] | None = None,
+    orders: Sequence[Real] | None = None,
     interval: float | None = None,
 ) -> Composition:
     """Composes `(release, count)` charges; raises `Refused` where `accountant` proves nothing for them.
@@ -113,7 +114,7 @@ def _upper_edges(group: Charges, rates: int) -> Charges:
     return [(replace(release, sampling_probability=top[bucket]), count) for (release, count), bucket in zip(group, place.tolist(), strict=True)]
 
 
-def check_delta(delta: float, accountant: str) -> None:
+def check_delta(delta: Real, accountant: str) -> None:
     """Raises `Refused` for a delta outside (0, 1), or too small for the accountant's arithmetic."""
     require(0 < delta < 1, f"delta={delta}", "delta is a probability above 0 and below 1", "Use a value below 1/N")
     require(
@@ -124,19 +125,19 @@ def check_delta(delta: float, accountant: str) -> None:
     )
 
 
-def charges_of(runs: Sequence[tuple[float, int]], noise_multiplier: float, sampler: str = "poisson") -> Charges:
+def charges_of(runs: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: str = "poisson") -> Charges:
     """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes."""
     require(sampler in ("poisson", "gaussian"), f"sampler={sampler}", "is not described by (q, steps) alone", "Use sampler=poisson, or dpx.privacy.compose")
     return events.merge([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=sampler), int(steps)) for q, steps in runs])
 
 
 def epsilon(
-    runs: Sequence[tuple[float, int]],
+    runs: Iterable[Sequence[Real]],
     *,
-    noise_multiplier: float,
-    delta: float,
+    noise_multiplier: Real,
+    delta: Real,
     accountant: AccountantName = "pld",
-    orders: Sequence[float] | None = None,
+    orders: Sequence[Real] | None = None,
     sampler: str = "poisson",
     adjacency: Adjacency = "zero_out",
 ) -> float:

@@ -1,14 +1,14 @@
 """The smallest noise multiplier that keeps a target: bracketed by cheap bounds, never above the target."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from scipy.optimize import brentq
 
 from dpx.declaration import Refused, require
 from dpx.privacy import accounting, cache, events
-from dpx.privacy.accounting import Charges
+from dpx.privacy.accounting import Charges, Real
 from dpx.privacy.declarations import Adjacency
 from dpx.privacy.events import AccountantName
 
@@ -20,12 +20,12 @@ _SMALLEST, _LARGEST = 1e-3, 1e7
 
 
 def noise_multiplier(
-    runs: Sequence[tuple[float, int]],
+    runs: Iterable[Sequence[Real]],
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: Real,
+    delta: Real,
     accountant: AccountantName = "pld",
-    orders: Sequence[float] | None = None,
+    orders: Sequence[Real] | None = None,
     sampler: str = "poisson",
     adjacency: Adjacency = "zero_out",
 ) -> float:
@@ -40,10 +40,10 @@ def noise_multiplier(
 def solve(
     charges: Charges,
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: Real,
+    delta: Real,
     accountant: AccountantName = "pld",
-    orders: Sequence[float] | None = None,
+    orders: Sequence[Real] | None = None,
     adjacency: Adjacency = "zero_out",
 ) -> float:
     """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another."""

@@ -1,0 +1,135 @@
+"""Declared noise becomes a number that never overshoots; claims that cannot stand are refused."""
+
+import pytest
+
+import dpx.privacy
+from dpx.batch_schedule import Constant, Linear, Staged
+from dpx.declaration import Refused
+from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
+from dpx.privacy import cache, solve
+from dpx.privacy.calibration import calibrate
+from dpx.privacy.declarations import Rdp
+
+N = 10_000
+
+
+def test_stated_noise_is_kept(small):
+    calibrated = calibrate(small(), N)
+    assert calibrated.noise_multiplier == 1.0 and calibrated.runs == ((64 / N, 20),) and calibrated.batch_runs == ((64, 20),)
+    expected = dpx.privacy.epsilon([(64 / N, 20)], noise_multiplier=1.0, delta=1e-6)
+    assert calibrated.epsilon["pld"] == expected and calibrated.epsilon["rdp"] > expected
+
+
+def test_ratio_is_noise_over_batch(small):
+    assert calibrate(small(noise=NoiseBatchRatio(noise_batch_ratio=0.25)), N).noise_multiplier == 16.0
+
+
+@pytest.mark.parametrize("accountant", [None, Rdp()])
+def test_target_is_met_from_below(small, accountant):
+    experiment = small(noise=TargetEpsilon(epsilon=2.0), **({"accountant": accountant} if accountant else {}))
+    calibrated = calibrate(experiment, N)
+    own = experiment.accountant.name
+    assert 2.0 * 0.998 < calibrated.epsilon[own] <= 2.0
+
+
+def test_plain_training_has_no_noise(small):
+    calibrated = calibrate(small(mechanism=NoPrivacy()), N)
+    assert calibrated.noise_multiplier is None and calibrated.epsilon == {} and calibrated.runs == ((64 / N, 20),)
+
+
+def test_stages_are_accounted_at_their_own_rates(small):
+    calibrated = calibrate(small(batch_schedule=Staged(sizes=[32, 64], stage_steps=5)), N)
+    assert calibrated.runs == ((32 / N, 5), (64 / N, 15))
+
+
+def test_a_ramp_is_bounded_from_above_and_closely(small):
+    experiment = small(steps=60, batch_schedule=Linear(start=20, end=400, ramp_steps=60), accountant=Rdp())
+    calibrated = calibrate(experiment, N)
+    exact = dpx.privacy.epsilon(calibrated.runs, noise_multiplier=1.0, delta=1e-6, accountant="rdp")
+    assert len(calibrated.runs) == 60 and exact <= calibrated.epsilon["rdp"] <= exact * 1.02
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({"privacy": {"delta": 1e-3}}, N, "privacy.delta=0.001"),
+        ({"batch_schedule": Constant(size=N + 1)}, N, f"batch size {N + 1}"),
+        ({"privacy": {"adjacency": "add_remove"}}, N, "declared_size"),
+        ({"privacy": {"adjacency": "replace_one"}, "accountant": Rdp()}, N, "replace"),
+        ({"privacy": {"adjacency": "replace_one", "unit": "document", "rows_per_unit_max": 4}}, N, "rows_per_unit_max=4"),
+        ({"privacy": {"unit": "document", "rows_per_unit_max": 4}, "accountant": Rdp()}, N, "several rows"),
+    ],
+)
+def test_claims_that_cannot_stand_are_refused_in_one_line(small, changes, size, message):
+    with pytest.raises(Refused, match=message) as refusal:
+        calibrate(small(**changes), size)
+    assert "\n" not in str(refusal.value)
+
+
+def test_large_delta_can_be_allowed(small):
+    assert calibrate(small(privacy={"delta": 1e-3, "allow_large_delta": True}), N).epsilon["pld"] > 0
+
+
+def test_declared_size_stands_in_for_the_count(small):
+    experiment = small(privacy={"adjacency": "add_remove"}, data={"declared_size": 20_000})
+    assert calibrate(experiment, N).runs == ((64 / 20_000, 20),)
+
+
+def test_a_unit_of_rows_needs_more_noise_than_a_row(small):
+    noise = TargetEpsilon(epsilon=2.0)
+    row = calibrate(small(noise=noise), N).noise_multiplier
+    document = calibrate(small(noise=noise, privacy={"unit": "document", "rows_per_unit_max": 4}), N).noise_multiplier
+    assert row is not None and document is not None and document > 1.3 * row
+
+
+def claim(epsilon=1.0):
+    return {"runs": [(0.01, 100)], "epsilon": epsilon, "delta": 1e-6, "accountant": "rdp"}
+
+
+def test_calibrations_are_kept_and_found_again(own_cache, monkeypatch):
+    first = dpx.privacy.noise_multiplier(**claim())
+    monkeypatch.setattr(solve, "_refine", lambda *_, **__: pytest.fail("solved again"))
+    assert dpx.privacy.noise_multiplier(**claim()) == first
+    assert len(list((own_cache / "calibration").iterdir())) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"noise_multiplier": "x"}', '{"noise_multiplier": 0.01}'])
+def test_a_damaged_or_wrong_cache_is_not_believed(own_cache, text):
+    first = dpx.privacy.noise_multiplier(**claim())
+    (path,) = (own_cache / "calibration").iterdir()
+    path.write_text(text)
+    assert dpx.privacy.noise_multiplier(**claim()) == first
+
+
+def test_an_unwritable_cache_is_no_obstacle(monkeypatch):
+    monkeypatch.setenv("DPX_CACHE", "/proc/nowhere")
+    assert dpx.privacy.noise_multiplier(**claim()) > 0
+    assert cache.read("absent") is None
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
+def test_impossible_targets_are_refused(epsilon):
+    with pytest.raises(Refused, match="epsilon"):
+        dpx.privacy.noise_multiplier(**claim(epsilon))
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6])
+def test_impossible_deltas_are_refused(delta):
+    with pytest.raises(Refused, match="delta"):
+        dpx.privacy.epsilon([(0.01, 100)], noise_multiplier=1.0, delta=delta)
+
+
+def test_a_delta_below_the_arithmetic_is_refused_by_pld_only():
+    with pytest.raises(Refused, match="accountant=rdp"):
+        dpx.privacy.epsilon([(0.01, 100)], noise_multiplier=1.0, delta=1e-15)
+    assert dpx.privacy.epsilon([(0.01, 100)], noise_multiplier=1.0, delta=1e-15, accountant="rdp") > 0
+
+
+@pytest.mark.parametrize("target", [1e-3, 1e3])
+def test_extreme_targets_are_met(target):
+    value = dpx.privacy.noise_multiplier(**claim(target))
+    assert dpx.privacy.epsilon([(0.01, 100)], noise_multiplier=value, delta=1e-6, accountant="rdp") <= target
+
+
+def test_noise_stays_what_was_declared(small):
+    assert small().noise == Multiplier(noise_multiplier=1.0)

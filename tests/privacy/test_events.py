@@ -1,0 +1,108 @@
+"""The table of events: every allowed cell is exact at q = 1, every other one refuses in one line."""
+
+import itertools
+
+import pytest
+
+from dpx.declaration import Refused
+from dpx.privacy import accounting, closed_form, events
+from dpx.privacy.events import Release
+
+ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+ACCOUNTANTS = ("pld", "rdp", "deterministic")
+KINDS = ("poisson", "gaussian", "truncated_poisson", "fixed_size", "group")
+SIGMA, STEPS, DELTA = 8.0, 10, 1e-6
+
+
+def full_participation(kind):
+    """Everyone takes part in each of these."""
+    extra = {"truncated_poisson": {"size": 100, "cap": 101}, "fixed_size": {"size": 100, "sample_size": 100}, "group": {"rows_per_unit": 3}}
+    return Release(noise_multiplier=SIGMA, kind=kind, **extra.get(kind, {}))
+
+
+def closed(kind, adjacency):
+    sensitivity = (2 if adjacency == "replace_one" else 1) * (3 if kind == "group" else 1)
+    return closed_form.epsilon(sensitivity * STEPS**0.5 / SIGMA, DELTA)
+
+
+ALLOWED = [cell for cell, build in events.TABLE.items() if not isinstance(build, tuple)]
+REFUSED = [cell for cell, build in events.TABLE.items() if isinstance(build, tuple)]
+
+
+def test_the_table_is_complete():
+    assert set(events.TABLE) == set(itertools.product(KINDS, ADJACENCIES, ACCOUNTANTS))
+
+
+@pytest.mark.parametrize(("kind", "adjacency", "accountant"), ALLOWED)
+def test_allowed_cells_are_gaussian_at_full_participation(kind, adjacency, accountant):
+    found = accounting.compose([(full_participation(kind), STEPS)], accountant, adjacency).epsilon(DELTA)
+    truth = closed(kind, adjacency)
+    # Renyi is a bound; PLD is within its grid; the closed form is itself.
+    slack = {"pld": 2e-3, "rdp": 0.15, "deterministic": 1e-6}[accountant]
+    assert truth * (1 - 1e-4) <= found <= truth * (1 + slack)
+
+
+@pytest.mark.parametrize(("kind", "adjacency", "accountant"), REFUSED)
+def test_refused_cells_say_why_in_one_line(kind, adjacency, accountant):
+    with pytest.raises(Refused) as refusal:
+        events.event(full_participation(kind), adjacency, accountant)
+    text = str(refusal.value)
+    assert "\n" not in text and "Use " in text and kind in text
+
+
+def test_replaced_units_cost_twice_the_sensitivity_by_renyi():
+    once = events.event(Release(noise_multiplier=2.0, kind="gaussian"), "zero_out", "rdp")
+    twice = events.event(Release(noise_multiplier=2.0, kind="gaussian"), "replace_one", "rdp")
+    assert twice.noise_multiplier == once.noise_multiplier / 2
+
+
+def test_the_truncated_event_costs_next_to_nothing_above_six_deviations():
+    plain = Release(noise_multiplier=1.0, sampling_probability=512 / 60_000)
+    epsilon = accounting.compose([(plain, 2000)]).epsilon(1e-5)
+    assert epsilon == pytest.approx(2.169, rel=2e-3)
+    for cap, expected in ((512, 13.03), (560, 5.366), (620, 2.1722), (660, 2.1695)):
+        release = Release(noise_multiplier=1.0, sampling_probability=512 / 60_000, kind="truncated_poisson", size=60_000, cap=cap)
+        found = accounting.compose([(release, 2000)], interval=1e-3).epsilon(1e-5)
+        assert found == pytest.approx(expected, rel=5e-3)
+
+
+def test_fixed_size_uses_the_sensitivity_of_a_replaced_row():
+    release = Release(noise_multiplier=1.0, sampling_probability=512 / 60_000, kind="fixed_size", size=60_000, sample_size=512)
+    assert accounting.compose([(release, 2000)], "rdp", "replace_one").epsilon(1e-5) == pytest.approx(25.97, rel=1e-3)
+
+
+def test_poisson_under_replaced_units_is_dearer():
+    release = Release(noise_multiplier=1.0, sampling_probability=512 / 60_000)
+    assert accounting.compose([(release, 2000)], "pld", "replace_one", interval=5e-4).epsilon(1e-5) == pytest.approx(3.503, rel=2e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_a_unit_of_rows_costs_between_its_rows_apart_and_always_together(rows):
+    def spent(release):
+        return accounting.compose([(release, 100)]).epsilon(1e-6)
+
+    group = spent(Release(noise_multiplier=2.0, sampling_probability=0.01, kind="group", rows_per_unit=rows))
+    one_row = spent(Release(noise_multiplier=2.0, sampling_probability=0.01))
+    together = spent(Release(noise_multiplier=2.0 / rows, sampling_probability=1 - 0.99**rows))
+    assert one_row * (1 - 1e-3) <= group <= together * (1 + 1e-3)
+    if rows == 1:
+        assert group == pytest.approx(one_row, rel=1e-3)
+    else:
+        assert group > 1.2 * one_row
+
+
+def test_a_large_unit_at_a_small_rate_is_summed_without_loss_of_mass():
+    event = events.event(Release(noise_multiplier=2.0, sampling_probability=1e-6, kind="group", rows_per_unit=1000), "zero_out", "pld")
+    assert sum(event.sampling_probs) == pytest.approx(1.0, abs=1e-12) and event.sensitivities[-1] == 1000
+
+
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 0.0}, {"sampling_probability": 0.0}, {"sampling_probability": 1.5}])
+def test_impossible_releases_are_refused(changes):
+    with pytest.raises(Refused):
+        Release(**({"noise_multiplier": 1.0} | changes))
+
+
+def test_unknown_names_are_refused():
+    release = Release(noise_multiplier=1.0)
+    with pytest.raises(Refused, match="accountant=gdp"):
+        events.event.__wrapped__(release, "zero_out", "gdp") if hasattr(events.event, "__wrapped__") else events.event(release, "zero_out", "gdp")
