@@ -72,7 +72,8 @@ def _siblings(key: str) -> list[str]:
     else:
         cfg = compose("config")
     parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
-    return [str(name) for name in parent if not str(name).startswith("_")] if isinstance(parent, DictConfig) else [str(name) for name in cfg]
+    beside = parent if isinstance(parent, DictConfig) else cfg
+    return [str(name) for name in beside if not str(name).startswith("_")]
 
 
 def _first_line(error: BaseException) -> str:

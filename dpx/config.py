@@ -6,8 +6,9 @@ Hydra's own `instantiate` would call any importable function and check no types;
 import hashlib
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,16 +19,13 @@ from dpx.experiment import Experiment
 from dpx.node import checked_arguments, nearest, unknown_key
 from dpx.run_folder import RunFolder
 
+# What a command does with the experiment, in the folder of its run.
+Job = Callable[[Experiment, RunFolder], Any]
+
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
 _BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "tune", "hydra")
 # These never change which run it is (design: how a config becomes a run).
 _NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "name", "run")
-
-
-class Job(Protocol):
-    """What a command does with the experiment."""
-
-    def __call__(self, experiment: Experiment, folder: RunFolder) -> None: ...
 
 
 def conf_directory() -> Path:
@@ -44,7 +42,7 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
 
     Raises `Refused`, naming the config key, for missing values, unknown keys, wrong types and contradictions.
     """
-    missing = sorted(OmegaConf.missing_keys(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])))
+    missing = sorted(_missing(OmegaConf.to_container(cfg, resolve=False), ""))
     if missing:
         joined = " ".join(f"{key}=..." for key in missing)
         raise Refused(", ".join(missing), "no value given", f"Add {joined}")
@@ -56,6 +54,14 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
     job = _instantiate(plain.get("job"), "job")
     experiment = _construct(Experiment, {key: plain[key] for key in plain if key in fields}, "")
     return experiment, job
+
+
+def _missing(node: Any, path: str) -> list[str]:
+    """Dotted keys of `???` below `node`, Hydra's own left out."""
+    if node == "???":
+        return [path]
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [found for key, value in items if path or key != "hydra" for found in _missing(value, f"{path}.{key}".lstrip("."))]
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
@@ -83,7 +89,8 @@ def _instantiate(node: Any, path: str) -> Any:
         module, _, name = target.rpartition(".")
         declared = getattr(importlib.import_module(module), name)
     except Exception as error:
-        raise Refused(f"{path}._target_={target}", f"cannot be loaded ({str(error).splitlines()[0]})", "Name a declaration of dpx") from error
+        words = f"cannot be loaded ({str(error).splitlines()[0]})"
+        raise Refused(f"{path}._target_={target}", words, "Name a declaration of dpx") from error
     if not hasattr(declared, "__dataclass_fields__"):
         raise Refused(f"{path}._target_={target}", "not a declaration", "Name a frozen dataclass")
     return _construct(declared, {key: value for key, value in node.items() if key != "_target_"}, path)

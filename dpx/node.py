@@ -32,27 +32,31 @@ def unknown_key(path: str, known: Iterable[str]) -> Refused:
 
 
 def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:
-    """`arguments` as they came, once every key exists, every required one is there and every value has its type."""
+    """`arguments` once every key exists, every required one is there and every value has its type; `1` becomes 1.0 for a float."""
     fields = {field.name: field for field in dataclasses.fields(declared) if field.init}
     hints = typing.get_type_hints(declared)
+    checked = {}
     for key, value in arguments.items():
         full = f"{path}.{key}".lstrip(".")
         if key not in fields:
             raise unknown_key(full, fields)
         if not _fits(value, hints[key]):
             raise Refused(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", "Correct the value")
+        parts = _parts(hints[key])
+        checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in arguments:
             raise Refused(f"{path}.{name}".lstrip("."), "no value given", f"Add {path}.{name}=...".replace(" .", " "))
-    return arguments
+    return checked
 
 
 def _fits(value: Any, hint: Any) -> bool:
     # To Python True is the integer 1; in a config it is a slip.
     if isinstance(value, bool) and bool not in _parts(hint):
         return any(isinstance(part, bool) for part in _parts(hint))
-    return is_bearable(value, hint, conf=_TOWER)
+    # To Python text is a sequence of texts; in a config it is one forgotten bracket.
+    return is_bearable(value, hint, conf=_TOWER) and not (isinstance(value, str) and "Sequence" in str(hint))
 
 
 def _parts(hint: Any) -> list[Any]:

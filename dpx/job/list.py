@@ -1,0 +1,86 @@
+"""`job=list`: the recipes, and with `list.plan=true` a plan of every point of each."""
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dpx import config, recipes
+from dpx.command_line import as_refused
+from dpx.declaration import Refused, declaration, require
+from dpx.experiment import Experiment
+from dpx.job.plan import plan
+from dpx.run_folder import RunFolder, write_json
+
+
+@declaration
+class List:
+    """Recipes whose name matches the pattern; raises `Refused` when none does, or when a point cannot be planned."""
+
+    match: str
+    plan: bool
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        del experiment
+        names = recipes.names(self.match)
+        everything = recipes.names()
+        require(bool(names), f"list.match={self.match}", "no recipe has such a name", f"There are {', '.join(everything) or 'none'}")
+        console = wide_console()
+        points = [Point(name, tuple(overrides)) for name in names for overrides in recipes.points(name)]
+        if not self.plan:
+            _show_names(names, points, console)
+            return
+        rows = [point.planned() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
+        folder.release.mkdir(parents=True, exist_ok=True)
+        write_json(folder.release / "list.json", rows)
+        _show_plans(rows, console)
+        failed = [row for row in rows if row["error"]]
+        if failed:
+            raise Refused(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
+
+
+def wide_console() -> Console:
+    """The terminal, or 160 columns where there is none: a table cut to 80 says nothing in a log."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run of a recipe: its name and the overrides that its sweep adds."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+    def planned(self) -> dict[str, Any]:
+        """Its plan, or the reason why it has none."""
+        row: dict[str, Any] = {"experiment": self.name, "point": " ".join(self.overrides), "plan": None, "error": None}
+        try:
+            experiment, _ = config.build(recipes.planned(self.name, list(self.overrides)))
+            row["plan"] = plan(experiment)
+        except Exception as error:
+            row["error"] = str(as_refused(error) or f"{type(error).__name__}: {error}")
+        return row
+
+
+def _show_names(names: list[str], points: list[Point], console: Console) -> None:
+    table = Table("experiment", "points")
+    for name in names:
+        table.add_row(name, str(sum(point.name == name for point in points)))
+    console.print(table)
+
+
+def _show_plans(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table("experiment", "point", "parameters", "FLOPs", "device h", "noise", "epsilon", "guarantee", "error")
+    for row in rows:
+        found = row["plan"]
+        if found is None:
+            table.add_row(row["experiment"], row["point"], *[""] * 6, row["error"])
+            continue
+        sigma = found["noise_multiplier"]
+        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in found["epsilon"].items())
+        cost = (f"{found['parameters']:,}", f"{found['flops']:.3g}", f"{found['device_hours']:,.1f}")
+        table.add_row(row["experiment"], row["point"], *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", found["guarantee"], "")
+    console.print(table)

@@ -1,0 +1,159 @@
+"""`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated and jax does not start."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpx.data.declarations import Hub
+from dpx.declaration import Refused, declaration
+from dpx.experiment import Experiment
+from dpx.models.flops import published_flops, training_matmul_flops
+from dpx.models.memory import Memory, step_memory
+from dpx.privacy import statement
+from dpx.privacy.calibration import Calibrated, calibrate
+from dpx.run_folder import RunFolder, write_json
+
+# Larger microbatches gain nothing: the products are full long before.
+LARGEST_MICROBATCH = 1024
+
+
+@declaration
+class Plan:
+    """Writes `release/plan.json` and prints it as a table."""
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        document = plan(experiment)
+        folder.release.mkdir(parents=True, exist_ok=True)
+        write_json(folder.release / "plan.json", document)
+        show(document, Console(soft_wrap=True))
+
+
+def plan(experiment: Experiment) -> dict[str, Any]:
+    """Every field of plan.json. Raises `Refused` where the claim cannot stand or the number of rows is not known."""
+    manifest = _manifest(experiment)
+    vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
+    size = experiment.data.declared_size or (manifest.rows["protected"] if manifest else 0)
+    calibrated = calibrate(experiment, size)
+    parameters = experiment.model.parameters(vocabulary, next_sentence=experiment.task.next_sentence)
+    examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
+    return (
+        {"name": experiment.name, "model": experiment.model.name, "parameters": parameters, "vocabulary_size": vocabulary}
+        | _work(experiment, parameters, vocabulary, examples, calibrated.size)
+        | _memory(experiment, parameters, vocabulary)
+        | _claim(experiment, manifest, calibrated)
+    )
+
+
+def _manifest(experiment: Experiment) -> Any:
+    """The prepared data's manifest; local sources are prepared for it, a download is not started by a plan."""
+    data = experiment.data
+    if data.declared_size is not None:
+        return None
+    if isinstance(data.source, Hub):
+        raise Refused("data.declared_size", "a plan downloads nothing, so the number of rows is not known", "Set data.declared_size")
+    from dpx.data.prepare import prepare
+
+    return prepare(data, experiment.privacy).manifest
+
+
+def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
+    task, mesh, length = experiment.task, experiment.mesh, experiment.data.sequence_length
+    flops = published_flops(parameters, length) * examples
+    exact = training_matmul_flops(experiment.model, vocabulary, length, task.masked_slots, next_sentence=task.next_sentence) * examples
+    hours = flops / mesh.flops_per_s / 3600
+    return {
+        "steps": experiment.steps,
+        "examples": examples,
+        "protected_rows": size,
+        "epochs": examples / size,
+        "flops": float(flops),
+        "flops_of_products": float(exact),
+        "mesh": mesh.name,
+        "devices": mesh.devices,
+        "device_hours": hours,
+        "hours": hours / mesh.devices,
+    }
+
+
+def _memory(experiment: Experiment, parameters: int, vocabulary: int) -> dict[str, Any]:
+    limit = experiment.mesh.memory_bytes
+    microbatch = experiment.microbatch if isinstance(experiment.microbatch, int) else largest_microbatch(experiment, parameters, vocabulary)
+    memory = _step_memory(experiment, parameters, vocabulary, microbatch)
+    return {
+        "microbatch": microbatch,
+        "memory_bytes_per_device": memory.peak,
+        "device_memory_bytes": limit,
+        "fits": memory.peak <= limit,
+    }
+
+
+def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, microbatch: int) -> Memory:
+    return step_memory(
+        experiment.model,
+        parameters=parameters,
+        vocabulary_size=vocabulary,
+        sequence_length=experiment.data.sequence_length,
+        masked_slots=experiment.task.masked_slots,
+        microbatch=microbatch,
+        fsdp=experiment.mesh.fsdp,
+        method=experiment.clipping.method if experiment.is_private else "plain",
+    )
+
+
+def largest_microbatch(experiment: Experiment, parameters: int, vocabulary: int) -> int:
+    """The largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1."""
+    size = LARGEST_MICROBATCH
+    while size > 1 and _step_memory(experiment, parameters, vocabulary, size).peak > 0.8 * experiment.mesh.memory_bytes:
+        size //= 2
+    return size
+
+
+def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dict[str, Any]:
+    sigma = calibrated.noise_multiplier
+    reasons = statement.reasons_against(experiment, manifest) if experiment.is_private else ["mechanism=none"]
+    return {
+        "sampler": experiment.sampler.name,
+        "adjacency": experiment.privacy.adjacency,
+        "unit": experiment.privacy.unit,
+        "noise_multiplier": sigma,
+        "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
+        "delta": experiment.privacy.delta if experiment.is_private else None,
+        "epsilon": dict(calibrated.epsilon),
+        "guarantee": "not_private" if not experiment.is_private else "none" if reasons else "dp",
+        "reasons": reasons,
+        "assumptions": statement.assumptions(experiment, manifest, calibrated.size) if experiment.is_private else [],
+        "not_covered": list(statement.NOT_COVERED),
+    }
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The plan as a person reads it."""
+    table = Table(title=f"plan of {document['name']}", show_header=False, title_justify="left")
+    for name, text in _lines(document):
+        table.add_row(name, text)
+    console.print(table)
+    for name in ("reasons", "assumptions", "not_covered"):
+        if document[name]:
+            console.print(name.replace("_", " ") + ":")
+            for line in document[name]:
+                console.print(f"  - {line}", highlight=False)
+
+
+def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    sigma = document["noise_multiplier"]
+    fits = "" if document["fits"] else "  (more than the device has)"
+    return [
+        ("model", f"{document['model']}, {document['parameters']:,} parameters at vocabulary {document['vocabulary_size']:,}"),
+        ("steps", f"{document['steps']:,}"),
+        ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} rows"),
+        ("FLOPs", f"{document['flops']:.3g} (6 M S per example); {document['flops_of_products']:.3g} counting matrix products"),
+        ("devices", f"{document['devices']} ({document['mesh']})"),
+        ("device hours", f"{document['device_hours']:,.2f}, so {document['hours']:,.2f} hours"),
+        ("memory per device", f"{document['memory_bytes_per_device'] / 1e9:.2f} GB at microbatch {document['microbatch']}{fits}"),
+        ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
+        ("noise-batch ratio", "none" if sigma is None else f"{document['noise_batch_ratio']:.4g}"),
+        ("delta", "none" if document["delta"] is None else f"{document['delta']:.4g}"),
+        ("epsilon", ", ".join(f"{value:.4g} ({name})" for name, value in document["epsilon"].items()) or "none"),
+        ("guarantee", document["guarantee"]),
+    ]

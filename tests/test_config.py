@@ -1,0 +1,133 @@
+"""Every option and every recipe composes, builds and equals its golden config; what cannot stand is refused in one line.
+
+`DPX_UPDATE_GOLDEN=1` rewrites the golden files.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# What an option cannot know: the user's files.
+GIVEN = {"data=text": ["data.source.paths=[corpus.txt]"]}
+
+
+def _options() -> list[str]:
+    conf = config.conf_directory()
+    found = (path.relative_to(conf).with_suffix("") for path in conf.glob("*/*.yaml"))
+    return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local"))
+
+
+def _agrees(golden: Path, text: str) -> None:
+    if os.environ.get("DPX_UPDATE_GOLDEN"):
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text)
+    assert golden.is_file(), f"{golden.name}: no golden config. Run once with DPX_UPDATE_GOLDEN=1 and read the difference."
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("option", _options())
+def test_option_builds_and_equals_golden(option: str) -> None:
+    group, _, name = option.partition("=")
+    cfg = recipes.compose([option, *GIVEN.get(option, [])])
+    experiment, job = config.build(cfg)
+    assert isinstance(experiment, Experiment) and callable(job)
+    _agrees(GOLDEN / group / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg)[group])))
+
+
+def test_main_job_equals_golden() -> None:
+    cfg = recipes.compose([])
+    assert config.build(cfg)[0].is_private
+    _agrees(GOLDEN / "main.yaml", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_recipe_builds_and_equals_golden(name: str) -> None:
+    cfg = recipes.planned(name, [])
+    experiment, _ = config.build(cfg)
+    assert experiment.name == name.replace("/", "_"), "the run folder would not carry the recipe's name"
+    _agrees(GOLDEN / "experiment" / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str) -> None:
+    folders = set()
+    points = recipes.points(name)
+    for point in points:
+        cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *point], with_hydra=True)
+        config.build(cfg)
+        folders.add(config.run_name(cfg))
+    assert len(folders) == len(points)
+
+
+def test_no_golden_config_is_left_over() -> None:
+    expected = {GOLDEN / "main.yaml"} | {GOLDEN / f"{option.replace('=', '/')}.yaml" for option in _options()}
+    expected |= {GOLDEN / "experiment" / f"{name}.yaml" for name in recipes.names()}
+    assert set(GOLDEN.rglob("*.yaml")) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["+stepz=3"], "stepz: unknown key. Did you mean steps?"),
+        (["+optimizer.bta1=0.1"], "optimizer.bta1: unknown key. Did you mean optimizer.beta1?"),
+        (["steps=2.5"], "steps=2.5: expected a whole number. Correct the value."),
+        (["steps=true"], "steps=True: expected a whole number. Correct the value."),
+        (["microbatch=many"], "microbatch=many: expected a whole number or auto. Correct the value."),
+        (["clip.clipping_norm=abc"], "clip.clipping_norm=abc: expected a number. Correct the value."),
+        (["data=text"], "data.source.paths: no value given. Add data.source.paths=..."),
+        (["data=text", "data.source.paths=a.txt"], "data.source.paths=a.txt: expected a list. Correct the value."),
+        (["noise.epsilon=0"], "noise.epsilon=0.0: epsilon must be positive. Give a target above 0."),
+        (["noise.epsilon=-1"], "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0."),
+        (["mechanism._target_=os.system"], "mechanism._target_=os.system: not a declaration. Name a frozen dataclass."),
+        (
+            ["model._target_=dpx.nothing.B"],
+            "model._target_=dpx.nothing.B: cannot be loaded (No module named 'dpx.nothing'). Name a declaration of dpx.",
+        ),
+        (["steps=${stepz}"], "steps: Interpolation key 'stepz' not found. Correct the interpolation."),
+        (["privacy.delta=0"], "privacy.delta=0.0: delta is a probability above 0 and below 1. Use a value below 1/N."),
+        (["~optimizer.eps"], "optimizer.eps: no value given. Add optimizer.eps=..."),
+        (
+            ["noise=noise_batch_ratio", "batch_schedule=linear_7500"],
+            "noise=noise_batch_ratio: the ratio is noise over one batch size, but the batch size varies. "
+            "Use batch_schedule=constant or noise=multiplier.",
+        ),
+    ],
+)
+def test_bad_config_is_refused_with_value_reason_and_fix(overrides: list[str], line: str) -> None:
+    with pytest.raises(Refused) as refused:
+        config.build(recipes.compose(overrides))
+    assert str(refused.value) == line
+
+
+def test_all_missing_values_are_listed_at_once() -> None:
+    with pytest.raises(Refused, match="data.source.paths, steps"):
+        config.build(recipes.compose(["data=text", "steps=???"]))
+
+
+HOW_AND_WHERE = ["mesh=cpu8", "clipping.method=vmap", "schedule.evaluate_every=7", "microbatch=4", "job=plan", "list.match=a"]
+
+
+@pytest.mark.parametrize("override", HOW_AND_WHERE)
+def test_run_name_ignores_how_and_where(override: str) -> None:
+    overrides = ["job=list"] if override.startswith("list") else []
+    assert _name([*overrides, override]) == _name(overrides)
+
+
+@pytest.mark.parametrize("override", ["replicate=1", "seed=1", "steps=7", "noise.epsilon=3", "data.sequence_length=32"])
+def test_run_name_follows_the_claim(override: str) -> None:
+    assert _name([override]) != _name([])
+
+
+def _name(overrides: list[str]) -> str:
+    cfg = recipes.compose([*overrides], with_hydra=True)
+    # `job=list` has a folder of its own; here only the claim's part of the name is compared.
+    cfg.hydra.runtime.choices.job = "train"
+    return config.run_name(cfg)

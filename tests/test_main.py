@@ -1,0 +1,65 @@
+"""The real command line in a process of its own: exit codes, the one line, the private log, and that no jax starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "COLUMNS": "160"}
+    command = [sys.executable, "-m", "dpx", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["stepz=3"], "stepz: unknown key. Did you mean steps?"),
+        (["optimizer.bta1=0.1"], "optimizer.bta1: unknown key. Did you mean optimizer.beta1?"),
+        (["model=tinyy"], "model=tinyy: no such option. Use one of tiny,"),
+        (["experiment=anil_2m_batch"], "experiment: not in the default config. Write +experiment=anil_2m_batch."),
+        (["+experiment=anil_2m"], "experiment=anil_2m: no such option. Use one of anil_2m_batch,"),
+        (["steps"], "steps: not of the form key=value."),
+        (["run=nowhere", "job=plan"], "run=nowhere: no such run."),
+        (["job=list", "list.match=nothing"], "list.match=nothing: no recipe has such a name."),
+    ],
+)
+def test_bad_command_line_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], line: str) -> None:
+    done = _dpx(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {line}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_traceback_goes_to_the_private_log_alone(tmp_path: Path) -> None:
+    done = _dpx(tmp_path, "noise.epsilon=-1")
+    assert done.stderr == "error: noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.\n"
+    (log,) = tmp_path.glob("outputs/main-*/private/dpx.log")
+    assert "Traceback" in log.read_text()
+    assert not list(tmp_path.glob("outputs/*/release"))
+
+
+def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
+    program = (
+        "import sys, dpx.__main__ as m; sys.argv = ['dpx', '+experiment=anil_2m_batch', 'job=plan']; "
+        "m.main(); assert 'jax' not in sys.modules"
+    )
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("outputs/anil_2m_batch-*/release/plan.json"))
+
+
+def test_a_mesh_names_its_simulated_devices_before_jax_starts(tmp_path: Path) -> None:
+    program = (
+        "from dpx import config, recipes; from dpx.__main__ import simulate_devices; "
+        "simulate_devices(config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh); import jax; print(len(jax.devices()))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "8", done.stderr
