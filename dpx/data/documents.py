@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dpx.data.declarations import Embedded, Hub, Synthetic, TextFiles
 from dpx.data.declarations import Source as Declared
@@ -25,6 +25,7 @@ class Document:
         return hashlib.sha256("\n".join(self.paragraphs).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+@runtime_checkable
 class Source(Protocol):
     """Re-readable documents: preparation passes over them once, or twice when it fits a vocabulary."""
 

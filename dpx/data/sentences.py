@@ -15,7 +15,7 @@ def split_sentences(paragraph: str) -> list[str]:
     sentences = []
     start = 0
     for end in _END.finditer(paragraph):
-        if paragraph[end.start()] == "." and _ABBREVIATION.search(paragraph, max(start, end.start() - 12), end.start()):
+        if paragraph[end.start()] == "." and _ABBREVIATION.search(paragraph, max(0, end.start() - 12), end.start()):
             continue
         sentences.append(paragraph[start : end.end()].strip())
         start = end.end()
