@@ -30,7 +30,9 @@ def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for
     `generator_for(shard)` gives the generator of one virtual shard of this step.
     """
     del sampler
-    require(0 <= sampling_probability <= 1, f"q={sampling_probability}", "a sampling probability lies in 0..1", "Use a batch size of at most N")
+    require(
+        0 <= sampling_probability <= 1, f"q={sampling_probability}", "a sampling probability lies in 0..1", "Use a batch size of at most N"
+    )
     return poisson(size, sampling_probability, generator_for)
 
 

@@ -36,7 +36,9 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
     size = check_claim(experiment, size)
     for batch, _ in batch_runs:
-        require(batch <= size, f"batch size {batch}", f"the data holds {size} rows, so q would exceed 1", f"Use a batch size of at most {size}")
+        require(
+            batch <= size, f"batch size {batch}", f"the data holds {size} rows, so q would exceed 1", f"Use a batch size of at most {size}"
+        )
     runs = tuple((batch / size, steps) for batch, steps in batch_runs)
     sigma = _noise(experiment, batch_runs, size)
     spent = accounting_of(experiment, planned(experiment, batch_runs, size, sigma))

@@ -22,7 +22,12 @@ class Privacy:
 
     def __post_init__(self) -> None:
         require(0 < self.delta < 1, f"privacy.delta={self.delta}", "delta is a probability above 0 and below 1", "Use a value below 1/N")
-        require(self.rows_per_unit_max >= 1, f"privacy.rows_per_unit_max={self.rows_per_unit_max}", "a unit holds at least one row", "Use 1 or more")
+        require(
+            self.rows_per_unit_max >= 1,
+            f"privacy.rows_per_unit_max={self.rows_per_unit_max}",
+            "a unit holds at least one row",
+            "Use 1 or more",
+        )
         require(
             self.unit != "row" or self.rows_per_unit_max == 1,
             f"privacy.rows_per_unit_max={self.rows_per_unit_max}",

@@ -43,8 +43,15 @@ class Release:
     rows_per_unit: int = 1
 
     def __post_init__(self) -> None:
-        require(self.noise_multiplier > 0, f"noise_multiplier={self.noise_multiplier}", "private training needs noise", "Give a value above 0")
-        require(0 < self.sampling_probability <= 1, f"q={self.sampling_probability}", "a sampling probability lies in (0, 1]", "Use a batch size of at most N")
+        require(
+            self.noise_multiplier > 0, f"noise_multiplier={self.noise_multiplier}", "private training needs noise", "Give a value above 0"
+        )
+        require(
+            0 < self.sampling_probability <= 1,
+            f"q={self.sampling_probability}",
+            "a sampling probability lies in (0, 1]",
+            "Use a batch size of at most N",
+        )
 
 
 Event = dp_accounting.DpEvent
@@ -145,7 +152,12 @@ TABLE[("fixed_size", "add_remove", "deterministic")] = TABLE[("fixed_size", "add
 
 def event(release: Release, adjacency: Adjacency, accountant: AccountantName) -> Event:
     """The event `accountant` composes for `release`; raises `Refused` where no bound is known."""
-    require(accountant in ("pld", "rdp", "deterministic"), f"accountant={accountant}", "is not an accountant that proves a bound", "Use pld or rdp")
+    require(
+        accountant in ("pld", "rdp", "deterministic"),
+        f"accountant={accountant}",
+        "is not an accountant that proves a bound",
+        "Use pld or rdp",
+    )
     require(adjacency in RELATION, f"adjacency={adjacency}", "is not a neighbouring relation", "Use zero_out, add_remove or replace_one")
     cell = TABLE[(release.kind, adjacency, accountant)]
     if isinstance(cell, tuple):

@@ -97,7 +97,12 @@ class Ledger:
         try:
             first = json.loads(whole[0])
             self.identity = str(first["ledger"])
-            require(first["format"] == FORMAT, self.path.name, f"is in format {first['format']}, not {FORMAT}", "Use the version of dpx that wrote it")
+            require(
+                first["format"] == FORMAT,
+                self.path.name,
+                f"is in format {first['format']}, not {FORMAT}",
+                "Use the version of dpx that wrote it",
+            )
             for line in whole[1:]:
                 self._take(json.loads(line))
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -216,7 +221,12 @@ def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, int], float]
 
 def _release(run: dict[str, Any]) -> Release:
     kind = "group" if run["rows_per_unit"] > 1 else run["sampler"]
-    require(kind != "group" or run["sampler"] == "poisson", f"sampler={run['sampler']}", "has no event for units of several rows", "Use sampler=poisson")
+    require(
+        kind != "group" or run["sampler"] == "poisson",
+        f"sampler={run['sampler']}",
+        "has no event for units of several rows",
+        "Use sampler=poisson",
+    )
     return Release(
         noise_multiplier=run["noise_multiplier"],
         sampling_probability=run["q"],

@@ -1,5 +1,6 @@
 """The smallest noise multiplier that keeps a target: bracketed by cheap bounds, never above the target."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ def solve(
     }
     name = cache.key(question)
 
+    @functools.cache
     def spent(sigma: float, interval: float | None = None) -> float:
         return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, interval).epsilon(delta)
 
@@ -78,6 +80,7 @@ def scaled(charges: Charges, factor: float) -> Charges:
 def _renyi_guess(charges: Charges, epsilon: float, delta: float, adjacency: Adjacency) -> float:
     """Renyi's noise multiplier, a little too large, where Renyi knows these charges; else 1."""
 
+    @functools.cache
     def spent(sigma: float) -> float:
         return accounting.compose(scaled(charges, sigma), "rdp", adjacency).epsilon(delta)
 
@@ -106,7 +109,12 @@ def _bracket(spent: Spent, target: float, start: float, factor: float) -> tuple[
     if spent(start) > target:
         while spent(high) > target:
             low, high, factor = high, high * factor, factor**1.5
-            require(high < _LARGEST, f"epsilon={target}", "no noise multiplier below 1e7 reaches it", "Raise epsilon or delta, or train fewer steps")
+            require(
+                high < _LARGEST,
+                f"epsilon={target}",
+                "no noise multiplier below 1e7 reaches it",
+                "Raise epsilon or delta, or train fewer steps",
+            )
         return low, high
     while spent(low) <= target:
         high, low, factor = low, low / factor, factor**1.5
@@ -117,20 +125,19 @@ def _bracket(spent: Spent, target: float, start: float, factor: float) -> tuple[
 
 def _refine(spent: Spent, target: float, low: float, high: float, tolerance: float = TOLERANCE) -> float:
     """Smallest sigma in `(low, high]` with `spent(sigma) <= target`, to `tolerance`, always on the safe side."""
-    # Brent on log epsilon against log sigma: nearly a straight line, so few evaluations.
-    known: dict[float, float] = {}
 
+    # Brent on log epsilon against log sigma: nearly a straight line, so few evaluations.
     def excess(log_sigma: float) -> float:
-        if log_sigma not in known:
-            value = spent(math.exp(log_sigma))
-            known[log_sigma] = math.log(min(max(value, 1e-12), 1e12) / target)
-        return known[log_sigma]
+        value = spent(ends.get(log_sigma) or math.exp(log_sigma))
+        return math.log(min(max(value, 1e-12), 1e12) / target)
 
     low_log, high_log = math.log(low), math.log(high)
+    # exp(log(x)) is not x: the ends keep their own value, whose epsilon is known already.
+    ends = {low_log: low, high_log: high}
     if excess(low_log) <= 0:
         return low
     root = float(brentq(excess, low_log, high_log, xtol=tolerance / 4, rtol=1e-12))
     step = tolerance / 4
-    while spent(math.exp(root)) > target:
+    while excess(root) > 0:
         root, step = root + step, step * 2
-    return math.exp(root)
+    return ends.get(root) or math.exp(root)

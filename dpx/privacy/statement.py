@@ -56,7 +56,11 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
         "epsilon_at": [] if reasons else spent.table(deltas(privacy.delta, size)),
         "unsupported": unsupported(experiment, reasons, spent),
         "planned": {"steps": experiment.steps, "epsilon": {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}},
-        "spent": {"steps": len({step for run in runs for step in _steps(run)}), "charged_steps": spent.steps, "epsilon": {name: spent.epsilon(name) for name in spent.accountants}},
+        "spent": {
+            "steps": len({step for run in runs for step in _steps(run)}),
+            "charged_steps": spent.steps,
+            "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
+        },
         "assumptions": assumptions(experiment, manifest, size),
         "not_covered": list(NOT_COVERED),
         "ledger": {"runs": runs, "events": spent.events(), "identity": entered.identity if entered is not None else None},
@@ -101,8 +105,12 @@ class Spent:
 def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """A dp-accounting event as JSON: its class under `class`, its arguments by name."""
     named = event.to_named_tuple()
-    fields = {name: getattr(event, name) for name in named._fields if name not in ("module_name", "class_name")}
-    return {"class": named.class_name} | {name: describe(value) if isinstance(value, dp_accounting.DpEvent) else value for name, value in fields.items()}
+    described: dict[str, Any] = {"class": named.class_name}
+    for name in named._fields:
+        if name not in ("module_name", "class_name"):
+            value = getattr(event, name)
+            described[name] = describe(value) if isinstance(value, dp_accounting.DpEvent) else value
+    return described
 
 
 def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:

@@ -44,7 +44,10 @@ def small():
     """`small(privacy={"delta": 1e-5}, steps=3)`: dictionaries change fields of a part, values replace it."""
 
     def vary(**changes):
-        parts = {name: dataclasses.replace(getattr(SMALL, name), **value) if isinstance(value, dict) else value for name, value in changes.items()}
+        parts = {
+            name: dataclasses.replace(getattr(SMALL, name), **value) if isinstance(value, dict) else value
+            for name, value in changes.items()
+        }
         return dataclasses.replace(SMALL, **parts)
 
     return vary

@@ -12,9 +12,11 @@ from dpx.declaration import Refused
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.ledger import Ledger, LedgerEntry
 
+PLAIN = {"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5}
+
 
 def entry(**changes):
-    return LedgerEntry(**({"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5} | changes))
+    return LedgerEntry(**(PLAIN | changes))
 
 
 def fill(path, steps, **changes):

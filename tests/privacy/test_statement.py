@@ -32,6 +32,10 @@ def run(experiment, tmp_path, steps=None, size=N):
     return statement.build(experiment, None, calibrated, ledger)
 
 
+def dp_accounting_alone(event):
+    return pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL).compose(event).get_epsilon(1e-6)
+
+
 def test_every_field_of_the_design_is_there_and_json(small, tmp_path):
     document = run(small(), tmp_path)
     assert document.keys() >= FIELDS and document["guarantee"] == "dp" and document["reasons"] == []
@@ -41,9 +45,9 @@ def test_every_field_of_the_design_is_there_and_json(small, tmp_path):
 def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
     document = json.loads(json.dumps(run(small(steps=7), tmp_path)))
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(64 / N, dp_accounting.GaussianDpEvent(1.0)), 7)
-    theirs = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL).compose(event).get_epsilon(1e-6)
+    theirs = dp_accounting_alone(event)
     assert document["epsilon"]["pld"] == pytest.approx(theirs, rel=1e-9)
-    listed = statement.recompute(document, lambda e: pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL).compose(e).get_epsilon(1e-6))
+    listed = statement.recompute(document, dp_accounting_alone)
     assert listed == pytest.approx(theirs, rel=1e-9)
     (entered,) = document["ledger"]["runs"]
     assert (entered["q"], entered["noise_multiplier"], entered["steps"]) == (64 / N, 1.0, [[0, 7]])
@@ -137,4 +141,5 @@ def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):
     document = run(small(), tmp_path)
     assert document["sampler"]["name"] == Poisson().name
     assert document["mechanism"]["noise_batch_ratio"] == 1.0 / 64
-    assert dataclasses.asdict(small().clip) == {"clipping_norm": document["mechanism"]["clipping_norm"], "kind": document["mechanism"]["clip"]}
+    mechanism = document["mechanism"]
+    assert dataclasses.asdict(small().clip) == {"clipping_norm": mechanism["clipping_norm"], "kind": mechanism["clip"]}
