@@ -8,6 +8,7 @@ Shape legend: N rows of a split, n rows asked for, T positions of a row.
 
 import hashlib
 import json
+import mmap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,6 +24,8 @@ MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"
 # Files of a store beyond this are checked by size when it is opened: hashing 90 GB at every start costs minutes.
 HASHED_BYTES = 4 * 2**30
+# Above this, reading ahead around each record fetches hundreds of pages for one: 8 s against 0.03 s for 2,048 of 346M rows.
+_READ_AHEAD_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +132,16 @@ class Store:
         for name, kind in column_types(self.manifest.vocabulary_size).items():
             shape = (count, self.manifest.sequence_length) if name == "tokens" else (count,)
             path = self.folder / f"{split}.{name}"
-            columns[name] = np.memmap(path, dtype=kind, mode="r", shape=shape) if count else np.zeros(shape, kind)
+            columns[name] = _mapped(path, kind).reshape(shape) if count else np.zeros(shape, kind)
         return columns
+
+
+def _mapped(path: Path, kind: np.dtype) -> np.ndarray:
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if len(mapped) > _READ_AHEAD_BYTES and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapped, kind)
 
 
 def open_store(folder: Path, key: str | None = None, *, hashed_bytes: int = HASHED_BYTES) -> Store:

@@ -2,12 +2,12 @@
 
 import gzip
 import hashlib
+import io
 import json
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from dpx.data.declarations import TextFiles
 from dpx.data.documents import Document
@@ -99,8 +99,8 @@ def _lines(file: Path, *, keep_blank: bool = False) -> Iterator[tuple[int, str]]
                 yield number, line
 
 
-def _opened(file: Path) -> BinaryIO:
-    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+def _opened(file: Path) -> io.BufferedIOBase:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
 
 
 class _reading:

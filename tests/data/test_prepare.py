@@ -1,0 +1,244 @@
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.data.keyed import SPLITS
+from dpx.data.prepare import prepare
+from dpx.data.store import Store
+from dpx.declaration import Refused
+from dpx.privacy.declarations import Privacy
+
+from .corpora import PRIVACY, SHARED_DATA, declared, records, text, write_records, write_vocabulary
+
+Rows = dict[tuple[str, str], list[bytes]]
+
+
+def rows_by_unit(store: Store) -> Rows:
+    """Every row of every unit, as bytes, in the order they are stored."""
+    found: Rows = {}
+    for split in SPLITS:
+        ids = store.unit_ids(split)
+        indices = np.arange(store.manifest.rows[split])
+        rows, units = store.rows(split, indices), store.unit_of_rows(split, indices)
+        for unit_id in ids:
+            found[split, unit_id] = []
+        for index, unit in zip(indices, units, strict=True):
+            marks = [rows[name][index].tobytes() for name in ("tokens", "segment_start", "length", "is_next")]
+            found[split, ids[unit]].append(b"".join(marks))
+    return found
+
+
+def prepared(folder: Path, corpus: list[dict[str, Any]], privacy: Privacy = PRIVACY, **changed: Any) -> Store:
+    path = write_records(folder / "corpus.jsonl", corpus)
+    changed.setdefault("vocabulary", Vocabulary(size=128, path=str(write_vocabulary(folder / "vocabulary.txt"))))
+    return prepare(declared(folder, path, **changed), privacy)
+
+
+AUTHORED = [{"who": f"author-{number % 9}", "text": text(number, 4 + number % 30)} for number in range(60)]
+PRIVACIES: dict[str, Privacy] = {
+    "row": PRIVACY,
+    "document": Privacy(delta=1e-5, unit="document", rows_per_unit_max=3),
+    "author": Privacy(delta=1e-5, unit="author", rows_per_unit_max=10),
+}
+
+
+@pytest.mark.parametrize("unit", ["row", "document", "author"])
+@pytest.mark.parametrize("pairs", ["same_document", "none"])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(removed=st.integers(0, len(AUTHORED) - 1))
+def test_removing_a_unit_changes_nothing_else(tmp_path_factory: pytest.TempPathFactory, unit: str, pairs: str, removed: int):
+    """With a vocabulary that was brought: any unit, whichever split holds it."""
+    field = "who" if unit == "author" else None
+    with_it = rows_by_unit(prepared(tmp_path_factory.mktemp("all"), AUTHORED, PRIVACIES[unit], unit_field=field, pairs=pairs))
+    is_kept: Callable[[int], bool] = (
+        (lambda place: AUTHORED[place]["who"] != AUTHORED[removed]["who"]) if field else (lambda place: place != removed)
+    )
+    fewer = [record for place, record in enumerate(AUTHORED) if is_kept(place)]
+    without = rows_by_unit(prepared(tmp_path_factory.mktemp("less"), fewer, PRIVACIES[unit], unit_field=field, pairs=pairs))
+    assert {key: rows for key, rows in with_it.items() if key in without} == without
+    assert len(with_it) == len(without) + 1
+
+
+def test_removing_a_protected_document_keeps_a_fitted_vocabulary(tmp_path: Path):
+    corpus = records(80)
+    store = prepared(tmp_path, corpus, unit_field="id", vocabulary=Vocabulary(size=256))
+    removed = store.unit_ids("protected")[3]
+    fewer = prepared(tmp_path, [record for record in corpus if record["id"] != removed], unit_field="id", vocabulary=Vocabulary(size=256))
+    assert fewer.pieces() == store.pieces()
+    expected = rows_by_unit(store)
+    del expected["protected", removed]
+    assert rows_by_unit(fewer) == expected
+
+
+def test_across_documents_the_next_document_alone_changes(tmp_path: Path):
+    corpus = records(60)
+    store = prepared(tmp_path, corpus, unit_field="id", pairs="cross_document")
+    removed, following = store.unit_ids("protected")[3:5]
+    fewer = prepared(tmp_path, [record for record in corpus if record["id"] != removed], unit_field="id", pairs="cross_document")
+    with_it, without = rows_by_unit(store), rows_by_unit(fewer)
+    assert {key[1] for key in without if with_it[key] != without[key]} == {following}
+    assert store.manifest.documents_per_row == 2 and prepared(tmp_path, corpus).manifest.documents_per_row == 1
+
+
+def test_splits_share_no_unit_and_miss_none(tmp_path: Path):
+    store = prepared(tmp_path, records(80), unit_field="id")
+    ids = [store.unit_ids(split) for split in SPLITS]
+    assert sorted(sum(ids, [])) == sorted(record["id"] for record in records(80))
+    assert min(map(len, ids)) > 5
+
+
+def test_equal_documents_without_a_name_are_one_unit(tmp_path: Path):
+    corpus = [{"text": text(number)} for number in range(40)]
+    assert rows_by_unit(prepared(tmp_path, corpus + corpus[:7])) == rows_by_unit(prepared(tmp_path, corpus))
+
+
+@pytest.mark.parametrize("unit", ["document", "author"])
+def test_no_protected_unit_holds_more_rows_than_declared(tmp_path: Path, unit: str):
+    """Authors' documents lie apart, so their surplus is only known at the end."""
+    field = "who" if unit == "author" else None
+    most = PRIVACIES[unit].rows_per_unit_max
+    capped = prepared(tmp_path, AUTHORED, PRIVACIES[unit], unit_field=field)
+    free = rows_by_unit(prepared(tmp_path, AUTHORED, unit_field=field))
+    found = rows_by_unit(capped)
+    surplus = 0
+    for key, rows in found.items():
+        kept = iter(free[key])
+        assert all(row in kept for row in rows), "rows that are kept are rows of the unit, in order"
+        assert len(rows) == (min(most, len(free[key])) if key[0] == "protected" else len(free[key]))
+        surplus += len(free[key]) - len(rows)
+    assert surplus > 10
+    assert capped.manifest.rows["protected"] == sum(len(rows) for key, rows in found.items() if key[0] == "protected")
+    assert (capped.manifest.unit, capped.manifest.rows_per_unit_max) == (unit, most)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "source"),
+    [({"size": 128}, "public_split"), ({"size": 128, "fit_on": "protected"}, "protected"), ({"size": 128, "path": "FILE"}, "file"),
+     ({"size": 128, "path": "FILE", "fit_on": "protected"}, "protected")],
+)  # fmt: skip
+def test_the_manifest_says_where_the_vocabulary_came_from(tmp_path: Path, vocabulary: dict[str, Any], source: str):
+    path = write_vocabulary(tmp_path / "vocabulary.txt")
+    brought: dict[str, Any] = {name: str(path) if value == "FILE" else value for name, value in vocabulary.items()}
+    store = prepared(tmp_path, records(60), vocabulary=Vocabulary(**brought))
+    assert store.manifest.vocabulary_source == source
+    assert (store.pieces() == path.read_text().split()) == ("path" in vocabulary)
+
+
+def test_protected_words_do_not_reach_a_public_vocabulary(tmp_path: Path):
+    corpus = records(60)
+    protected = set(prepared(tmp_path, corpus, unit_field="id").unit_ids("protected"))
+    marked = [{**one, "text": one["text"] + " Qqquq." * 30} if one["id"] in protected else one for one in corpus]
+    public = prepared(tmp_path, marked, unit_field="id", vocabulary=Vocabulary(size=256)).pieces()
+    leaked = prepared(tmp_path, marked, unit_field="id", vocabulary=Vocabulary(size=256, fit_on="protected")).pieces()
+    assert not any("q" in piece for piece in public) and "qqquq" in leaked
+
+
+def test_a_store_is_reused_while_its_settings_and_text_are_the_same(tmp_path: Path):
+    corpus = records(60)
+    store = prepared(tmp_path, corpus)
+    stamp = (store.folder / "manifest.json").stat().st_mtime_ns
+    again = prepared(tmp_path, corpus, declared_size=5)
+    assert again.folder == store.folder and (again.folder / "manifest.json").stat().st_mtime_ns == stamp
+    folders = {
+        prepared(tmp_path, corpus, **changed).folder
+        for changed in ({}, {"sequence_length": 40}, {"split_salt": "other"}, {"pairs": "none"})
+    }
+    folders.add(prepared(tmp_path, corpus, PRIVACIES["document"]).folder)
+    folders.add(prepared(tmp_path, corpus[1:]).folder)
+    assert len(folders) == 6
+    assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == sorted(folder.name for folder in folders)
+
+
+def test_a_harmed_store_is_refused_rather_than_prepared_again(tmp_path: Path):
+    store = prepared(tmp_path, records(60))
+    (store.folder / "protected.tokens").write_bytes(b"")
+    with pytest.raises(Refused, match=r"protected.tokens: holds 0 bytes .* Delete the folder to prepare it again\."):
+        prepared(tmp_path, records(60))
+
+
+def test_a_preparation_that_fails_leaves_nothing(tmp_path: Path):
+    path = write_records(tmp_path / "corpus.jsonl", records(60))
+    path.write_text(path.read_text() + "not json\n")
+    with pytest.raises(Refused, match="corpus.jsonl:61"):
+        prepare(declared(tmp_path, path), PRIVACY)
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("corpus", "changed", "privacy", "message"),
+    [
+        (records(1), {}, PRIVACY, "the corpus holds one document"),
+        ([{"text": " "}], {}, PRIVACY, "the corpus holds one document|no document"),
+        (records(3), {"heldout_fraction": 1e-9}, PRIVACY, "of 3 units none with text fell in the heldout split"),
+        (records(20), {"public_fraction": 0.0, "vocabulary": Vocabulary(size=128)}, PRIVACY, "the split it is fitted on holds no text"),
+        (records(20), {"pairs": "cross_document"}, PRIVACIES["document"], "data.pairs=cross_document with privacy.unit=document"),
+        (records(20), {}, PRIVACIES["author"], "privacy.unit=author with data=test"),
+    ],
+)
+def test_a_corpus_that_cannot_serve_is_refused(
+    tmp_path: Path, corpus: list[dict[str, str]], changed: dict[str, Any], privacy: Privacy, message: str
+):
+    with pytest.raises(Refused, match=message) as caught:
+        prepared(tmp_path, corpus, privacy, **changed)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_public_split_there_is_no_public_count(tmp_path: Path):
+    store = prepared(tmp_path, records(60), public_fraction=0.0)
+    assert store.manifest.most_frequent_public_token_id is None and store.rows("public", [])["tokens"].shape == (0, 32)
+
+
+def test_two_processes_write_the_same_bytes(tmp_path: Path):
+    """Another hash seed and another thread count; the store's checksum is part of a run's fingerprint."""
+    source = Synthetic(documents=80, words_per_document=60, states=12)
+    here = Data(
+        name="s",
+        source=source,
+        vocabulary=Vocabulary(size=128),
+        sequence_length=32,
+        public_fraction=0.2,
+        heldout_fraction=0.2,
+        directory=str(tmp_path),
+    )
+    there_too = dataclasses.replace(here, directory=str(tmp_path / "other"))
+    program = (
+        "from dpx.data.declarations import *; from dpx.data.prepare import prepare; from dpx.privacy.declarations import Privacy\n"
+        f"print(prepare({there_too!r}, {PRIVACY!r}).manifest.checksum)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == prepare(here, PRIVACY).manifest.checksum
+
+
+def test_progress_is_reported(tmp_path: Path):
+    path = write_records(tmp_path / "corpus.jsonl", records(450, sentences=2))
+    seen: list[tuple[str, int]] = []
+    prepare(declared(tmp_path, path), PRIVACY, lambda stage, done: seen.append((stage, done)))
+    assert seen == [("vocabulary", 200), ("vocabulary", 400), ("rows", 200), ("rows", 400)]
+
+
+def test_settings_can_be_read_back(tmp_path: Path):
+    store = prepared(tmp_path, records(60))
+    assert json.loads((store.folder / "manifest.json").read_text())["settings"]["data"]["sequence_length"] == 32
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="the shared data is not beside this checkout")
+def test_real_articles(tmp_path: Path):
+    articles = SHARED_DATA / "text" / "wikipedia_en" / "valid.jsonl.gz"
+    vocabulary = Vocabulary(size=30522, path=str(SHARED_DATA / "vocab" / "bert-base-uncased.txt"))
+    store = prepare(declared(tmp_path, articles, vocabulary=vocabulary, sequence_length=128), PRIVACY)
+    rows = store.rows("protected", np.arange(store.manifest.rows["protected"]))
+    assert len(rows["tokens"]) > 2000 and rows["length"].mean() > 100
+    assert (rows["tokens"] == store.manifest.unk_id).sum() < 0.002 * rows["length"].sum()
+    assert store.pieces()[store.manifest.most_frequent_public_token_id or 0] in {"the", ",", "."}

@@ -1,0 +1,142 @@
+import dataclasses
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpx.data.keyed import SPLITS
+from dpx.data.prepare import prepare
+from dpx.data.store import MANIFEST, Manifest, Store, column_types, open_store
+from dpx.declaration import Refused
+
+from .corpora import PRIVACY, declared, records, write_records
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("store")
+    return prepare(declared(folder, write_records(folder / "a.jsonl", records(80)), unit_field="id"), PRIVACY)
+
+
+@pytest.fixture
+def copied(store: Store, tmp_path: Path) -> Path:
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in store.folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rows_have_the_declared_form(store: Store, split: str):
+    manifest = store.manifest
+    count = manifest.rows[split]
+    rows = store.rows(split, np.arange(count))  # type: ignore[arg-type]
+    assert {name: (values.dtype, values.shape) for name, values in rows.items()} == {
+        "tokens": (np.int32, (count, 32)),
+        **{name: (np.int32, (count,)) for name in ("segment_start", "length", "is_next", "record")},
+    }
+    position = np.arange(32)
+    is_separator = rows["tokens"] == manifest.sep_id
+    assert (rows["tokens"][:, 0] == manifest.cls_id).all()
+    assert ((rows["tokens"] == manifest.pad_id) == (position >= rows["length"][:, None])).all()
+    expected = (position == rows["segment_start"][:, None] - 1) | (position == rows["length"][:, None] - 1)
+    assert (is_separator == expected).all()
+    assert (rows["segment_start"] < rows["length"]).all() and set(rows["is_next"]) == {0, 1}
+    assert rows["tokens"].max() < manifest.pieces <= manifest.vocabulary_size
+
+
+def test_rows_come_in_the_order_asked_for(store: Store):
+    asked = np.array([5, 0, 5, 3])
+    rows = store.rows("protected", asked)
+    np.testing.assert_array_equal(rows["record"], asked)
+    every = store.rows("protected", np.arange(6))
+    np.testing.assert_array_equal(rows["tokens"], every["tokens"][asked])
+    assert store.rows("protected", [])["tokens"].shape == (0, 32)
+
+
+@pytest.mark.parametrize("index", [-1, 10**9])
+def test_a_record_that_is_not_there_is_an_error(store: Store, index: int):
+    with pytest.raises(IndexError, match="protected holds records 0 to"):
+        store.rows("protected", [index])
+
+
+def test_units_are_kept(store: Store):
+    for split in SPLITS:
+        units = store.unit_of_rows(split, np.arange(store.manifest.rows[split]))
+        assert set(units) == set(range(store.manifest.units[split])) and len(store.unit_ids(split)) == store.manifest.units[split]
+
+
+def test_the_most_frequent_public_token_is_counted_there(store: Store):
+    manifest = store.manifest
+    tokens = store.rows("public", np.arange(manifest.rows["public"]))["tokens"]
+    counts = np.bincount(tokens.ravel(), minlength=manifest.vocabulary_size)
+    counts[[manifest.pad_id, manifest.unk_id, manifest.cls_id, manifest.sep_id, manifest.mask_id]] = 0
+    assert manifest.most_frequent_public_token_id == counts.argmax()
+
+
+def test_a_manifest_survives_the_disk(store: Store, tmp_path: Path):
+    store.manifest.write(tmp_path / MANIFEST)
+    assert Manifest.read(tmp_path) == store.manifest
+
+
+def test_the_checksum_is_of_the_content_alone(store: Store):
+    manifest = store.manifest
+    assert dataclasses.replace(manifest, key="x", settings={}).with_checksum().checksum == manifest.checksum
+    assert dataclasses.replace(manifest, rows_per_unit_max=7).with_checksum().checksum != manifest.checksum
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "message"),
+    [
+        ("protected.tokens", lambda path: path.write_bytes(path.read_bytes()[:-2]), "bytes where its manifest says"),
+        ("protected.tokens", flip_a_byte, "does not match the checksum"),
+        ("heldout.is_next", flip_a_byte, "does not match the checksum"),
+        ("public.units.jsonl", Path.unlink, "is missing from its store"),
+        (MANIFEST, Path.unlink, "is not a finished store"),
+        (MANIFEST, lambda path: path.write_text(path.read_text()[:-20]), "is not a finished store"),
+        (
+            MANIFEST,
+            lambda path: path.write_text(path.read_text().replace('"pad_id": 0', '"pad_id": 1')),
+            "was changed after it was written",
+        ),
+    ],
+)
+def test_a_harmed_store_is_refused_in_one_line(copied: Path, name: str, harm, message: str):
+    harm(copied / name)
+    with pytest.raises(Refused, match=message) as caught:
+        open_store(copied)
+    assert "\n" not in str(caught.value) and str(copied) in str(caught.value)
+
+
+def test_a_store_of_another_key_is_refused(copied: Path):
+    with pytest.raises(Refused, match="other data or settings"):
+        open_store(copied, "another")
+
+
+def test_reading_a_batch_of_346_million_rows_costs_a_batch(store: Store, tmp_path: Path):
+    """Sparse files stand in for the corpus of Anil et al. 2021: 88 GB of tokens, of which a batch touches a few pages."""
+    count, length = 346_000_000, 128
+    for split in SPLITS:
+        for name, kind in column_types(30522).items():
+            with (tmp_path / f"{split}.{name}").open("wb") as file:
+                file.truncate(count * kind.itemsize * (length if name == "tokens" else 1) if split == "protected" else 0)
+    rows = {"protected": count, "heldout": 0, "public": 0}
+    manifest = dataclasses.replace(store.manifest, rows=rows, sequence_length=length, vocabulary_size=30522, files={})
+    vast = Store(tmp_path, manifest)
+    wanted = np.sort(np.random.default_rng(0).integers(0, count, 2048))
+    tracemalloc.start()
+    start = time.perf_counter()
+    found = vast.rows("protected", wanted)
+    seconds, (_, peak) = time.perf_counter() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found["tokens"].shape == (2048, 128) and found["record"][-1] == wanted[-1]
+    assert peak < 8e6 and seconds < 5

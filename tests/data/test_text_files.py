@@ -1,0 +1,86 @@
+import gzip
+from pathlib import Path
+
+import pytest
+
+from dpx.data.declarations import TextFiles
+from dpx.data.text_files import TextFilesSource
+from dpx.declaration import Refused
+
+from .corpora import records, write_records
+
+
+def read(*paths: Path, **settings: object) -> list[tuple[tuple[str, ...], str | None]]:
+    source = TextFilesSource(TextFiles(paths=[str(path) for path in paths], **settings))  # type: ignore[arg-type]
+    return [(document.paragraphs, document.unit_id) for document in source.documents()]
+
+
+def test_a_record_a_line_with_paragraphs_and_units(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one\\ntwo", "who": 7}\n\n{"text": "three", "who": "x"}\n')
+    assert read(path) == [(("one", "two"), None), (("three",), None)]
+    assert read(path, unit_field="who") == [(("one", "two"), "7"), (("three",), "x")]
+
+
+def test_gzip_folders_and_byte_order_marks(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.jsonl.gz").write_bytes(gzip.compress(b'\xef\xbb\xbf{"body": "b"}\n'))
+    (tmp_path / "a.jsonl").write_text('{"body": "a"}\r\n')
+    (tmp_path / "ignored.csv").write_text("x")
+    assert [paragraphs for paragraphs, _ in read(tmp_path, text_field="body")] == [("a",), ("b",)]
+
+
+def test_a_text_file_is_one_document_or_one_a_line(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("a line\nits rest\n\nnext\n")
+    assert read(path) == [(("a line its rest", "next"), None)]
+    assert read(path, document_per="line") == [(("a line",), None), (("its rest",), None), (("next",), None)]
+    path.write_text("one\ntwo\n")
+    assert read(path) == [(("one", "two"), None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.jsonl", None, r"gone.jsonl: no such file. Check data.source.paths"),
+        ("a.csv", b"x", r"a.csv: not a kind of file that is read"),
+        ("a.txt", b"", r"a.txt: is empty\."),
+        ("a.txt", b" \n\n", r"a.txt: is empty\."),
+        ("a.jsonl", b"", r"a.jsonl: is empty\."),
+        ("a.txt", b"good\nb\xffd\n", r"a.txt:2: byte 2 of the line is not UTF-8\."),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', r"a.jsonl:2: byte 11 of the line is not UTF-8\."),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": "a"\n', r"a.jsonl:3: is not JSON"),
+        ("a.jsonl", b'["a"]\n', r"a.jsonl:1: holds no text under 'text'\."),
+        ("a.jsonl", b'{"body": "a"}\n', r"a.jsonl:1: holds no text under 'text'\. Name the field with data.source.text_field"),
+        ("a.txt.gz", b"not gzip", r"a.txt.gz: is not a whole gzip file"),
+        ("a.txt.gz", gzip.compress(b"some text " * 100)[:-12], r"a.txt.gz: is not a whole gzip file"),
+    ],
+)
+def test_bad_input_is_answered_by_one_line(tmp_path: Path, name: str, content: bytes | None, message: str):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(Refused, match=message) as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_without_its_unit_is_refused(tmp_path: Path):
+    path = write_records(tmp_path / "a.jsonl", [*records(1), {"text": "no unit"}])
+    with pytest.raises(Refused, match=r"a.jsonl:2: names no unit under 'id'"):
+        read(path, unit_field="id")
+
+
+def test_a_folder_without_text_is_refused(tmp_path: Path):
+    with pytest.raises(Refused, match="there is no file to read"):
+        read(tmp_path)
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path: Path):
+    first, second = write_records(tmp_path / "a.jsonl", records(3)), write_records(tmp_path / "b.jsonl", records(3))
+
+    def fingerprint(path: Path) -> str:
+        return TextFilesSource(TextFiles(paths=[str(path)])).fingerprint()
+
+    assert fingerprint(first) == fingerprint(second)
+    write_records(second, records(4))
+    assert fingerprint(first) != fingerprint(second)
