@@ -2,7 +2,7 @@
 
 Free of collectives and of Python state: it may stand inside `shard_map`, `fori_loop` and `jit`.
 
-B: examples.
+B: examples, L: stacked layers.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from dpx.clipping import groups, probes
 from dpx.clipping.weights import Weights
 from dpx.declaration import Refused
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
+
+# Per-example weight gradients that may be kept in memory for one microbatch, instead of Gram products.
+KEPT_BYTES = 64 * 2**20
 
 
 class ClippedSum(NamedTuple):
@@ -36,24 +40,38 @@ def clipped_sum(
     *,
     weights: Weights,
     is_padding_B: Bool[Array, " B"] | None = None,
-    method: str = "vmap",
+    method: str = "book_keeping",
+    kept_bytes: int = KEPT_BYTES,
+    fused: bool = True,
 ) -> ClippedSum:
     """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B).
 
-    Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. Raises `Refused` for an unknown method.
+    Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. `vmap` takes any loss;
+    `ghost` and `book_keeping` take one whose parameters all go through ops (`dpx.clipping.ops`). `kept_bytes` bounds the
+    per-example weight gradients kept; `fused=False` keeps models from using their hand-scheduled blocks.
+    Raises `Refused` for an unknown method, and naming the parameter that no op, or more than one, claims.
     """
     is_padding_B = jnp.zeros((batch_size(batch),), bool) if is_padding_B is None else is_padding_B
     if method == "vmap":
         return _vmap(losses_fn, params, batch, weights, is_padding_B)
-    raise Refused(f"clipping={method}", "no such method", "Use vmap")
+    if method in ("ghost", "book_keeping"):
+        from dpx.clipping import book_keeping, ghost
+
+        run = ghost.clipped_sum if method == "ghost" else book_keeping.clipped_sum
+        return run(losses_fn, params, batch, weights, is_padding_B, kept_bytes, fused)
+    raise Refused(f"clipping={method}", "no such method", "Use book_keeping, ghost or vmap")
 
 
-def plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Bool[Array, " B"] | None = None) -> ClippedSum:
-    """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum."""
+def plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Bool[Array, " B"] | None = None, *, fused: bool = True) -> ClippedSum:
+    """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum.
+
+    `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it.
+    """
     is_real_B = jnp.ones((batch_size(batch),), bool) if is_padding_B is None else ~is_padding_B
+    session = probes.Session("plain", probes.shapes_of(params)) if fused else None
 
     def total_loss(params):
-        losses_B, counts = losses_fn(params, batch)
+        losses_B, counts = losses_fn(params if session is None else probes.wrap(params, session), batch)
         return jnp.sum(jnp.where(is_real_B, losses_B, 0)), (losses_B, counts)
 
     total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(params)
@@ -70,11 +88,6 @@ def zero_unless(keep_B: Array, tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0), tree)
 
 
-def counted(squared_norms_B: Array, losses_B: Array, is_padding_B: Array) -> Array:
-    """Real rows with a finite loss and squared norm. Float32 squares overflow at norms of 1e19: such a row counts as not finite."""
-    return jnp.isfinite(squared_norms_B) & jnp.isfinite(losses_B) & ~is_padding_B
-
-
 def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, is_padding_B: Array) -> ClippedSum:
     """The reference: every example's gradient in memory, then one contraction with the clip vector."""
 
@@ -83,11 +96,22 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, is_pad
         return losses_1[0], (losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts))
 
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0))(params, batch)
-    squared_B = jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf), axis=range(1, leaf.ndim)) for leaf in jax.tree.leaves(grads)]), axis=0)
-    is_counted_B = counted(squared_B, losses_B, is_padding_B)
-    norms_B = jnp.sqrt(jnp.where(is_counted_B, squared_B, 0))
-    clip_B = jnp.where(is_counted_B, weights(norms_B), 0)
+    leaves = [(probes.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
+    clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, is_padding_B)
     # A contraction with the clip vector: scaling and then summing over the batch is 16 times slower on XLA's CPU backend.
-    total = jax.tree.map(lambda leaf: jnp.tensordot(clip_B, leaf, 1, precision="highest"), zero_unless(is_counted_B, grads))
-    losses_B, counts = zero_unless(is_counted_B, (losses_B, counts))
-    return ClippedSum(total, norms_B, losses_B, counts, is_counted_B)
+    summed = [_contract(c, zero_unless(clipped.is_counted_B, leaf)) for c, (_, leaf) in zip(clipped.weights, leaves, strict=True)]
+    losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
+    total = jax.tree.unflatten(jax.tree.structure(grads), summed)
+    return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
+
+
+def _leaf_squares(path: str, leaf_B: Array) -> groups.Squares:
+    first = 2 if path.split("/")[0] == groups.STACKED else 1
+    values = jnp.square(leaf_B).sum(tuple(range(first, leaf_B.ndim)))
+    return groups.Squares(path, values.T)
+
+
+def _contract(weights: Array, leaf_B: Array) -> Array:
+    """sum_b w_b leaf_b, or sum_b w_lb leaf_bl where layers are stacked."""
+    equation = "b,b...->..." if weights.ndim == 1 else "lb,bl...->l..."
+    return jnp.einsum(equation, weights, leaf_B, precision="highest")

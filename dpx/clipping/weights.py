@@ -1,22 +1,40 @@
 """Clip weights: what each example's gradient is multiplied by so that its norm is at most the clipping norm.
 
-B: examples.
+B: examples, K: groups of parameters clipped apart.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.mechanism.declarations import Clip, Flat, Normalised
+from dpx.mechanism.declarations import Clip, Flat, Normalised, PerLayer
 
-Weights = Callable[[Float[Array, " B"]], Float[Array, " B"]]
+Weights = Callable[[Float[Array, "..."]], Float[Array, "..."]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayerWeights:
+    """norms_KB -> c_KB, every group to C/sqrt(K): the whole then has norm at most C."""
+
+    clipping_norm: float
+    per_layer: bool = True
+
+    def __call__(self, norms_KB: Float[Array, "K B"]) -> Float[Array, "K B"]:
+        limit = self.clipping_norm / math.sqrt(norms_KB.shape[0])
+        return limit / jnp.maximum(norms_KB, limit)
 
 
 def clip_weights(clip: Clip) -> Weights:
-    """`norms_B -> c_B` with c * norm <= clipping norm. Flat: min(1, C/norm). Normalised: C/(norm + stability) (Bu et al. 2023)."""
+    """`norms_B -> c_B` with c * norm <= clipping norm. Flat: min(1, C/norm). Normalised: C/(norm + stability) (Bu et al. 2023).
+    Per layer: `norms_KB -> c_KB`, one norm a group, marked by its attribute `per_layer`.
+    """
     match clip:
         case Flat():
             return lambda norms_B: clip.clipping_norm / jnp.maximum(norms_B, clip.clipping_norm)
         case Normalised():
             return lambda norms_B: clip.clipping_norm / (norms_B + clip.stability)
+        case PerLayer():
+            return PerLayerWeights(clip.clipping_norm)

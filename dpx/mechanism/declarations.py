@@ -50,7 +50,18 @@ class Normalised:
         require(self.stability > 0, f"clip.stability={self.stability}", "a zero gradient would divide by zero", "Give a value above 0")
 
 
-Clip = Flat | Normalised
+@declaration
+class PerLayer:
+    """Each group of parameters (a layer, the embeddings, a head) clipped by itself to C / sqrt(groups); the whole has norm at most C."""
+
+    clipping_norm: float
+    kind: Literal["per_layer"] = "per_layer"
+
+    def __post_init__(self) -> None:
+        _positive_norm(self.clipping_norm)
+
+
+Clip = Flat | Normalised | PerLayer
 
 
 @declaration

@@ -1,4 +1,6 @@
-"""BERT (Devlin et al. 2019) as flax modules whose parameters are exactly `Bert.parameter_shapes`; its gradient is plain autodiff.
+"""BERT (Devlin et al. 2019) as flax modules, composed of ops; its parameters are exactly `Bert.parameter_shapes`.
+
+With bare parameters its gradient is plain autodiff; with wrapped ones the ops leave what clipping needs (`dpx.clipping.probes`).
 
 Parameters are float32 and are cast where they are used: to bfloat16 if the model computes in it, otherwise not at all, so
 parameters given in float64 yield a float64 model (the oracle of the tests). LayerNorm, softmax and logits are float32 or wider.
@@ -6,11 +8,14 @@ parameters given in float64 yield a float64 model (the oracle of the tests). Lay
 B: examples, T: tokens, H: width, N: heads, D: head size, F: feed-forward, M: masked slots, V: vocabulary.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
+from dpx.clipping import ops
 from dpx.models import dropout as drop
 from dpx.models.shape import Bert
 
@@ -24,14 +29,6 @@ def at_least_float32(x: Array) -> Array:
 
 def in_compute_dtype(x: Array, model: Bert) -> Array:
     return x.astype(jnp.bfloat16) if model.dtype == "bfloat16" else x
-
-
-def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-    """Over the last axis, in float32 or wider; the result has the input's dtype."""
-    wide = at_least_float32(x)
-    centred = wide - wide.mean(-1, keepdims=True)
-    normalised = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
-    return (normalised * scale + bias).astype(x.dtype)
 
 
 def attention_bias(length_B: Int[Array, " B"], tokens: int, dtype) -> Float[Array, "B 1 1 T"]:
@@ -49,6 +46,14 @@ def attention(qkv_BT3H: Array, length_B: Array, heads: int, probability_dropout)
     return jnp.einsum("BNTS,BSND->BTND", probability_dropout(probs_BNTT), v_BTND).reshape(B, T, width // 3)
 
 
+def embed(model: Bert, word: Any, position: Any, segment: Any, token_BT: Array, segment_BT: Array, decoded: int) -> tuple[Array, ops.Tie]:
+    """Word + position + segment rows, summed in at least float32, in the compute dtype; and the tie for `decoded` positions."""
+    wide = jnp.promote_types(getattr(word, "value", word).dtype, jnp.float32)
+    x_BTH, tie = ops.tied_lookup(word, token_BT, decoded, wide)
+    x_BTH = ops.add_rows(x_BTH, position) + ops.small_lookup(segment, segment_BT, wide)
+    return in_compute_dtype(x_BTH, model), tie
+
+
 class Dense(nn.Module):
     """x @ kernel + bias."""
 
@@ -59,7 +64,7 @@ class Dense(nn.Module):
     def __call__(self, x: Array) -> Array:
         kernel = self.param("kernel", nn.initializers.truncated_normal(self.model.initialiser_range), (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return x @ in_compute_dtype(kernel, self.model) + in_compute_dtype(bias, self.model)
+        return ops.dense(x, kernel, bias)
 
 
 class LayerNorm(nn.Module):
@@ -69,25 +74,25 @@ class LayerNorm(nn.Module):
     def __call__(self, x: Array) -> Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        return layer_norm(x, scale, bias, self.model.layer_norm_eps)
+        return ops.layer_norm(x, scale, bias, self.model.layer_norm_eps)
 
 
 class Embeddings(nn.Module):
-    """Word + position + segment, then LayerNorm. Returns the word table as well: the decoder is tied to it."""
+    """Word + position + segment, then LayerNorm. Returns the word table and its tie as well: the decoder is tied to it."""
 
     model: Bert
     vocabulary_size: int
 
     @nn.compact
-    def __call__(self, token_BT: Array, segment_BT: Array, keys_B: Array | None) -> tuple[Array, Array]:
-        model, T = self.model, token_BT.shape[1]
+    def __call__(self, token_BT: Array, segment_BT: Array, decoded: int, keys_B: Array | None) -> tuple[Array, Any, ops.Tie]:
+        model = self.model
         init = nn.initializers.truncated_normal(model.initialiser_range)
         word_VH = self.param("word", init, (self.vocabulary_size, model.width))
         position_PH = self.param("position", init, (model.positions, model.width))
         segment_SH = self.param("segment", init, (model.segments, model.width))
-        x_BTH = in_compute_dtype(word_VH[token_BT] + position_PH[:T] + segment_SH[segment_BT], model)
+        x_BTH, tie = embed(model, word_VH, position_PH, segment_SH, token_BT, segment_BT, decoded)
         x_BTH = LayerNorm(model, name="norm")(x_BTH)
-        return drop.dropout(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout), word_VH
+        return drop.dropout(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout), word_VH, tie
 
 
 class Layer(nn.Module):
@@ -118,12 +123,11 @@ class MaskedHead(nn.Module):
     vocabulary_size: int
 
     @nn.compact
-    def __call__(self, x_BMH: Array, word_VH: Array) -> Array:
+    def __call__(self, x_BMH: Array, word_VH: Any, tie: ops.Tie) -> Array:
         transformed_BMH = jax.nn.gelu(Dense(self.model, self.model.width, name="transform")(x_BMH), approximate=False)
         h_BMH = LayerNorm(self.model, name="norm")(transformed_BMH)
         bias_V = self.param("output_bias", nn.initializers.zeros, (self.vocabulary_size,))
-        wide = jnp.promote_types(h_BMH.dtype, jnp.float32)
-        return jnp.einsum("BMH,VH->BMV", h_BMH, in_compute_dtype(word_VH, self.model), preferred_element_type=wide) + bias_V
+        return ops.tied_decode(h_BMH, word_VH, bias_V, tie)
 
 
 class BertForPreTraining(nn.Module):
@@ -143,13 +147,13 @@ class BertForPreTraining(nn.Module):
         keys_B: UInt32[Array, "B 2"] | None = None,
     ) -> tuple[Float[Array, "B M V"], Float[Array, "B 2"] | None]:
         model = self.model
-        x_BTH, word_VH = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, keys_B)
+        x_BTH, word_VH, tie = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, slot_BM.shape[1], keys_B)
         stack = nn.scan(
             Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=model.layers, in_axes=(0, nn.broadcast, nn.broadcast)
         )
         x_BTH, _ = stack(model, name="layers")(x_BTH, jnp.arange(model.layers), length_B, keys_B)
         x_BMH = jnp.take_along_axis(x_BTH, slot_BM[:, :, None], axis=1)
-        masked_BMV = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH)
+        masked_BMV = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH, tie)
         if not self.next_sentence:
             return masked_BMV, None
         pooled_BH = jnp.tanh(Dense(model, model.width, name="pooler")(x_BTH[:, 0]))

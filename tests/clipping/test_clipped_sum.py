@@ -11,7 +11,7 @@ from dpx.declaration import Refused
 from dpx.mechanism.declarations import Flat, Normalised
 from tests.clipping.batches import assert_trees_close, batch, bert, example, float64_gradients, objective, parameters, squared_norm
 
-METHODS = ("vmap",)
+METHODS = ("vmap", "ghost", "book_keeping")
 CLIPS = (Flat(clipping_norm=3.0), Normalised(clipping_norm=0.5), Flat(clipping_norm=1e6))
 
 

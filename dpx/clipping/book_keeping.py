@@ -1,0 +1,76 @@
+"""Book-keeping: one backward pass that keeps each op's record, norms from the records, then one contraction with the clip weights.
+
+B: examples, L: stacked layers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dpx.clipping import groups
+from dpx.clipping.claims import Claims, discover
+from dpx.clipping.clipped_sum import ClippedSum, zero_unless
+from dpx.clipping.probes import Claim, Session, shapes_of, wrap
+
+
+def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int, fused: bool) -> ClippedSum:
+    """See `dpx.clipped_sum`."""
+    session = Session("record", shapes_of(params), kept_bytes, fused)
+    claims = discover(losses_fn, params, batch, session)
+
+    def losses(taps):
+        losses_B, counts = losses_fn(wrap(params, session, taps), batch)
+        return losses_B, counts
+
+    taps = {key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), claim.record) for key, claim in claims.items()}
+    losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
+    (records,) = backward(jnp.ones_like(losses_B))
+
+    leaves = leaves_of(params, claims)
+    squares = [entry for key, claim in claims.items() for entry in _squares(claim, leaves[key], records[key])]
+    clipped = groups.clip(weights, squares, losses_B, is_padding_B)
+    is_sound = jnp.all(clipped.is_counted_B | is_padding_B)
+    # The masks cost a pass over every record, and almost never anything is masked: both ways stand ready.
+    total = jax.lax.cond(
+        is_sound,
+        lambda records: _totals(params, claims, leaves, records, clipped),
+        lambda records: _totals(params, claims, leaves, _masked(claims, records, clipped.is_counted_B), clipped),
+        records,
+    )
+    losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
+    return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
+
+
+def leaves_of(params: Any, claims: Claims) -> dict[tuple[str, str], Any]:
+    """Each claim's parameters, in the structure its op wants."""
+    by_path = {path: leaf for path, leaf in zip(shapes_of(params), jax.tree.leaves(params), strict=True)}
+    return {key: jax.tree.unflatten(claim.treedef, [by_path[path] for path in claim.paths]) for key, claim in claims.items()}
+
+
+def _squares(claim: Claim, leaves: Any, record: Any) -> list[groups.Squares]:
+    norm = jax.vmap(claim.op.squared_norm) if claim.layers else claim.op.squared_norm
+    return [groups.Squares(path, values) for path, values in zip(claim.part_paths(), norm(leaves, record), strict=True)]
+
+
+def _masked(claims: Claims, records: Any, keep_B: Array) -> Any:
+    def one(claim: Claim, record: Any) -> Any:
+        return jax.vmap(claim.op.masked, in_axes=(0, None))(record, keep_B) if claim.layers else claim.op.masked(record, keep_B)
+
+    return {key: one(claim, records[key]) for key, claim in claims.items()}
+
+
+def _totals(params: Any, claims: Claims, leaves: Any, records: Any, clipped: groups.Clipped) -> Any:
+    totals: dict[str, Array] = {}
+    remaining = list(clipped.weights)
+    for key, claim in claims.items():
+        parts, remaining = tuple(remaining[: claim.op.parts]), remaining[claim.op.parts :]
+        if claim.layers:
+            # One layer at a time: the scaled cotangents of a layer are as large as its record.
+            summed = jax.lax.map(lambda xs, op=claim.op: op.weighted_sum(*xs), (leaves[key], records[key], parts))
+        else:
+            summed = claim.op.weighted_sum(leaves[key], records[key], parts)
+        for path, leaf in zip(claim.paths, jax.tree.leaves(summed), strict=True):
+            totals[path] = totals[path] + leaf if path in totals else leaf
+    return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in shapes_of(params)])

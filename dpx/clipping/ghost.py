@@ -1,0 +1,53 @@
+"""Ghost clipping: norms from one backward pass through dummy probes, the clipped sum from a second with the weights as cotangent.
+
+Every op returns its squared norm as the cotangent of a probe, so nothing but norms outlives the first pass (Li et al. 2022).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dpx.clipping import groups
+from dpx.clipping.book_keeping import leaves_of
+from dpx.clipping.claims import discover
+from dpx.clipping.clipped_sum import ClippedSum, zero_unless
+from dpx.clipping.probes import Session, shapes_of, wrap
+
+
+def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int, fused: bool) -> ClippedSum:
+    """See `dpx.clipped_sum`. Clipping per layer, or a non-finite example, makes the second pass weigh op by op instead."""
+    session = Session("norm", shapes_of(params), kept_bytes, fused)
+    record = Session("record", session.shapes, kept_bytes, fused)
+    claims = discover(losses_fn, params, batch, record)
+    session.kept.update(record.kept)
+    leaves = leaves_of(params, claims)
+
+    def norm_shapes(key):
+        claim = claims[key]
+        norm = jax.vmap(claim.op.squared_norm) if claim.layers else claim.op.squared_norm
+        return jax.eval_shape(norm, leaves[key], claim.record)
+
+    probes = {key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), norm_shapes(key)) for key in claims}
+
+    def losses(params, probes):
+        return losses_fn(wrap(params, session, probes), batch)
+
+    losses_B, backward, counts = jax.vjp(losses, params, probes, has_aux=True)
+    _, squared = backward(jnp.ones_like(losses_B))
+    squares = [
+        groups.Squares(path, values) for key, claim in claims.items() for path, values in zip(claim.part_paths(), squared[key], strict=True)
+    ]
+    clipped = groups.clip(weights, squares, losses_B, is_padding_B)
+
+    def op_by_op(_):
+        weighing = Session("weighted", session.shapes, kept_bytes, fused, kept=session.kept)
+        rest = iter(clipped.weights)
+        parts = {key: tuple(next(rest) for _ in range(claim.op.parts)) for key, claim in claims.items()}
+        return jax.grad(lambda params: losses_fn(wrap(params, weighing, parts), batch)[0].sum())(params)
+
+    if getattr(weights, "per_layer", False):
+        total = op_by_op(None)
+    else:
+        is_sound = jnp.all(clipped.is_counted_B | is_padding_B)
+        total = jax.lax.cond(is_sound, lambda c_B: backward(c_B)[0], op_by_op, clipped.weights[0].reshape(-1, losses_B.shape[0])[0])
+    losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
+    return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
