@@ -150,10 +150,8 @@ def test_a_store_is_reused_while_its_settings_and_text_are_the_same(tmp_path: Pa
     stamp = (store.folder / "manifest.json").stat().st_mtime_ns
     again = prepared(tmp_path, corpus, declared_size=5)
     assert again.folder == store.folder and (again.folder / "manifest.json").stat().st_mtime_ns == stamp
-    folders = {
-        prepared(tmp_path, corpus, **changed).folder
-        for changed in ({}, {"sequence_length": 40}, {"split_salt": "other"}, {"pairs": "none"})
-    }
+    changes: list[dict[str, Any]] = [{}, {"sequence_length": 40}, {"split_salt": "other"}, {"pairs": "none"}]
+    folders = {prepared(tmp_path, corpus, **changed).folder for changed in changes}
     folders.add(prepared(tmp_path, corpus, PRIVACIES["document"]).folder)
     folders.add(prepared(tmp_path, corpus[1:]).folder)
     assert len(folders) == 6
