@@ -4,6 +4,7 @@ B: examples, T: tokens (all middle axes flattened), p: inputs, d: outputs, V: ta
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -64,19 +65,19 @@ class Dense(Op):
 def dense(x: Array, kernel: Any, bias: Any = None) -> Array:
     """x @ kernel + bias for x [B, ..., p]; the norm's form follows from the shapes and the memory the session may use."""
     leaves = {"kernel": kernel} | ({} if bias is None else {"bias": bias})
-    return apply(Dense(_form(x, kernel)), leaves, (x,))
+    return apply(Dense(form_of(x.shape[0], tokens(x).shape[1], kernel)), leaves, (x,))
 
 
-def _form(x: Array, kernel: Any) -> norms.Form:
+def form_of(B: int, T: int, kernel: Any) -> norms.Form:
+    """The norm form of `kernel` at B examples of T tokens; a stacked kernel's answer covers all its layers."""
     session = session_of(kernel)
     if session is None:
         return "gram"
-    (p, d), T = kernel.shape, tokens(x).shape[1]
     full = session.shapes[kernel.path]
-    layers = full[0] if len(full) > 2 else 1
+    p, d = full[-2:]
     if norms.choose(T, p, d, True) != "kept":
         return norms.choose(T, p, d, False)
-    return norms.choose(T, p, d, session.keep(kernel.path, 4 * x.shape[0] * layers * p * d))
+    return norms.choose(T, p, d, session.keep(kernel.path, 4 * B * math.prod(full)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,8 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from dpx.clipping import ops
 from dpx.models import dropout as drop
+from dpx.models.attention import attend
 from dpx.models.shape import Bert
-
-# Added to the score of a key that is padding: exp() of it is exactly 0, yet a row of nothing but padding stays finite.
-MASKED_SCORE = -1.0e9
-
 
 def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -29,21 +26,6 @@ def at_least_float32(x: Array) -> Array:
 
 def in_compute_dtype(x: Array, model: Bert) -> Array:
     return x.astype(jnp.bfloat16) if model.dtype == "bfloat16" else x
-
-
-def attention_bias(length_B: Int[Array, " B"], tokens: int, dtype) -> Float[Array, "B 1 1 T"]:
-    """0 at real keys, `MASKED_SCORE` at padding."""
-    return jnp.where(jnp.arange(tokens) < length_B[:, None], 0.0, MASKED_SCORE).astype(dtype)[:, None, None, :]
-
-
-def attention(qkv_BT3H: Array, length_B: Array, heads: int, probability_dropout) -> Array:
-    """Multi-head self-attention without its projections; has no parameters. `probability_dropout` maps probs_BNTT."""
-    B, T, width = qkv_BT3H.shape
-    q_BTND, k_BTND, v_BTND = jnp.moveaxis(qkv_BT3H.reshape(B, T, 3, heads, width // (3 * heads)), 2, 0)
-    wide = jnp.promote_types(qkv_BT3H.dtype, jnp.float32)
-    scores_BNTT = jnp.einsum("BTND,BSND->BNTS", q_BTND, k_BTND, preferred_element_type=wide) * q_BTND.shape[-1] ** -0.5
-    probs_BNTT = jax.nn.softmax(scores_BNTT + attention_bias(length_B, T, wide), axis=-1).astype(qkv_BT3H.dtype)
-    return jnp.einsum("BNTS,BSND->BTND", probability_dropout(probs_BNTT), v_BTND).reshape(B, T, width // 3)
 
 
 def embed(model: Bert, word: Any, position: Any, segment: Any, token_BT: Array, segment_BT: Array, decoded: int) -> tuple[Array, ops.Tie]:
@@ -108,7 +90,7 @@ class Layer(nn.Module):
             return drop.dropout(x, keys_B, layer, site, model.dropout)
 
         qkv_BT3H = Dense(model, 3 * model.width, name="qkv")(x_BTH)
-        context_BTH = attention(qkv_BT3H, length_B, model.heads, lambda probs: dropped(probs, drop.ATTENTION))
+        context_BTH = attend(qkv_BT3H, length_B, model.heads, lambda probs: dropped(probs, drop.ATTENTION))
         attended_BTH = dropped(Dense(model, model.width, name="attention_out")(context_BTH), drop.ATTENTION_OUT)
         y_BTH = LayerNorm(model, name="attention_norm")(x_BTH + attended_BTH)
         up_BTF = jax.nn.gelu(Dense(model, model.feed_forward, name="up")(y_BTH), approximate=False)

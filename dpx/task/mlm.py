@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
+from dpx.clipping.probes import session_of
+from dpx.models import fused_bert
 from dpx.models.bert import BertForPreTraining
 from dpx.models.dropout import record_keys
 from dpx.models.shape import Bert
@@ -74,12 +76,22 @@ class Objective:
         """Per-example losses and counts (`mlm_correct`, `mlm_predicted`, `next_sentence_correct`), float32 or wider."""
         keys_B = None if dropout_key is None or self.model.dropout == 0.0 else record_keys(jnp.asarray(dropout_key), batch["record"])
         segment_BT = segments(batch["tokens"].shape[1], batch["segment_start"], batch["length"])
-        masked_BMV, next_B2 = self.module.apply({"params": params}, batch["tokens"], segment_BT, batch["length"], batch["slots"], keys_B)
-        losses_B, counts = masked_losses(masked_BMV, batch["labels"], batch["is_slot"])
+        session = session_of(params)
+        losses_of = self._fused if session is not None and session.fused else self._composed
+        losses_B, counts, next_B2 = losses_of(params, batch, segment_BT, keys_B)
         if next_B2 is None:
             return losses_B, counts | {"next_sentence_correct": jnp.zeros_like(losses_B)}
         next_losses_B, correct_B = next_sentence_losses(next_B2, batch["is_next"])
         return losses_B + next_losses_B, counts | {"next_sentence_correct": correct_B}
+
+    def _composed(self, params: Params, batch: Batch, segment_BT: Array, keys_B: Array | None) -> tuple[Array, Counts, Array | None]:
+        masked_BMV, next_B2 = self.module.apply({"params": params}, batch["tokens"], segment_BT, batch["length"], batch["slots"], keys_B)
+        return *masked_losses(masked_BMV, batch["labels"], batch["is_slot"]), next_B2
+
+    def _fused(self, params: Params, batch: Batch, segment_BT: Array, keys_B: Array | None) -> tuple[Array, Counts, Array | None]:
+        losses_B, correct_B, x_BTH = fused_bert.masked_losses(self.model, params, batch, segment_BT, keys_B)
+        counts = {"mlm_correct": correct_B, "mlm_predicted": batch["is_slot"].sum(1).astype(losses_B.dtype)}
+        return losses_B, counts, fused_bert.next_sentence_logits(params, x_BTH) if self.task.next_sentence else None
 
 
 def segments(tokens: int, segment_start_B: Array, length_B: Array) -> Array:
