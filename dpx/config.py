@@ -117,8 +117,10 @@ def _short_hash(plain: Any) -> str:
 
 
 def register_resolvers() -> None:
-    """`${run_name:}` for Hydra's folder settings; safe to call twice."""
+    """`${run_name:}` for Hydra's folder settings, `${one_minus:x}` for a search over 1 - x; safe to call twice."""
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
+    # Twelve digits are what a person writes: 1 - 0.9 is 0.1 and not 0.09999999999999998.
+    OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
 
 
 def load(run: str) -> tuple[DictConfig, Path]:

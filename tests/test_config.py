@@ -63,7 +63,7 @@ def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str) -> N
     for point in points:
         cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *point], with_hydra=True)
         config.build(cfg)
-        folders.add(config.run_name(cfg))
+        folders.add(cfg.hydra.sweep.subdir)
     assert len(folders) == len(points)
 
 

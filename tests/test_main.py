@@ -1,11 +1,15 @@
 """The real command line in a process of its own: exit codes, the one line, the private log, and that no jax starts."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dpx import recipes
+from dpx.sweep import Status
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -19,12 +23,7 @@ def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["stepz=3"], "stepz: unknown key. Did you mean steps?"),
         (["optimizer.bta1=0.1"], "optimizer.bta1: unknown key. Did you mean optimizer.beta1?"),
-        (["model=tinyy"], "model=tinyy: no such option. Use one of tiny,"),
-        (["experiment=anil_2m_batch"], "experiment: not in the default config. Write +experiment=anil_2m_batch."),
-        (["+experiment=anil_2m"], "experiment=anil_2m: no such option. Use one of anil_2m_batch,"),
-        (["steps"], "steps: not of the form key=value."),
         (["run=nowhere", "job=plan"], "run=nowhere: no such run."),
         (["job=list", "list.match=nothing"], "list.match=nothing: no recipe has such a name."),
     ],
@@ -57,9 +56,43 @@ def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
 
 def test_a_mesh_names_its_simulated_devices_before_jax_starts(tmp_path: Path) -> None:
     program = (
-        "from dpx import config, recipes; from dpx.__main__ import simulate_devices; "
+        "from dpx import config, recipes; from dpx.launch import simulate_devices; "
         "simulate_devices(config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh); import jax; print(len(jax.devices()))"
     )
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "8", done.stderr
+
+
+def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(tmp_path: Path) -> None:
+    done = _dpx(tmp_path, "-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
+    assert done.returncode == 2
+    assert done.stderr == "error: noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.\n"
+    assert " failed " in done.stdout and " finished " in done.stdout
+    states = [json.loads(path.read_text())["plan"]["state"] for path in tmp_path.glob("outputs/*/private/status.json")]
+    assert sorted(states) == ["failed", "finished"]
+
+
+def test_a_finished_point_is_skipped(tmp_path: Path) -> None:
+    arguments = ["-m", "model=micro", "steps=1,2"]
+    named = [_folder(["model=micro", f"steps={steps}"]) for steps in (1, 2)]
+    for name in named:
+        Status(tmp_path / "outputs" / name, "train").write("finished", objective=0.25)
+    done = _dpx(tmp_path, *arguments)
+    assert done.returncode == 0 and done.stdout.count("finished before") == 2
+    assert "25.00%" in done.stdout
+
+
+def test_sweeping_recipes_are_not_points_of_another_sweep(tmp_path: Path) -> None:
+    done = _dpx(tmp_path, "-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
+    assert done.returncode == 2
+    assert done.stderr.count("a sweep of its own") == 2
+
+
+def test_one_process_keeps_to_one_mesh(tmp_path: Path) -> None:
+    done = _dpx(tmp_path, "-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
+    assert done.returncode == 2 and "one process holds one mesh" in done.stderr
+
+
+def _folder(overrides: list[str]) -> str:
+    return recipes.compose(overrides, with_hydra=True).hydra.sweep.subdir

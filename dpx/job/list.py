@@ -9,6 +9,7 @@ from rich.table import Table
 
 from dpx import config, recipes
 from dpx.command_line import as_refused
+from dpx.console import wide
 from dpx.declaration import Refused, declaration, require
 from dpx.experiment import Experiment
 from dpx.job.plan import plan
@@ -27,7 +28,7 @@ class List:
         names = recipes.names(self.match)
         everything = recipes.names()
         require(bool(names), f"list.match={self.match}", "no recipe has such a name", f"There are {', '.join(everything) or 'none'}")
-        console = wide_console()
+        console = wide()
         points = [Point(name, tuple(overrides)) for name in names for overrides in recipes.points(name)]
         if not self.plan:
             _show_names(names, points, console)
@@ -39,12 +40,6 @@ class List:
         failed = [row for row in rows if row["error"]]
         if failed:
             raise Refused(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
-
-
-def wide_console() -> Console:
-    """The terminal, or 160 columns where there is none: a table cut to 80 says nothing in a log."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
 
 
 @dataclasses.dataclass(frozen=True)

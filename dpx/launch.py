@@ -1,0 +1,124 @@
+"""One composed config to one job in one run folder; in a sweep, finished points are skipped and errors kept for the end.
+
+The only module beside `__main__` that knows that Hydra is running.
+"""
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from dpx import config
+from dpx.command_line import as_refused
+from dpx.declaration import Refused
+from dpx.mesh import Mesh
+from dpx.run_folder import RunFolder
+from dpx.sweep import Outcome, Status
+
+log = logging.getLogger("dpx")
+
+# A run may only be looked at with these beside `run=`.
+_BESIDE_RUN = ("job", "run", "mesh", "schedule", "hydra", "microbatch")
+
+
+class Launcher:
+    """Runs what Hydra composes. `failures` and `outcomes` are in the order of the launch."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.outcomes: list[Outcome] = []
+        self.is_sweep = False
+        self._mesh: Any = None
+
+    def __call__(self, cfg: DictConfig) -> float:
+        """One job of one config; returns the objective a search maximises, nan where there is none.
+
+        Errors are kept: raised here, Hydra would add lines of its own, and the other points of a sweep would be lost.
+        """
+        settings = HydraConfig.get()
+        self.is_sweep = settings.mode == RunMode.MULTIRUN
+        path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
+        job = str(settings.runtime.choices.get("job"))
+        status = Status(path, job)
+        if self.is_sweep and job == "train" and status.read().get("state") == "finished":
+            return self._record(path, point, "finished before", status.read().get("objective"))
+        try:
+            if self.is_sweep:
+                self._check_sweep(cfg, settings, point)
+            if cfg.run is not None:
+                cfg, path = _of_finished_run(cfg, list(point))
+                status = Status(path, job)
+            self._run(cfg, path, status)
+        except Exception as error:
+            log.exception("the job stopped")
+            self.failures.append(error)
+            words = str(as_refused(error) or f"{type(error).__name__}: {error}")
+            status.write("failed", error=words)
+            return self._record(path, point, "failed", error=words)
+        return self._record(path, point, "finished", status.read().get("objective"))
+
+    def _run(self, cfg: DictConfig, path: Path, status: Status) -> None:
+        experiment, job = config.build(cfg)
+        simulate_devices(experiment.mesh)
+        began = time.monotonic()
+        status.write("running", pid=os.getpid())
+        job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
+        status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path))
+
+    def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
+        self.outcomes.append(Outcome(path, point, state, objective, error))
+        return math.nan if objective is None else objective
+
+    def _check_sweep(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
+        """A recipe's own sweep is not lost in another, and one process keeps to one mesh."""
+        keys = {override.lstrip("+").partition("=")[0] for override in point}
+        own = set(settings.sweeper.get("params") or {})
+        if own and not own & keys:
+            raise Refused(f"experiment={cfg.name}", "a sweep of its own, launched as one point of another", "Launch each sweep by itself")
+        mesh = OmegaConf.to_container(cfg.mesh) if OmegaConf.is_config(cfg.get("mesh")) else None
+        if self._mesh not in (None, mesh):
+            raise Refused(f"mesh={cfg.mesh.get('name')}", "one process holds one mesh", "Launch each mesh by itself")
+        self._mesh = mesh
+
+
+def _objective(path: Path) -> float | None:
+    """Held-out accuracy of a run that trained."""
+    try:
+        return float(json.loads((path / "private" / "results.json").read_text())["heldout"]["mlm_accuracy"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def simulate_devices(mesh: Mesh) -> None:
+    """Tells jax, which must not have started, how many devices to make of one CPU."""
+    if mesh.simulated_devices is None:
+        return
+    flag = f"--xla_force_host_platform_device_count={mesh.simulated_devices}"
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if flag in flags:
+        return
+    if "jax" in sys.modules:
+        raise Refused(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in a process of its own")
+    kept = [other for other in flags if not other.startswith(flag.partition("=")[0])]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, flag])
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig, Path]:
+    """The config and folder of the run that `cfg.run` names, under this command's job."""
+    for override in overrides:
+        if override.lstrip("+~").partition("=")[0].partition(".")[0] not in _BESIDE_RUN:
+            raise Refused(override, f"the run {cfg.run} has its own config", f"Leave it out, or compose it without run={cfg.run}")
+    loaded, path = config.load(cfg.run)
+    loaded.job = cfg.job
+    if any(override.startswith("mesh=") for override in overrides):
+        loaded.mesh = cfg.mesh
+    return loaded, path

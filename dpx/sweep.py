@@ -1,0 +1,57 @@
+"""Points of a sweep that can be launched again: what each came to is kept beside it, finished ones are skipped, all stand in a table.
+
+`private/status.json` of a run holds, by job, `state` (`running`, `finished`, `failed`), times, the objective and the error.
+"""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpx.run_folder import write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one point came to. `objective` is its held-out accuracy where it trained."""
+
+    folder: Path
+    point: tuple[str, ...]
+    state: str
+    objective: float | None = None
+    error: str | None = None
+
+
+class Status:
+    """One job's entry in a run's `private/status.json`; written atomically, so that a kill leaves the last state."""
+
+    def __init__(self, folder: Path, job: str):
+        self._path, self._job = folder / "private" / "status.json", job
+
+    def read(self) -> dict[str, Any]:
+        """This job's entry; empty where it has never run here, or where what is there cannot be read."""
+        return self._all().get(self._job, {})
+
+    def write(self, state: str, **facts: Any) -> None:
+        entry = {"state": state, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | facts
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, self._all() | {self._job: entry})
+
+    def _all(self) -> dict[str, Any]:
+        try:
+            return json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+
+
+def show(outcomes: list[Outcome], console: Console) -> None:
+    """All points of a sweep, failed ones with their error."""
+    table = Table("point", "state", "held-out accuracy", "folder", "error", title="points of the sweep", title_justify="left")
+    for outcome in outcomes:
+        objective = "" if outcome.objective is None else f"{outcome.objective:.2%}"
+        table.add_row(" ".join(outcome.point), outcome.state, objective, str(outcome.folder), outcome.error or "")
+    console.print(table)
