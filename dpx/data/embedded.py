@@ -25,8 +25,11 @@ DEPENDENCIES = (
     "beartype", "dp-accounting", "flax", "hydra-core", "jax", "jaxtyping", "numpy", "omegaconf", "optax", "orbax-checkpoint", "packaging",
     "rich", "scipy", "tensorboard", "tensorboardX", "tokenizers",
 )  # fmt: skip
-_SKIPPED_FOLDERS = frozenset("test tests testing testdata idle_test site-packages dist-packages lib2to3 __pycache__ licenses".split())
-_SKIPPED_NAMES = re.compile(r"(licen[cs]e|copying|notice|authors|requirements|top_level|entry_points|sources|.*_pb2)\b", re.I)
+# Vendored packages are copies, often several of one file: held-out text must not be a copy of protected text.
+_SKIPPED_FOLDERS = frozenset(
+    "test tests testing testdata idle_test site-packages dist-packages lib2to3 __pycache__ licenses _vendor _vendored vendored".split()
+)
+_SKIPPED_NAMES = re.compile(r"(licen[cs]e|copying|notice|authors|requirements|top_level|entry_points|sources|.*(_pb2|_gen|_test)\.)", re.I)
 _HOLDERS = (ast.stmt, ast.ExceptHandler, ast.Constant, ast.Call, ast.Dict, ast.List, ast.Tuple)
 _LONG_TEXT = 200  # characters; a string this long that is not a docstring may still be documentation held in a constant
 

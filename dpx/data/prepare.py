@@ -4,6 +4,7 @@ The rows of a unit are a function of that unit alone (given the vocabulary): its
 surplus rows to drop are keyed by its id, and no row holds text of two units.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
 from dpx.data.vocabulary import SpecialIds, fit, read, special_ids
 from dpx.data.writer import HashedFile, SplitWriter
-from dpx.declaration import require
+from dpx.declaration import Refused, require
 from dpx.privacy.declarations import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far)
@@ -36,7 +37,8 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     """The store of a declared corpus: opened where it exists in `data.directory`, else prepared there.
 
     Raises `Refused` for input that cannot be used, and for an existing store that is not whole. Two processes may prepare the
-    same store at once: the first to finish gives it its name and the other uses that one.
+    same store at once: the first to finish gives it its name and the other uses that one. Text is streamed; memory grows
+    by about 100 bytes a document (its hash, or its unit's name).
     """
     data.require_fits(privacy)
     source = open_source(data.source)
@@ -51,6 +53,10 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
         manifest = _Preparation(data, privacy, source, unfinished, progress).run(key, settings)
         manifest.write(unfinished / MANIFEST)
         _rename(unfinished, folder)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise Refused(folder, "the disk is full", "Free some space, or move data.directory") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return open_store(folder, key)
@@ -90,15 +96,15 @@ class _Preparation:
 
     def _documents(self, stage: str) -> Iterator[tuple[Split, UnitDocument]]:
         """Documents with the split and the name of their unit; a document that is named by its content comes once."""
-        seen: set[str] = set()
+        seen: set[int] = set()
         for number, document in enumerate(self._source.documents(), start=1):
             if number % _REPORTED_DOCUMENTS == 0:
                 self._progress(stage, number)
             content = document.content()
             if document.unit_id is None:
-                if content in seen:
+                if int(content, 16) in seen:
                     continue
-                seen.add(content)
+                seen.add(int(content, 16))
             unit_id = content if document.unit_id is None else document.unit_id
             split = self._keyed.split(unit_id, public_fraction=self._data.public_fraction, heldout_fraction=self._data.heldout_fraction)
             yield split, UnitDocument(unit_id, content, document.paragraphs)
@@ -123,14 +129,14 @@ class _Preparation:
         )
 
     def _write_rows(self, pieces: list[str], writers: dict[Split, SplitWriter]) -> None:
-        numbers: dict[str, int] = {}
+        numbers: dict[str, int] = {}  # stays empty where every document is a unit of its own
         cutter = RowCutter(self._data, self._keyed, pieces)
         for split, document, rows in cutter.cut(self._documents("rows")):
             again = document.unit_id in numbers
-            if not again:
-                numbers[document.unit_id] = writers[split].add_unit(document.unit_id)
-            priority = partial(self._priority, document)
-            writers[split].add_document(numbers[document.unit_id], rows, priority, again=again)
+            unit = numbers[document.unit_id] if again else writers[split].add_unit(document.unit_id)
+            if self._data.names_units:
+                numbers[document.unit_id] = unit
+            writers[split].add_document(unit, rows, partial(self._priority, document), again=again)
 
     def _priority(self, document: UnitDocument, row: int) -> int:
         return self._keyed.number("surplus", document.unit_id, document.content, row) >> 64
@@ -165,8 +171,10 @@ def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
 
 
 def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
-    """Everything that rows depend on."""
+    """Everything that rows depend on; files count by their content, wherever they lie."""
     declared = {name: value for name, value in asdict(data).items() if name not in {"name", "directory", "declared_size"}}
+    declared["source"].pop("paths", None)
+    declared["vocabulary"].pop("path")
     vocabulary = Path(data.vocabulary.path) if data.vocabulary.path else None
     code = hashlib.sha256(b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in _CODE))
     return {

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
+from dpx.data.writer import HashedFile
 from dpx.declaration import Refused
 from dpx.privacy.declarations import Privacy
 
@@ -171,6 +173,25 @@ def test_a_preparation_that_fails_leaves_nothing(tmp_path: Path):
     with pytest.raises(Refused, match="corpus.jsonl:61"):
         prepare(declared(tmp_path, path), PRIVACY)
     assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self: HashedFile, block: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(HashedFile, "write", full)
+    with pytest.raises(Refused, match="the disk is full"):
+        prepared(tmp_path, records(60))
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_moved_files_are_the_same_corpus(tmp_path: Path):
+    first = prepared(tmp_path, records(60))
+    (tmp_path / "elsewhere").mkdir()
+    path = (tmp_path / "corpus.jsonl").rename(tmp_path / "elsewhere" / "moved.jsonl")
+    vocabulary = (tmp_path / "vocabulary.txt").rename(tmp_path / "elsewhere" / "pieces.txt")
+    moved = declared(tmp_path, path, vocabulary=Vocabulary(size=128, path=str(vocabulary)))
+    assert prepare(moved, PRIVACY).folder == first.folder
 
 
 @pytest.mark.parametrize(
