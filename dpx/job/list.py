@@ -12,7 +12,7 @@ from dpx.command_line import as_refused
 from dpx.console import wide
 from dpx.declaration import Refused, declaration, require
 from dpx.experiment import Experiment
-from dpx.job.plan import plan
+from dpx.job.plan import Plan
 from dpx.run_folder import RunFolder, write_json
 
 
@@ -53,8 +53,9 @@ class Point:
         """Its plan, or the reason why it has none."""
         row: dict[str, Any] = {"experiment": self.name, "point": " ".join(self.overrides), "plan": None, "error": None}
         try:
-            experiment, _ = config.build(recipes.planned(self.name, list(self.overrides)))
-            row["plan"] = plan(experiment)
+            experiment, job = config.build(recipes.planned(self.name, list(self.overrides)))
+            assert isinstance(job, Plan)
+            row["plan"] = job.document(experiment)
         except Exception as error:
             row["error"] = str(as_refused(error) or f"{type(error).__name__}: {error}")
         return row
@@ -73,6 +74,10 @@ def _show_plans(rows: list[dict[str, Any]], console: Console) -> None:
         found = row["plan"]
         if found is None:
             table.add_row(row["experiment"], row["point"], *[""] * 6, row["error"])
+            continue
+        if "analysis" in found:
+            ready = all(entry["exists"] for entry in found["inputs"])
+            table.add_row(row["experiment"], row["point"], "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
             continue
         sigma = found["noise_multiplier"]
         epsilon = ", ".join(f"{value:.3g} {name}" for name, value in found["epsilon"].items())

@@ -8,6 +8,7 @@ from rich.table import Table
 from dpx.data.declarations import Hub
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
+from dpx.job.analyse import inputs
 from dpx.models.flops import published_flops, training_matmul_flops
 from dpx.models.memory import Memory, step_memory
 from dpx.privacy import statement
@@ -20,13 +21,21 @@ LARGEST_MICROBATCH = 1024
 
 @declaration
 class Plan:
-    """Writes `release/plan.json` and prints it as a table."""
+    """Writes `release/plan.json` and prints it as a table. Of an analysis it says which inputs are read and whether they exist."""
+
+    analysis: Any = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        document = plan(experiment)
+        document = self.document(experiment)
         folder.release.mkdir(parents=True, exist_ok=True)
         write_json(folder.release / "plan.json", document)
         show(document, Console(soft_wrap=True))
+
+    def document(self, experiment: Experiment) -> dict[str, Any]:
+        """What plan.json will hold."""
+        if self.analysis is None:
+            return plan(experiment)
+        return {"name": experiment.name, "analysis": type(self.analysis).__name__, "inputs": inputs(self.analysis), "device_hours": 0.0}
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
@@ -129,6 +138,9 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dic
 
 def show(document: dict[str, Any], console: Console) -> None:
     """The plan as a person reads it."""
+    if "analysis" in document:
+        _show_analysis(document, console)
+        return
     table = Table(title=f"plan of {document['name']}", show_header=False, title_justify="left")
     for name, text in _lines(document):
         table.add_row(name, text)
@@ -138,6 +150,12 @@ def show(document: dict[str, Any], console: Console) -> None:
             console.print(name.replace("_", " ") + ":")
             for line in document[name]:
                 console.print(f"  - {line}", highlight=False)
+
+
+def _show_analysis(document: dict[str, Any], console: Console) -> None:
+    console.print(f"plan of {document['name']}: the analysis {document['analysis']}, nothing is trained")
+    for entry in document["inputs"]:
+        console.print(f"  reads {entry['path']}: {'there' if entry['exists'] else 'not there'}", highlight=False)
 
 
 def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,1 @@
+"""Analyses: one file each, a declaration in, tables out. They train nothing; some read other runs."""

@@ -1,0 +1,54 @@
+"""What an analysis gives back: tables whose cells are plain values, so that JSON, CSV and a terminal show the same."""
+
+import csv
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as RichTable
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Named columns and rows of text, numbers, truth values or None; `notes` say what a reader must know."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    title: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.name}: a row of {len(row)} cells under {len(self.columns)} columns")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+    def write_csv(self, folder: Path) -> Path:
+        """`<name>.csv` in `folder`, numbers unrounded."""
+        path = folder / f"{self.name}.csv"
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows([self.columns, *self.rows])
+        return path
+
+    def shown(self) -> RichTable:
+        """For a terminal: five significant digits."""
+        table = RichTable(*self.columns, title=self.title or self.name, title_justify="left")
+        for row in self.rows:
+            table.add_row(*(_cell(value) for value in row))
+        return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"

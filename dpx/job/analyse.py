@@ -1,0 +1,38 @@
+"""`job=analyse`: one analysis into tables. No model is trained; jax starts only in an analysis that computes gradients."""
+
+from typing import Any
+
+from dpx.analysis.table import Table
+from dpx.console import wide
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder, write_json
+
+
+@declaration
+class Analyse:
+    """Calls `analysis(experiment)`, a declaration that returns tables; writes `release/analysis.json` and a CSV of each.
+
+    An analysis may have `inputs() -> list[Path]`: what it reads and somebody else has to have made.
+    """
+
+    analysis: Any = None
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        require(self.analysis is not None, "analysis", "none is chosen", "Add analysis=<name>, or an experiment that is one")
+        absent = [str(entry["path"]) for entry in inputs(self.analysis) if not entry["exists"]]
+        require(not absent, ", ".join(absent), "the analysis reads this and it is not there", "Run what makes it first")
+        tables: list[Table] = self.analysis(experiment)
+        folder.release.mkdir(parents=True, exist_ok=True)
+        write_json(folder.release / "analysis.json", {"name": experiment.name, "tables": [table.as_json() for table in tables]})
+        console = wide()
+        for table in tables:
+            table.write_csv(folder.release)
+            console.print(table.shown())
+            for note in table.notes:
+                console.print(f"  {note}", highlight=False)
+
+
+def inputs(analysis: Any) -> list[dict[str, Any]]:
+    """Path and existence of each input."""
+    return [{"path": str(path), "exists": path.exists()} for path in getattr(analysis, "inputs", list)()]

@@ -1,0 +1,58 @@
+"""An analysis of two rows, through the job: JSON, CSV and terminal show the same; inputs are checked first."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from dpx import config, recipes
+from dpx.analysis.table import Table
+from dpx.declaration import Refused, declaration
+from dpx.job.analyse import Analyse
+from dpx.job.plan import Plan
+from dpx.run_folder import RunFolder
+
+EXPERIMENT, _ = config.build(recipes.compose([]))
+
+
+@declaration
+class Squares:
+    """n and its square, after reading `path`."""
+
+    path: str | None = None
+
+    def inputs(self) -> list[Path]:
+        return [] if self.path is None else [Path(self.path)]
+
+    def __call__(self, experiment) -> list[Table]:
+        del experiment
+        return [Table("squares", ("n", "square"), ((2, 4), (1 / 3, None)), notes=("computed",))]
+
+
+def test_tables_are_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Analyse(analysis=Squares())(EXPERIMENT, RunFolder(tmp_path))
+    document = json.loads((tmp_path / "release" / "analysis.json").read_text())
+    assert document["tables"][0]["rows"] == [{"n": 2, "square": 4}, {"n": 1 / 3, "square": None}]
+    with open(tmp_path / "release" / "squares.csv") as file:
+        assert list(csv.reader(file)) == [["n", "square"], ["2", "4"], [str(1 / 3), ""]]
+    assert "0.33333" in capsys.readouterr().out
+
+
+def test_absent_input_is_refused_and_planned(tmp_path: Path) -> None:
+    analysis = Squares(path=str(tmp_path / "runs.csv"))
+    with pytest.raises(Refused, match="runs.csv"):
+        Analyse(analysis=analysis)(EXPERIMENT, RunFolder(tmp_path))
+    (entry,) = Plan(analysis=analysis).document(EXPERIMENT)["inputs"]
+    assert entry == {"path": str(tmp_path / "runs.csv"), "exists": False}
+
+
+def test_an_analysis_has_to_be_chosen(tmp_path: Path) -> None:
+    experiment, job = config.build(recipes.compose(["job=analyse"]))
+    with pytest.raises(Refused, match="none is chosen"):
+        job(experiment, RunFolder(tmp_path))
+
+
+def test_rows_have_as_many_cells_as_columns() -> None:
+    with pytest.raises(ValueError, match="2 cells under 1"):
+        Table("t", ("a",), ((1, 2),))
