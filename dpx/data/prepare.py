@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -72,8 +73,11 @@ class _Preparation:
         pieces = self._pieces()
         special = special_ids(pieces)
         writers: dict[Split, SplitWriter] = {split: self._writer(split, special) for split in SPLITS}
-        self._write_rows(pieces, writers)
-        files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
+        with ExitStack() as opened:
+            for writer in writers.values():
+                opened.callback(writer.release)
+            self._write_rows(pieces, writers)
+            files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
         files[VOCABULARY] = self._write_vocabulary(pieces)
         self._require_usable(writers)
         data = self._data

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,9 +28,18 @@ class HashedFile:
         self._bytes = 0
 
     def write(self, block: bytes) -> None:
-        self._file.write(block)
+        try:
+            self._file.write(block)
+        except OSError:
+            self.release()
+            raise
         self._digest.update(block)
         self._bytes += len(block)
+
+    def release(self) -> None:
+        """Lets go of the file, whole or not; a full disk may refuse what is still held back."""
+        with suppress(OSError):
+            self._file.close()
 
     def close(self) -> dict[str, Any]:
         """Size and hash, once the bytes are on the disk."""
@@ -98,6 +108,11 @@ class SplitWriter:
             columns["length"][place] = len(tokens)
             columns["is_next"][place] = row.is_next
         return columns
+
+    def release(self) -> None:
+        """Lets go of every file, for a preparation that failed."""
+        for file in (*self._files.values(), self._unit_file, *filter(None, [self._priority_file])):
+            file.release()
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Size and hash of every file of this split, surplus rows dropped."""

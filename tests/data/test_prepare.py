@@ -17,7 +17,7 @@ from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
-from dpx.data.writer import HashedFile
+from dpx.data.writer import SplitWriter
 from dpx.declaration import Refused
 from dpx.privacy.declarations import Privacy
 
@@ -170,16 +170,18 @@ def test_a_harmed_store_is_refused_rather_than_prepared_again(tmp_path: Path):
 def test_a_preparation_that_fails_leaves_nothing(tmp_path: Path):
     path = write_records(tmp_path / "corpus.jsonl", records(60))
     path.write_text(path.read_text() + "not json\n")
-    with pytest.raises(Refused, match="corpus.jsonl:61"):
-        prepare(declared(tmp_path, path), PRIVACY)
+    brought = Vocabulary(size=128, path=str(write_vocabulary(tmp_path / "vocabulary.txt")))
+    for vocabulary in (Vocabulary(size=128), brought):
+        with pytest.raises(Refused, match="corpus.jsonl:61"):
+            prepare(declared(tmp_path, path, vocabulary=vocabulary), PRIVACY)
     assert list((tmp_path / "stores").iterdir()) == []
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(self: HashedFile, block: bytes) -> None:
+    def full(self: SplitWriter, *rest: object, **more: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(HashedFile, "write", full)
+    monkeypatch.setattr(SplitWriter, "add_document", full)
     with pytest.raises(Refused, match="the disk is full"):
         prepared(tmp_path, records(60))
     assert list((tmp_path / "stores").iterdir()) == []
