@@ -14,18 +14,18 @@ from dpx.randomness import RootSecret
 SECRET = RootSecret.from_seed(1)
 
 
-def generator_for(step):
-    return lambda shard: SECRET.generator("sampling", step, shard)
+def generator_for(*place):
+    return SECRET.generator("sampling", *place)
 
 
-def draws(size, q, steps):
-    return [sampler.draw(sampler.Poisson(), size, q, generator_for(step)) for step in range(steps)]
+def draws(size, q, steps, kind=sampler.Poisson()):  # noqa: B008
+    return [sampler.draw(kind, size, q, generator_for, step) for step in range(steps)]
 
 
 def test_paper_scale_draw_costs_the_batch_and_not_the_corpus():
     tracemalloc.start()
     began = time.perf_counter()
-    indices = sampler.draw(sampler.Poisson(), 346_000_000, 2_097_152 / 346e6, generator_for(0))
+    indices = sampler.draw(sampler.Poisson(), 346_000_000, 2_097_152 / 346e6, generator_for)
     took, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert abs(len(indices) - 2_097_152) < 6 * np.sqrt(2_097_152)
@@ -77,13 +77,82 @@ def test_tiny_probabilities_draw_nothing(q):
 
 
 def test_edge_probabilities():
-    assert np.array_equal(sampler.draw(sampler.Poisson(), 5, 1.0, generator_for(0)), np.arange(5))
-    assert len(sampler.draw(sampler.Poisson(), 5, 0.0, generator_for(0))) == 0
-    assert len(sampler.draw(sampler.Poisson(), 0, 0.5, generator_for(0))) == 0
+    assert np.array_equal(sampler.draw(sampler.Poisson(), 5, 1.0, generator_for), np.arange(5))
+    assert len(sampler.draw(sampler.Poisson(), 5, 0.0, generator_for)) == 0
+    assert len(sampler.draw(sampler.Poisson(), 0, 0.5, generator_for)) == 0
     with pytest.raises(Refused, match="q=1.5"):
-        sampler.draw(sampler.Poisson(), 5, 1.5, generator_for(0))
+        sampler.draw(sampler.Poisson(), 5, 1.5, generator_for)
 
 
 def test_a_draw_repeats_with_its_key_and_only_with_it():
     again = draws(10_000, 0.1, 2)
     assert np.array_equal(again[0], draws(10_000, 0.1, 1)[0]) and not np.array_equal(again[0], again[1])
+
+
+def test_a_truncated_draw_is_a_uniform_part_of_the_poisson_draw(monkeypatch):
+    monkeypatch.setattr(sampler.TruncatedPoisson, "cap", lambda *_: 5)
+    truncated = draws(20, 0.4, 4_000, sampler.TruncatedPoisson())
+    assert max(map(len, truncated)) == 5 and all((np.diff(drawn) > 0).all() for drawn in truncated)
+    assert all(set(part) <= set(whole) for part, whole in zip(truncated, draws(20, 0.4, 4_000), strict=True))
+    assert stats.chisquare(np.bincount(np.concatenate(truncated), minlength=20)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("size", "q"), [(60_000, 512 / 60_000), (346_000_000, 65_536 / 346e6), (100, 1.0), (1000, 0.999)])
+def test_the_cap_is_rarely_met_and_six_deviations_up(size, q):
+    cap = sampler.TruncatedPoisson().cap(size, q)
+    assert cap == size or (stats.binom.sf(cap, size, q) <= 1e-10 and cap >= size * q + 6 * np.sqrt(size * q * (1 - q)))
+
+
+@pytest.mark.parametrize("q", [0.0, 0.3, 0.8, 1.0])
+def test_a_fixed_size_draw_is_a_uniform_subset(q):
+    drawn = draws(10, q, 2_000, sampler.FixedSize())
+    assert {len(set(part)) for part in drawn} == {round(10 * q)}
+    if 0 < q < 1:
+        assert stats.chisquare(np.bincount(np.concatenate(drawn), minlength=10)).pvalue > 1e-4
+        assert len({tuple(part) for part in drawn}) > 40
+
+
+def test_a_large_fixed_size_draw_costs_the_batch():
+    tracemalloc.start()
+    (drawn,) = draws(346_000_000, 1e-3, 1, sampler.FixedSize())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(drawn) == 346_000 and peak < 12 * drawn.nbytes
+
+
+@pytest.mark.parametrize("kind", [sampler.Shuffled(), sampler.Deterministic(), sampler.BallsInBins()])
+@pytest.mark.parametrize(("size", "batch"), [(100, 10), (103, 10), (7, 7), (5, 1), (1000, 999)])
+def test_in_each_pass_every_row_takes_part_exactly_once(kind, size, batch):
+    slots = sampler.steps_per_pass(batch / size)
+    assert slots == -(-size // batch)
+    for number in range(3):
+        steps = range(number * slots, (number + 1) * slots)
+        rows = np.concatenate([sampler.draw(kind, size, batch / size, generator_for, step) for step in steps])
+        assert np.array_equal(np.sort(rows), np.arange(size))
+
+
+def test_passes_are_shuffled_anew_and_stored_order_is_kept():
+    first, second = (sampler.draw(sampler.Shuffled(), 10_000, 0.1, generator_for, step) for step in (0, 10))
+    assert 50 < len(np.intersect1d(first, second)) < 150
+    assert np.array_equal(sampler.draw(sampler.Deterministic(), 100, 0.1, generator_for, 13), np.arange(30, 40))
+
+
+def test_balls_fall_into_bins_of_binomial_sizes():
+    sizes = [len(sampler.draw(sampler.BallsInBins(), 1_000, 0.1, generator_for, step)) for step in range(0, 5_000, 10)]
+    assert abs(np.mean(sizes) - 100) < 5 * np.sqrt(90 / len(sizes)) and abs(np.var(sizes) / 90 - 1) < 0.35
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])
+def test_the_keyed_order_is_a_permutation(size):
+    places = sampler.permuted(np.arange(size), size, generator_for("pass", 0))
+    assert np.array_equal(np.sort(places), np.arange(size))
+
+
+@pytest.mark.parametrize(("q", "steps"), [(1.0, 1), (1 / 3, 3), (64 / 640, 10), (1 / 49, 49), (2_097_152 / 346_000_000, 165)])
+def test_passes_have_the_ceiling_of_one_over_q_steps(q, steps):
+    assert sampler.steps_per_pass(q) == steps
+
+
+def test_a_slack_that_drops_rows_often_is_refused():
+    with pytest.raises(Refused, match="drops rows often"):
+        sampler.TruncatedPoisson(slack=1e-3)

@@ -14,8 +14,7 @@ from dp_accounting import pld, rdp
 
 from dpx.declaration import require
 from dpx.privacy import closed_form, events
-from dpx.privacy.declarations import Adjacency
-from dpx.privacy.events import AccountantName, Release
+from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
 Real = float | int
@@ -75,8 +74,8 @@ def grid(charges: Charges) -> float:
 
 def compose(
     charges: Charges,
-    accountant: AccountantName = "pld",
-    adjacency: Adjacency = "zero_out",
+    accountant: str = "pld",
+    adjacency: str = "zero_out",
     orders: Sequence[Real] | None = None,
     interval: float | None = None,
 ) -> Composition:
@@ -147,10 +146,10 @@ def epsilon(
     *,
     noise_multiplier: Real,
     delta: Real,
-    accountant: AccountantName = "pld",
+    accountant: str = "pld",
     orders: Sequence[Real] | None = None,
     sampler: str = "poisson",
-    adjacency: Adjacency = "zero_out",
+    adjacency: str = "zero_out",
 ) -> float:
     """An upper bound on epsilon at `delta` of noisy clipped sums.
 

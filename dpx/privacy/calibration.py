@@ -7,8 +7,9 @@ from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
 from dpx.privacy import accounting, ledger, solve
-from dpx.privacy.events import AccountantName
+from dpx.privacy.declarations import GdpClt
 from dpx.privacy.ledger import LedgerEntry, Runs
+from dpx.sampler import IN_PASSES, TruncatedPoisson
 
 # Sampling rates of a ramp are rounded up to this many; 30 raise epsilon by 0.3 % at Anil's 7,500-step ramp.
 RATES_MAX = 30
@@ -39,6 +40,12 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
         require(
             batch <= size, f"batch size {batch}", f"the data holds {size} rows, so q would exceed 1", f"Use a batch size of at most {size}"
         )
+    require(
+        experiment.sampler.name not in IN_PASSES or len({batch for batch, _ in batch_runs}) == 1,
+        f"sampler={experiment.sampler.name}",
+        "a pass over the data needs one batch size",
+        "Use batch_schedule=constant",
+    )
     runs = tuple((batch / size, steps) for batch, steps in batch_runs)
     sigma = _noise(experiment, batch_runs, size)
     spent = accounting_of(experiment, planned(experiment, batch_runs, size, sigma))
@@ -73,14 +80,16 @@ def check_claim(experiment: Experiment, size: int) -> int:
 
 def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0) -> LedgerEntry:
     """What one step at expected batch size `batch` enters in the ledger."""
+    sampler = experiment.sampler
     return LedgerEntry(
         epoch=epoch,
         q=batch / size,
         noise_multiplier=noise_multiplier,
-        sampler=experiment.sampler.name,
+        sampler=sampler.name,
         expected_batch_size=batch,
         clipping_norm=experiment.clip.clipping_norm,
         size=size,
+        cap=sampler.cap(size, batch / size) if isinstance(sampler, TruncatedPoisson) else None,
         rows_per_unit=experiment.privacy.rows_per_unit_max,
     )
 
@@ -103,34 +112,59 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
     if isinstance(noise, NoiseBatchRatio):
         return noise.noise_batch_ratio * batch_runs[0][0]
     assert isinstance(noise, TargetEpsilon)
+    require(
+        not isinstance(experiment.accountant, GdpClt),
+        "accountant=gdp_clt",
+        "is an approximation that can under-report, so it cannot set the noise",
+        "Use accountant=pld, or noise=multiplier",
+    )
     accountant, orders = accountant_of(experiment)
+    runs, adjacency = planned(experiment, batch_runs, size, 1.0), experiment.privacy.adjacency
+    if experiment.sampler.assumed is not None:
+        runs, adjacency = assumed(experiment, runs), ASSUMED_ADJACENCY
     return solve.solve(
-        accounting.bucketed(ledger.releases(planned(experiment, batch_runs, size, 1.0)), RATES_MAX),
+        accounting.bucketed(ledger.releases(runs), RATES_MAX),
         epsilon=noise.epsilon,
         delta=experiment.privacy.delta,
         accountant=accountant,
         orders=orders,
-        adjacency=experiment.privacy.adjacency,
+        adjacency=adjacency,
     )
 
 
-def accountant_of(experiment: Experiment) -> tuple[AccountantName, tuple[float, ...] | None]:
-    """The run's accountant by name, and its Renyi orders."""
+# Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.
+ASSUMED_ADJACENCY = "zero_out"
+
+
+def assumed(experiment: Experiment, runs: Runs) -> Runs:
+    """`runs` as if the sampler that `sampler.assumed` names had drawn them; a bound on nothing that ran."""
+    return [run | {"sampler": experiment.sampler.assumed} for run in runs]
+
+
+def accountant_of(experiment: Experiment) -> tuple[str, tuple[float, ...] | None]:
+    """The accountant that proves the run's epsilon, and its Renyi orders; beside an approximation that is pld."""
+    if isinstance(experiment.accountant, GdpClt):
+        return "pld", None
     orders = getattr(experiment.accountant, "orders", None)
     return experiment.accountant.name, None if orders is None else tuple(orders)
 
 
-def accounting_of(experiment: Experiment, runs: Runs, delta: float | None = None) -> dict[str, float]:
-    """Epsilon of `runs` by every accountant that proves one, the run's own first; raises `Refused` if its own does not."""
+def compositions(experiment: Experiment, charges: accounting.Charges) -> dict[str, accounting.Composition]:
+    """`charges` composed by every accountant that has a bound for them, the run's own first; raises `Refused` if its own has none."""
     own, orders = accountant_of(experiment)
-    charges = accounting.bucketed(ledger.releases(runs), RATES_MAX)
-    delta = experiment.privacy.delta if delta is None else delta
-    accounting.check_delta(delta, own)
-    spent = {own: accounting.compose(charges, own, experiment.privacy.adjacency, orders).epsilon(delta)}
+    adjacency = experiment.privacy.adjacency
+    accounting.check_delta(experiment.privacy.delta, own)
+    composed = {own: accounting.compose(charges, own, adjacency, orders)}
     for other in ("pld", "rdp"):
-        if other != own and delta >= accounting.SMALLEST_DELTA[other]:
+        if other != own and experiment.privacy.delta >= accounting.SMALLEST_DELTA[other]:
             try:
-                spent[other] = accounting.compose(charges, other, experiment.privacy.adjacency).epsilon(delta)
+                composed[other] = accounting.compose(charges, other, adjacency)
             except Refused:
                 continue
-    return spent
+    return composed
+
+
+def accounting_of(experiment: Experiment, runs: Runs) -> dict[str, float]:
+    """Epsilon of `runs` at the declared delta, by accountant, the run's own first."""
+    charges = accounting.bucketed(ledger.releases(runs), RATES_MAX)
+    return {name: found.epsilon(experiment.privacy.delta) for name, found in compositions(experiment, charges).items()}

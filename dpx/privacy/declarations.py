@@ -51,4 +51,18 @@ class Rdp:
     name: Literal["rdp"] = "rdp"
 
 
-Accountant = Pld | Rdp
+@declaration
+class Deterministic:
+    """Exact Gaussian profiles without amplification by sampling."""
+
+    name: Literal["deterministic"] = "deterministic"
+
+
+@declaration
+class GdpClt:
+    """The Gaussian-DP central limit: an approximation that can under-report. `pld` proves the run's epsilon beside it."""
+
+    name: Literal["gdp_clt"] = "gdp_clt"
+
+
+Accountant = Pld | Rdp | Deterministic | GdpClt

@@ -13,10 +13,9 @@ from dp_accounting import NeighboringRelation, dp_event
 from scipy.stats import binom
 
 from dpx.declaration import Refused, declaration, require
-from dpx.privacy.declarations import Adjacency
 
-AccountantName = Literal["pld", "rdp", "deterministic"]
-Kind = Literal["poisson", "gaussian", "truncated_poisson", "fixed_size", "group"]
+Kind = Literal["poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins"]
+ACCOUNTANTS = ("pld", "rdp", "deterministic")
 
 RELATION = {
     "zero_out": NeighboringRelation.REPLACE_SPECIAL,
@@ -29,9 +28,9 @@ RELATION = {
 class Release:
     """One noisy sum, as an accountant must see it.
 
-    `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row (or unit). `kind` "gaussian" takes part for
-    certain; "group" is Poisson over rows of which one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size`
-    count rows and are needed by the kinds that depend on them.
+    `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes
+    part for certain; "shuffled", "deterministic" and "balls_in_bins" are one whole pass over the data; "group" is Poisson over rows
+    of which one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
     """
 
     noise_multiplier: float
@@ -107,7 +106,7 @@ _USE_PLD = "Use accountant=pld"
 _USE_ZERO_OUT = "Use privacy.adjacency=zero_out"
 
 # A cell holds the event's builder, or (reason, fix).
-TABLE: dict[tuple[Kind, Adjacency, AccountantName], Build | tuple[str, str]] = {
+TABLE: dict[tuple[str, str, str], Build | tuple[str, str]] = {
     ("poisson", "zero_out", "pld"): _poisson,
     ("poisson", "zero_out", "rdp"): _poisson,
     ("poisson", "add_remove", "pld"): _poisson,
@@ -133,27 +132,30 @@ TABLE: dict[tuple[Kind, Adjacency, AccountantName], Build | tuple[str, str]] = {
     ("group", "replace_one", "pld"): ("the mixture event is not proved for replaced units", _USE_ZERO_OUT),
     ("group", "replace_one", "rdp"): ("the mixture event is not proved for replaced units", _USE_ZERO_OUT),
 }
-# A release in which every unit takes part; RDP's Gaussian event does not know that a replaced unit moves the sum by 2C.
-TABLE.update({("gaussian", adjacency, accountant): _gaussian for adjacency in RELATION for accountant in ("pld", "rdp")})
-TABLE[("gaussian", "replace_one", "rdp")] = _gaussian_twice
-# Without amplification any sampled release is bounded by the same release with everyone in it; the closed form takes sensitivity C.
-for _kind in ("poisson", "gaussian"):
-    TABLE.update({(_kind, "zero_out", "deterministic"): _gaussian, (_kind, "add_remove", "deterministic"): _gaussian})
+
+# Here every unit takes part once, for certain.
+for _kind in ("gaussian", "shuffled", "deterministic", "balls_in_bins"):
+    for _accountant in ACCOUNTANTS:
+        TABLE[(_kind, "zero_out", _accountant)] = TABLE[(_kind, "add_remove", _accountant)] = _gaussian
+        # RDP's event and the closed form do not know that a replaced unit moves the sum by 2C; PLD's does.
+        TABLE[(_kind, "replace_one", _accountant)] = _gaussian if _accountant == "pld" else _gaussian_twice
+        if _kind in ("shuffled", "deterministic"):
+            TABLE[(_kind, "add_remove", _accountant)] = ("one row more moves others to another step", _USE_ZERO_OUT)
+# Without amplification a sampled release is bounded by the same release with everyone in it. The drawn positions do not depend
+# on contents, so zeroing one row moves the sum by C and replacing it by 2C.
+for _kind in ("poisson", "truncated_poisson", "fixed_size"):
+    TABLE[(_kind, "zero_out", "deterministic")] = TABLE[(_kind, "add_remove", "deterministic")] = _gaussian
     TABLE[(_kind, "replace_one", "deterministic")] = _gaussian_twice
+for _kind in ("truncated_poisson", "fixed_size"):
+    TABLE[(_kind, "add_remove", "deterministic")] = TABLE[(_kind, "add_remove", "pld")]
 for _adjacency in RELATION:
-    _factor = 2.0 if _adjacency == "replace_one" else 1.0
-    TABLE[("group", _adjacency, "deterministic")] = _group_gaussian(_factor)
-    # The drawn positions do not depend on contents, so zeroing one row moves the sum by C, replacing it by 2C.
-    TABLE[("truncated_poisson", _adjacency, "deterministic")] = _gaussian_twice if _factor == 2 else _gaussian
-    TABLE[("fixed_size", _adjacency, "deterministic")] = _gaussian_twice if _factor == 2 else _gaussian
-TABLE[("truncated_poisson", "add_remove", "deterministic")] = TABLE[("truncated_poisson", "add_remove", "pld")]
-TABLE[("fixed_size", "add_remove", "deterministic")] = TABLE[("fixed_size", "add_remove", "pld")]
+    TABLE[("group", _adjacency, "deterministic")] = _group_gaussian(2.0 if _adjacency == "replace_one" else 1.0)
 
 
-def event(release: Release, adjacency: Adjacency, accountant: AccountantName) -> Event:
+def event(release: Release, adjacency: str, accountant: str) -> Event:
     """The event `accountant` composes for `release`; raises `Refused` where no bound is known."""
     require(
-        accountant in ("pld", "rdp", "deterministic"),
+        accountant in ACCOUNTANTS,
         f"accountant={accountant}",
         "is not an accountant that proves a bound",
         "Use pld or rdp",
@@ -165,7 +167,7 @@ def event(release: Release, adjacency: Adjacency, accountant: AccountantName) ->
     return cell(release)
 
 
-def composed(charges: list[tuple[Release, int]], adjacency: Adjacency, accountant: AccountantName) -> Event:
+def composed(charges: list[tuple[Release, int]], adjacency: str, accountant: str) -> Event:
     """All charges as one event, equal releases self-composed."""
     return dp_accounting.ComposedDpEvent(
         [dp_accounting.SelfComposedDpEvent(event(release, adjacency, accountant), count) for release, count in merge(charges)]

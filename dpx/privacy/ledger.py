@@ -19,9 +19,9 @@ import dp_accounting
 
 from dpx.declaration import Refused, declaration, require
 from dpx.privacy import events
-from dpx.privacy.declarations import Adjacency
-from dpx.privacy.events import AccountantName, Release
+from dpx.privacy.events import Release
 from dpx.randomness import sync_directory
+from dpx.sampler import IN_PASSES, steps_per_pass
 
 FORMAT = 1
 
@@ -196,27 +196,23 @@ def releases(runs: Runs) -> list[tuple[Release, int]]:
     (a partial pass counts whole), at the smallest noise of that pass.
     """
     charges: list[tuple[Release, int]] = []
-    passes: dict[tuple[str, int, int], float] = {}
+    passes: dict[tuple[str, int, int], Release] = {}
     for run in runs:
-        if run["sampler"] in UNAMPLIFIED:
+        if run["sampler"] in IN_PASSES:
             _enter_passes(run, passes)
         else:
             charges.append((_release(run), sum(count for _, count in run["steps"])))
-    charges += [(Release(noise_multiplier=sigma, kind="gaussian"), 1) for sigma in passes.values()]
-    return events.merge(charges)
+    return events.merge(charges + [(release, 1) for release in passes.values()])
 
 
-UNAMPLIFIED = ("shuffled", "deterministic", "balls_in_bins")
-
-
-def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, int], float]) -> None:
-    length = -(-run["size"] // run["expected_batch_size"])
+def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, int], Release]) -> None:
+    # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
+    release = Release(noise_multiplier=run["noise_multiplier"] / run["rows_per_unit"], kind=run["sampler"])
+    length = steps_per_pass(run["q"])
     for first, count in run["steps"]:
         for number in range(first // length, (first + count - 1) // length + 1):
             place = (run["origin"], run["epoch"], number)
-            # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
-            sigma = run["noise_multiplier"] / run["rows_per_unit"]
-            passes[place] = min(sigma, passes.get(place, sigma))
+            passes[place] = min(release, passes.get(place, release), key=lambda known: known.noise_multiplier)
 
 
 def _release(run: dict[str, Any]) -> Release:
@@ -238,6 +234,6 @@ def _release(run: dict[str, Any]) -> Release:
     )
 
 
-def charges(runs: Runs, adjacency: Adjacency = "zero_out", accountant: AccountantName = "pld") -> dp_accounting.DpEvent:
+def charges(runs: Runs, adjacency: str = "zero_out", accountant: str = "pld") -> dp_accounting.DpEvent:
     """The composed dp-accounting event of everything in `runs`; raises `Refused` where no bound is known."""
     return events.composed(releases(runs), adjacency, accountant)

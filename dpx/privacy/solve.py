@@ -10,8 +10,6 @@ from scipy.optimize import brentq
 from dpx.declaration import Refused, require
 from dpx.privacy import accounting, cache, events
 from dpx.privacy.accounting import Charges, Real
-from dpx.privacy.declarations import Adjacency
-from dpx.privacy.events import AccountantName
 
 Spent = Callable[[float], float]
 
@@ -25,10 +23,10 @@ def noise_multiplier(
     *,
     epsilon: Real,
     delta: Real,
-    accountant: AccountantName = "pld",
+    accountant: str = "pld",
     orders: Sequence[Real] | None = None,
     sampler: str = "poisson",
-    adjacency: Adjacency = "zero_out",
+    adjacency: str = "zero_out",
 ) -> float:
     """Smallest noise multiplier (to 2e-5 relative, on the safe side) whose epsilon at `delta` is at most `epsilon`.
 
@@ -43,9 +41,9 @@ def solve(
     *,
     epsilon: Real,
     delta: Real,
-    accountant: AccountantName = "pld",
+    accountant: str = "pld",
     orders: Sequence[Real] | None = None,
-    adjacency: Adjacency = "zero_out",
+    adjacency: str = "zero_out",
 ) -> float:
     """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another."""
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
@@ -77,7 +75,7 @@ def scaled(charges: Charges, factor: float) -> Charges:
     return [(replace(release, noise_multiplier=release.noise_multiplier * factor), count) for release, count in charges]
 
 
-def _renyi_guess(charges: Charges, epsilon: float, delta: float, adjacency: Adjacency) -> float:
+def _renyi_guess(charges: Charges, epsilon: float, delta: float, adjacency: str) -> float:
     """Renyi's noise multiplier, a little too large, where Renyi knows these charges; else 1."""
 
     @functools.cache

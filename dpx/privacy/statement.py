@@ -1,5 +1,6 @@
 """`privacy.json`: what the run guarantees, computed from its ledger, and what it does not."""
 
+import dataclasses
 import json
 import os
 import secrets
@@ -10,10 +11,10 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event
 
-from dpx.declaration import Refused
 from dpx.experiment import Experiment
-from dpx.privacy import accounting, events, ledger
-from dpx.privacy.calibration import RATES_MAX, Calibrated, accountant_of
+from dpx.privacy import accounting, approximations, events, ledger
+from dpx.privacy.calibration import ASSUMED_ADJACENCY, RATES_MAX, Calibrated, assumed, compositions
+from dpx.privacy.declarations import GdpClt
 from dpx.privacy.ledger import Ledger, Runs
 from dpx.randomness import sync_directory
 
@@ -54,7 +55,7 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
         "delta": privacy.delta,
         "epsilon": {} if reasons else {name: spent.epsilon(name) for name in spent.accountants},
         "epsilon_at": [] if reasons else spent.table(deltas(privacy.delta, size)),
-        "unsupported": unsupported(experiment, reasons, spent),
+        "unsupported": unsupported(experiment, reasons, spent, runs),
         "planned": {"steps": experiment.steps, "epsilon": {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}},
         "spent": {
             "steps": len({step for run in runs for step in _steps(run)}),
@@ -72,15 +73,9 @@ class Spent:
 
     def __init__(self, experiment: Experiment, runs: Runs):
         self._delta, self._adjacency = experiment.privacy.delta, experiment.privacy.adjacency
-        own, orders = accountant_of(experiment)
         self._charges = accounting.bucketed(ledger.releases(runs), RATES_MAX)
         self.steps = sum(count for run in runs for _, count in run["steps"])
-        self._composed: dict[str, accounting.Composition] = {own: accounting.compose(self._charges, own, self._adjacency, orders)}
-        for other in {"pld": None, "rdp": None}.keys() - {own}:
-            try:
-                self._composed[other] = accounting.compose(self._charges, other, self._adjacency)
-            except Refused:
-                continue
+        self._composed = compositions(experiment, self._charges)
         self.accountants = list(self._composed)
 
     def epsilon(self, accountant: str, delta: float | None = None) -> float | None:
@@ -138,6 +133,12 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
             data.pairs == "cross_document" and privacy.unit != "row",
             f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",
         ),
+        (
+            experiment.sampler.name in ("truncated_poisson", "fixed_size")
+            and manifest is not None
+            and data.declared_size not in (None, manifest.rows["protected"]),
+            f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, not the true number of rows",
+        ),
     ]
     return [reason for holds, reason in checks if holds]
 
@@ -152,7 +153,7 @@ def _vocabulary_source(experiment: Experiment, manifest: Any) -> str:
 def sampler_facts(experiment: Experiment) -> dict[str, Any]:
     """The sampler that really runs, with its parameters."""
     sizes = sorted({experiment.batch_schedule.at(step) for step in range(experiment.steps)})
-    return {"name": experiment.sampler.name, "expected_batch_size": {"smallest": sizes[0], "largest": sizes[-1]}}
+    return dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": sizes[0], "largest": sizes[-1]}}
 
 
 def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
@@ -194,11 +195,30 @@ def assumptions(experiment: Experiment, manifest: Any, size: int) -> list[str]:
     return found
 
 
-def unsupported(experiment: Experiment, reasons: list[str], spent: Spent) -> list[dict[str, Any]]:
+def unsupported(experiment: Experiment, reasons: list[str], spent: Spent, runs: Runs) -> list[dict[str, Any]]:
     """Numbers that are not bounds for this run, each with the reason why."""
-    if not reasons:
-        return []
-    return [{"name": f"epsilon/{name}", "value": spent.epsilon(name), "reason": "; ".join(reasons)} for name in spent.accountants]
+    found: list[dict[str, Any]] = []
+    if reasons:
+        found += [{"name": f"epsilon/{name}", "value": spent.epsilon(name), "reason": "; ".join(reasons)} for name in spent.accountants]
+    if experiment.sampler.assumed is not None:
+        found += _under_assumed_sampler(experiment, runs)
+    if isinstance(experiment.accountant, GdpClt):
+        known = [run | {"sampler": "poisson"} for run in runs]
+        value = approximations.gdp_clt_epsilon(ledger.releases(known), experiment.privacy.delta)
+        why = "the central limit of Gaussian DP is an approximation and can under-report"
+        found.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
+    return found
+
+
+def _under_assumed_sampler(experiment: Experiment, runs: Runs) -> list[dict[str, Any]]:
+    ran, name = experiment.sampler.name, experiment.sampler.assumed
+    charges = accounting.bucketed(ledger.releases(assumed(experiment, runs)), RATES_MAX)
+    why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
+    found = []
+    for accountant in ("pld", "rdp"):
+        value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(experiment.privacy.delta) if charges else 0.0
+        found.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
+    return found
 
 
 def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:

@@ -69,7 +69,8 @@ def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> t
     """Draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update."""
     experiment, calibrated, parts = runtime.experiment, runtime.calibrated, runtime.step
     size = experiment.batch_schedule.at(step)
-    indices = draw(experiment.sampler, runtime.store.manifest.rows["protected"], size / calibrated.size, lambda shard: secret.generator("sample", step, shard))
+    q, rows = size / calibrated.size, runtime.store.manifest.rows["protected"]
+    indices = draw(experiment.sampler, rows, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     params, sums = parts.gather(state["params"]), parts.zero()
     for padded, is_padding, count in chunks(runtime.store, indices, parts):

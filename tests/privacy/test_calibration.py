@@ -6,9 +6,10 @@ import dpx.privacy
 from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
-from dpx.privacy import cache, calibration, solve
+from dpx.privacy import cache, calibration, closed_form, solve
 from dpx.privacy.calibration import calibrate
-from dpx.privacy.declarations import Rdp
+from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
+from dpx.sampler import FixedSize, Shuffled, TruncatedPoisson
 
 N = 10_000
 
@@ -58,6 +59,10 @@ def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
         ({"privacy": {"adjacency": "add_remove"}}, N, "declared_size"),
         ({"privacy": {"adjacency": "replace_one"}, "accountant": Rdp()}, N, "replace"),
         ({"privacy": {"adjacency": "replace_one", "unit": "document", "rows_per_unit_max": 4}}, N, "rows_per_unit_max=4"),
+        ({"sampler": Shuffled(), "batch_schedule": Staged(sizes=[32, 64], stage_steps=5)}, N, "sampler=shuffled"),
+        ({"sampler": FixedSize()}, N, "replace_one only"),
+        ({"sampler": TruncatedPoisson(), "accountant": Rdp()}, N, "no truncated event"),
+        ({"accountant": GdpClt(), "noise": TargetEpsilon(epsilon=1.0)}, N, "cannot set the noise"),
         ({"privacy": {"unit": "document", "rows_per_unit_max": 4}, "accountant": Rdp()}, N, "several rows"),
     ],
 )
@@ -133,3 +138,17 @@ def test_extreme_targets_are_met(target):
 
 def test_noise_stays_what_was_declared(small):
     assert small().noise == Multiplier(noise_multiplier=1.0)
+
+
+def test_the_truncated_entry_carries_its_cap(small):
+    experiment = small(sampler=TruncatedPoisson())
+    entered = calibration.entry(experiment, N, 1.0, 64)
+    assert entered.cap is not None and entered.cap >= 64 + 6 * 8 * 0.99 and entered.size == N
+    plain, truncated = calibrate(small(), N).epsilon["pld"], calibrate(experiment, N).epsilon["pld"]
+    assert plain <= truncated <= plain * 1.001
+
+
+def test_without_amplification_every_step_counts_whole(small):
+    calibrated = calibrate(small(accountant=Deterministic(), noise={"noise_multiplier": 20.0}), N)
+    assert calibrated.epsilon["deterministic"] == pytest.approx(closed_form.epsilon(20**0.5 / 20, 1e-6))
+    assert calibrated.epsilon["pld"] < calibrated.epsilon["deterministic"]

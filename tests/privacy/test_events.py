@@ -10,7 +10,7 @@ from dpx.privacy.events import Release
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "deterministic")
-KINDS = ("poisson", "gaussian", "truncated_poisson", "fixed_size", "group")
+KINDS = ("poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins")
 SIGMA, STEPS, DELTA = 8.0, 10, 1e-6
 
 

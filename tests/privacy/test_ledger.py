@@ -144,9 +144,28 @@ def test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows(tmp_
 
 @pytest.mark.parametrize("sampler", ["shuffled", "deterministic", "balls_in_bins"])
 def test_without_amplification_each_started_pass_is_one_release(tmp_path, sampler):
-    runs = fill(tmp_path / "ledger", range(21), sampler=sampler, size=640).runs()
+    runs = fill(tmp_path / "ledger", range(21), sampler=sampler, q=0.1, size=640).runs()
     (charge,) = ledgers.releases(runs)
-    assert charge[0].kind == "gaussian" and charge[0].sampling_probability == 1 and charge[1] == 3
+    assert charge[0].kind == sampler and charge[0].sampling_probability == 1 and charge[1] == 3
+
+
+def test_a_new_noise_epoch_begins_its_own_pass(tmp_path):
+    fill(tmp_path / "ledger", range(15), sampler="shuffled", q=0.1)
+    runs = fill(tmp_path / "ledger", range(12, 20), sampler="shuffled", q=0.1, epoch=1).runs()
+    assert sum(count for _, count in ledgers.releases(runs)) == 3
+
+
+def test_a_pass_is_charged_at_its_smallest_noise(tmp_path):
+    fill(tmp_path / "ledger", [0, 1], sampler="shuffled", q=0.1)
+    ((release, count),) = ledgers.releases(fill(tmp_path / "ledger", [2], sampler="shuffled", q=0.1, noise_multiplier=0.5).runs())
+    assert (release.noise_multiplier, count) == (0.5, 1)
+
+
+@pytest.mark.parametrize("sampler", ["truncated_poisson", "fixed_size"])
+def test_units_of_rows_need_plain_poisson(tmp_path, sampler):
+    runs = fill(tmp_path / "ledger", [0], sampler=sampler, size=640, cap=100, rows_per_unit=2).runs()
+    with pytest.raises(Refused, match="several rows"):
+        ledgers.releases(runs)
 
 
 def test_kill_between_appends_keeps_every_step_that_was_announced(tmp_path):

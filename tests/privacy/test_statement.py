@@ -10,12 +10,12 @@ import pytest
 from dp_accounting import pld
 
 from dpx.data.declarations import Vocabulary
-from dpx.mechanism.declarations import NoPrivacy
-from dpx.privacy import calibration, statement
+from dpx.mechanism.declarations import NoPrivacy, TargetEpsilon
+from dpx.privacy import calibration, closed_form, statement
 from dpx.privacy.calibration import calibrate
-from dpx.privacy.declarations import Rdp
+from dpx.privacy.declarations import GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
-from dpx.sampler import Poisson
+from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
 
 N = 10_000
 FIELDS = {
@@ -83,7 +83,6 @@ def test_epsilon_at_several_deltas_falls(small, tmp_path):
     [
         ({"seed": 3}, "fixed_seed"),
         ({"data": {"vocabulary": Vocabulary(size=500, fit_on="protected")}}, "vocabulary"),
-        ({"data": {"pairs": "cross_document"}, "privacy": {"unit": "document"}}, "pairs"),
     ],
 )
 def test_reasons_take_the_guarantee_and_every_epsilon(small, tmp_path, change, reason):
@@ -97,6 +96,43 @@ def test_what_the_data_room_found_outranks_the_declaration(small):
     experiment = small()
     manifest = SimpleNamespace(vocabulary_source="protected")
     assert statement.build(experiment, manifest, calibrate(experiment, N))["guarantee"] == "none"
+
+
+def test_cross_document_pairs_take_the_guarantee_of_documents(small):
+    experiment = small(data={"pairs": "cross_document"})
+    # The data room refuses this pair of declarations; the statement must not depend on that.
+    object.__setattr__(experiment, "privacy", dataclasses.replace(experiment.privacy, unit="document"))
+    (reason,) = statement.reasons_against(experiment, None)
+    assert reason.startswith("pairs")
+
+
+def test_an_assumed_sampler_is_reported_as_unsupported_only(small, tmp_path):
+    claim = {"privacy": {"adjacency": "replace_one"}, "accountant": Rdp(), "noise": TargetEpsilon(epsilon=2.0)}
+    document = run(small(sampler=FixedSize(assumed="poisson"), **claim), tmp_path)
+    (pld_entry, rdp_entry) = document["unsupported"]
+    assert pld_entry["name"] == "epsilon/pld/poisson" and "fixed_size ran" in pld_entry["reason"]
+    assert 1.99 < rdp_entry["value"] <= 2.0 and document["epsilon"]["rdp"] > 3.0
+    assert document["sampler"]["name"] == "fixed_size" and document["sampler"]["assumed"] == "poisson"
+
+
+def test_shuffled_passes_are_not_amplified(small, tmp_path):
+    document = run(small(sampler=Shuffled(), steps=5, noise={"noise_multiplier": 4.0}), tmp_path)
+    assert document["epsilon"]["pld"] == pytest.approx(closed_form.epsilon(1 / 4, 1e-6), rel=2e-3)
+
+
+def test_the_central_limit_never_stands_under_epsilon(small, tmp_path):
+    document = run(small(accountant=GdpClt()), tmp_path)
+    (item,) = document["unsupported"]
+    assert item["name"] == "epsilon/gdp_clt" and item["value"] < document["epsilon"]["pld"]
+    assert list(document["epsilon"]) == ["pld", "rdp"] and document["accountant"] == "pld"
+
+
+def test_a_sampler_accounted_at_another_size_has_no_guarantee(small):
+    experiment = small(sampler=TruncatedPoisson(), data={"declared_size": N})
+    manifest = SimpleNamespace(vocabulary_source="public_split", rows={"protected": N + 1})
+    assert statement.reasons_against(experiment, manifest)[0].startswith("sampler")
+    manifest.rows["protected"] = N
+    assert statement.reasons_against(experiment, manifest) == []
 
 
 def test_cross_document_pairs_are_sound_for_rows(small, tmp_path):

@@ -1,0 +1,44 @@
+"""Numbers that papers print and that bound nothing: kept apart from every bound, and named so.
+
+The central limit of Gaussian DP for Poisson-sampled Gaussians (Bu et al. 2020, arXiv 1911.11607):
+mu_total = sqrt(sum_t q_t^2 (exp(1 / sigma_t^2) - 1)). It can report a tenth of the true epsilon at small noise.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from dpx.privacy import closed_form
+from dpx.privacy.accounting import Charges, Real
+
+
+def gdp_clt_mu(charges: Charges) -> float:
+    """The limit's Gaussian-DP parameter; infinite where exp(1/sigma^2) overflows."""
+    squares = []
+    for release, count in charges:
+        exponent = release.noise_multiplier**-2
+        if exponent > 700:
+            return math.inf
+        squares.append(count * release.sampling_probability**2 * math.expm1(exponent))
+    return math.sqrt(math.fsum(squares))
+
+
+def gdp_clt_epsilon(charges: Charges, delta: Real) -> float:
+    """The limit's epsilon: not a bound."""
+    mu = gdp_clt_mu(charges)
+    if mu == 0:
+        return 0.0
+    return closed_form.epsilon(mu, delta) if math.isfinite(mu) else math.inf
+
+
+def gdp_clt_noise_multiplier(runs: Iterable[Sequence[Real]], *, epsilon: Real, delta: Real) -> float:
+    """Sigma at which the limit reads `epsilon`, by bisection: for reproducing papers, never for a run."""
+    from dpx.privacy.events import Release
+
+    target = closed_form.mu(float(epsilon), float(delta))
+    low, high = 0.04, 1e4
+    runs = list(runs)
+    while high / low > 1 + 1e-12:
+        middle = math.sqrt(low * high)
+        reached = gdp_clt_mu([(Release(noise_multiplier=middle, sampling_probability=q), int(steps)) for q, steps in runs])
+        low, high = (middle, high) if reached > target else (low, middle)
+    return high
