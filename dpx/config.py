@@ -108,7 +108,7 @@ def run_name(root: DictConfig) -> str:
     if plain.get("run") or job == "list":
         about = {"run": plain.get("run"), "list": plain.get("list")}
         return f"jobs/{job}-{_short_hash(about)}"
-    named = {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME}
+    named = {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
     return f"{plain['name']}-{_short_hash(named)}"
 
 
