@@ -5,7 +5,6 @@ The only module beside `__main__` that knows that Hydra is running.
 
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -39,7 +38,9 @@ class Launcher:
         self._mesh: Any = None
 
     def __call__(self, cfg: DictConfig) -> float:
-        """One job of one config; returns the objective a search maximises, nan where there is none.
+        """One job of one config; returns the objective a search maximises.
+
+        That of a point that failed is 0, the worst accuracy there is: a search must go on past it.
 
         Errors are kept: raised here, Hydra would add lines of its own, and the other points of a sweep would be lost.
         """
@@ -75,7 +76,7 @@ class Launcher:
 
     def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
         self.outcomes.append(Outcome(path, point, state, objective, error))
-        return math.nan if objective is None else objective
+        return objective or 0.0
 
     def _check_sweep(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
         """A recipe's own sweep is not lost in another, and one process keeps to one mesh."""

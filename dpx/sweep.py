@@ -49,9 +49,17 @@ class Status:
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
-    """All points of a sweep, failed ones with their error."""
+    """All points of a sweep by what differs between them, failed ones with their error."""
+    points = [outcome.point for outcome in outcomes]
+    shared = set(points[0]).intersection(*points) if len(points) > 1 else set()
     table = Table("point", "state", "held-out accuracy", "folder", "error", title="points of the sweep", title_justify="left")
     for outcome in outcomes:
         objective = "" if outcome.objective is None else f"{outcome.objective:.2%}"
-        table.add_row(" ".join(outcome.point), outcome.state, objective, str(outcome.folder), outcome.error or "")
+        table.add_row(
+            " ".join(part for part in outcome.point if part not in shared),
+            outcome.state,
+            objective,
+            outcome.folder.name,
+            outcome.error or "",
+        )
     console.print(table)

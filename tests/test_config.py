@@ -121,7 +121,7 @@ def test_run_name_ignores_how_and_where(override: str) -> None:
     assert _name([*overrides, override]) == _name(overrides)
 
 
-@pytest.mark.parametrize("override", ["replicate=1", "seed=1", "steps=7", "noise.epsilon=3", "data.sequence_length=32"])
+@pytest.mark.parametrize("override", ["replicate=1", "seed=1", "steps=7", "noise.epsilon=3", "data.sequence_length=48"])
 def test_run_name_follows_the_claim(override: str) -> None:
     assert _name([override]) != _name([])
 
