@@ -66,6 +66,12 @@ class Experiment:
             "Shorten the sequence",
         )
         require(
+            not (self.task.next_sentence and self.data.pairs == "none"),
+            "data.pairs=none",
+            "the next-sentence task needs pairs",
+            "Use task=mlm, or data.pairs=same_document",
+        )
+        require(
             not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
             "noise=noise_batch_ratio",
             "the ratio is noise over one batch size, but the batch size varies",

@@ -35,8 +35,8 @@ def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int
     # The masks cost a pass over every record, and almost never anything is masked: both ways stand ready.
     total = jax.lax.cond(
         is_sound,
-        lambda records: _totals(params, claims, leaves, records, clipped),
-        lambda records: _totals(params, claims, leaves, _masked(claims, records, clipped.is_counted_B), clipped),
+        lambda records: _totals(params, claims, leaves, records, clipped.weights, None),
+        lambda records: _totals(params, claims, leaves, records, clipped.weights, clipped.is_counted_B),
         records,
     )
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
@@ -54,23 +54,20 @@ def _squares(claim: Claim, leaves: Any, record: Any) -> list[groups.Squares]:
     return [groups.Squares(path, values) for path, values in zip(claim.part_paths(), norm(leaves, record), strict=True)]
 
 
-def _masked(claims: Claims, records: Any, keep_B: Array) -> Any:
-    def one(claim: Claim, record: Any) -> Any:
-        return jax.vmap(claim.op.masked, in_axes=(0, None))(record, keep_B) if claim.layers else claim.op.masked(record, keep_B)
-
-    return {key: one(claim, records[key]) for key, claim in claims.items()}
-
-
-def _totals(params: Any, claims: Claims, leaves: Any, records: Any, clipped: groups.Clipped) -> Any:
+def _totals(params: Any, claims: Claims, leaves: Any, records: Any, weights: list[Array], keep_B: Array | None) -> Any:
     totals: dict[str, Array] = {}
-    remaining = list(clipped.weights)
+    remaining = list(weights)
     for key, claim in claims.items():
         parts, remaining = tuple(remaining[: claim.op.parts]), remaining[claim.op.parts :]
-        if claim.layers:
-            # One layer at a time: the scaled cotangents of a layer are as large as its record.
-            summed = jax.lax.map(lambda xs, op=claim.op: op.weighted_sum(*xs), (leaves[key], records[key], parts))
-        else:
-            summed = claim.op.weighted_sum(leaves[key], records[key], parts)
+        summed = _claim_total(claim, leaves[key], records[key], parts, keep_B)
         for path, leaf in zip(claim.paths, jax.tree.leaves(summed), strict=True):
             totals[path] = totals[path] + leaf if path in totals else leaf
     return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in shapes_of(params)])
+
+
+def _claim_total(claim: Claim, leaves: Any, record: Any, parts: tuple[Array, ...], keep_B: Array | None) -> Any:
+    def one(xs):
+        return claim.op.weighted_sum(*xs) if keep_B is None else claim.op.masked_sum(*xs, keep_B)
+
+    # Where layers are stacked, one at a time: the scaled cotangents of a layer are as large as its record.
+    return jax.lax.map(one, (leaves, record, parts)) if claim.layers else one((leaves, record, parts))

@@ -193,7 +193,7 @@ class TiedDecode(Op):
     def weighted_sum(self, leaves, record, weights):
         h_BMd, g_BMV = rows(weights[0], record["h"]), record["g"]
         ones_BM = jnp.broadcast_to(weights[0][:, None], g_BMV.shape[:2])
-        return {"table": norms.product("bmv,bmd->vd", g_BMV, h_BMd), "bias": norms.product("bmv,bm->v", g_BMV, ones_BM)}
+        return {"table": norms.product("bmv,bmd->dv", g_BMV, h_BMd).T, "bias": norms.product("bmv,bm->v", g_BMV, ones_BM)}
 
 
 def gathered(g_BMV: Array, id_BT: Array) -> Array:

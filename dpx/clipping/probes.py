@@ -59,8 +59,11 @@ class Op:
 
     def masked(self, record: Any, keep_B: Array) -> Any:
         """The record with exact zeros in the rows not kept; a where, so that NaN does not survive."""
-        axis = 1 if self.stacked else 0
-        return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1 - axis)), leaf, 0), record)
+        return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0), record)
+
+    def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
+        """`weighted_sum` over the rows kept alone, whatever stands in the others."""
+        return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
 
 
 @dataclasses.dataclass(eq=False)
@@ -253,7 +256,7 @@ def _weighted_backward(op, saved, cotangent):
     values, residuals, weights = saved
     input_cotangents, record = op.input_cotangent(values, residuals, cotangent)
     keep_B = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
-    gradient = op.weighted_sum(values, op.masked(record, keep_B), weights)
+    gradient = op.masked_sum(values, record, weights, keep_B)
     return gradient, input_cotangents, jax.tree.map(jnp.zeros_like, weights)
 
 

@@ -69,7 +69,7 @@ def _manifest(experiment: Experiment) -> Any:
 def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
     task, mesh, length = experiment.task, experiment.mesh, experiment.data.sequence_length
     flops = published_flops(parameters, length) * examples
-    exact = training_matmul_flops(experiment.model, vocabulary, length, task.masked_slots, next_sentence=task.next_sentence) * examples
+    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), next_sentence=task.next_sentence) * examples
     hours = flops / mesh.flops_per_s / 3600
     return {
         "steps": experiment.steps,
@@ -103,7 +103,7 @@ def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, micro
         parameters=parameters,
         vocabulary_size=vocabulary,
         sequence_length=experiment.data.sequence_length,
-        masked_slots=experiment.task.masked_slots,
+        masked_slots=experiment.task.slots(experiment.data.sequence_length),
         microbatch=microbatch,
         fsdp=experiment.mesh.fsdp,
         method=experiment.clipping.method if experiment.is_private else "plain",

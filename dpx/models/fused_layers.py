@@ -93,9 +93,13 @@ class LayerStack(Op):
         return (record["squares"],)
 
     def weighted_sum(self, leaves, record, weights):
+        return self.masked_sum(leaves, record, weights, None)
+
+    def masked_sum(self, leaves, record, weights, keep_B):
         def body(_, xs):
             p, r, w_B = xs
-            return None, self._layer_sum(p, r, w_B)
+            # Masked layer by layer, so that never more than one layer's record is copied.
+            return None, self._layer_sum(p, r if keep_B is None else self.masked(r, keep_B), w_B)
 
         weights_LB = jnp.broadcast_to(weights[0], record["squares"].shape)
         return lax.scan(body, None, (leaves, {k: v for k, v in record.items() if k != "squares"}, weights_LB))[1]

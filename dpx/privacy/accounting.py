@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +18,9 @@ from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
 Real = float | int
+
+# Distinct sampling probabilities that are composed one by one; a ramp of more is rounded up to this many.
+RATES_MAX = 30
 
 # Below this the float64 convolutions of dp-accounting's PLD carry rounding of the same size as delta.
 SMALLEST_DELTA = {"pld": 1e-13, "rdp": 0.0, "deterministic": 0.0}
@@ -93,28 +96,36 @@ def compose(
         return _Losses(relation, interval or grid(charges)).compose(event)  # pyright: ignore[reportReturnType]
 
 
-def bucketed(charges: Charges, rates: int) -> Charges:
+def bucketed(charges: Charges, rates: int = RATES_MAX) -> Charges:
     """Charges with at most `rates` distinct sampling probabilities per kind and noise, each rounded up.
 
-    A larger q never lowers epsilon, so the result bounds the original (0.3 % at 30 rates of a linear ramp).
+    A larger q never lowers epsilon, so the result bounds the original: by 0.3 % at 30 rates of a linear ramp (`rounding_error`).
     """
+    return _rounded(charges, rates, np.max)
+
+
+def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", rates: int = RATES_MAX) -> float:
+    """By how much `bucketed` can raise epsilon at `delta`, by Renyi accounting: its distance to the same buckets rounded down."""
+    ends = [compose(_rounded(charges, rates, edge), "rdp", adjacency).epsilon(float(delta)) for edge in (np.max, np.min)]
+    return ends[0] - ends[1]
+
+
+def _rounded(charges: Charges, rates: int, edge: Callable[[np.ndarray], np.floating]) -> Charges:
     alike: dict[Release, Charges] = {}
     for release, count in events.merge(charges):
-        alike.setdefault(replace(release, sampling_probability=1.0, sample_size=None), []).append((release, count))
-    return events.merge([pair for group in alike.values() for pair in _upper_edges(group, rates)])
+        alike.setdefault(replace(release, sampling_probability=1.0), []).append((release, count))
+    return events.merge([pair for group in alike.values() for pair in _shared_rates(group, rates, edge)])
 
 
-def _upper_edges(group: Charges, rates: int) -> Charges:
-    """Neighbouring rates share the largest of their bucket; buckets are equally wide in q."""
-    if len(group) <= rates or group[0][0].kind == "fixed_size":
+def _shared_rates(group: Charges, rates: int, edge: Callable[[np.ndarray], np.floating]) -> Charges:
+    """Neighbouring rates share one `edge` of their bucket; buckets are equally wide in q."""
+    if len(group) <= rates:
         return group
     qs = np.array([release.sampling_probability for release, _ in group])
-    edges = np.linspace(qs.min(), qs.max(), rates + 1)[1:]
-    place = np.minimum(np.searchsorted(edges, qs * (1 - 1e-12)), rates - 1)
-    top = {bucket: float(qs[place == bucket].max()) for bucket in set(place.tolist())}
-    return [
-        (replace(release, sampling_probability=top[bucket]), count) for (release, count), bucket in zip(group, place.tolist(), strict=True)
-    ]
+    limits = np.linspace(qs.min(), qs.max(), rates + 1)[1:]
+    place = np.minimum(np.searchsorted(limits, qs * (1 - 1e-12)), rates - 1).tolist()
+    shared = {bucket: float(edge(qs[np.array(place) == bucket])) for bucket in set(place)}
+    return [(replace(release, sampling_probability=shared[bucket]), count) for (release, count), bucket in zip(group, place, strict=True)]
 
 
 def check_delta(delta: Real, accountant: str) -> None:
@@ -129,16 +140,14 @@ def check_delta(delta: Real, accountant: str) -> None:
 
 
 def charges_of(runs: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: str = "poisson") -> Charges:
-    """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes."""
+    """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes; a long ramp of q is rounded up (`bucketed`)."""
     require(
         sampler in ("poisson", "gaussian"),
         f"sampler={sampler}",
         "is not described by (q, steps) alone",
         "Use sampler=poisson, or dpx.privacy.compose",
     )
-    return events.merge(
-        [(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=sampler), int(steps)) for q, steps in runs]
-    )
+    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=sampler), int(steps)) for q, steps in runs])
 
 
 def epsilon(

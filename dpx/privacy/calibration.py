@@ -11,9 +11,6 @@ from dpx.privacy.declarations import GdpClt
 from dpx.privacy.ledger import LedgerEntry, Runs
 from dpx.sampler import IN_PASSES, TruncatedPoisson
 
-# Sampling rates of a ramp are rounded up to this many; 30 raise epsilon by 0.3 % at Anil's 7,500-step ramp.
-RATES_MAX = 30
-
 
 @dataclass(frozen=True)
 class Calibrated:
@@ -123,7 +120,7 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
     if experiment.sampler.assumed is not None:
         runs, adjacency = assumed(experiment, runs), ASSUMED_ADJACENCY
     return solve.solve(
-        accounting.bucketed(ledger.releases(runs), RATES_MAX),
+        accounting.bucketed(ledger.releases(runs)),
         epsilon=noise.epsilon,
         delta=experiment.privacy.delta,
         accountant=accountant,
@@ -166,5 +163,5 @@ def compositions(experiment: Experiment, charges: accounting.Charges) -> dict[st
 
 def accounting_of(experiment: Experiment, runs: Runs) -> dict[str, float]:
     """Epsilon of `runs` at the declared delta, by accountant, the run's own first."""
-    charges = accounting.bucketed(ledger.releases(runs), RATES_MAX)
+    charges = accounting.bucketed(ledger.releases(runs))
     return {name: found.epsilon(experiment.privacy.delta) for name, found in compositions(experiment, charges).items()}

@@ -13,7 +13,7 @@ from dp_accounting import dp_event
 
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, approximations, events, ledger
-from dpx.privacy.calibration import ASSUMED_ADJACENCY, RATES_MAX, Calibrated, assumed, compositions
+from dpx.privacy.calibration import ASSUMED_ADJACENCY, Calibrated, assumed, compositions
 from dpx.privacy.declarations import GdpClt
 from dpx.privacy.ledger import Ledger, Runs
 from dpx.randomness import sync_directory
@@ -64,7 +64,12 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
         },
         "assumptions": assumptions(experiment, manifest, size),
         "not_covered": list(NOT_COVERED),
-        "ledger": {"runs": runs, "events": spent.events(), "identity": entered.identity if entered is not None else None},
+        "ledger": {
+            "runs": runs,
+            "rates_rounded_up": spent.rounding(),
+            "events": spent.events(),
+            "identity": entered.identity if entered is not None else None,
+        },
     }
 
 
@@ -73,7 +78,8 @@ class Spent:
 
     def __init__(self, experiment: Experiment, runs: Runs):
         self._delta, self._adjacency = experiment.privacy.delta, experiment.privacy.adjacency
-        self._charges = accounting.bucketed(ledger.releases(runs), RATES_MAX)
+        self._exact = ledger.releases(runs)
+        self._charges = accounting.bucketed(self._exact)
         self.steps = sum(count for run in runs for _, count in run["steps"])
         self._composed = compositions(experiment, self._charges)
         self.accountants = list(self._composed)
@@ -90,6 +96,13 @@ class Spent:
     def table(self, at: list[float]) -> list[dict[str, Any]]:
         """Epsilon by accountant at several deltas."""
         return [{"delta": delta, "epsilon": {name: self.epsilon(name, delta) for name in self.accountants}} for delta in at]
+
+    def rounding(self) -> dict[str, Any] | None:
+        """What rounding a ramp of sampling rates up costs in epsilon at most; `None` where every rate is composed as it is."""
+        if len(self._charges) == len(self._exact):
+            return None
+        error = accounting.rounding_error(self._exact, self._delta, self._adjacency)
+        return {"distinct": len(self._exact), "composed": len(self._charges), "epsilon_error_at_most": accounting.finite(error)}
 
     def events(self) -> list[dict[str, Any]]:
         """The dp-accounting events composed by the run's own accountant: class, arguments and count."""
@@ -212,7 +225,7 @@ def unsupported(experiment: Experiment, reasons: list[str], spent: Spent, runs: 
 
 def _under_assumed_sampler(experiment: Experiment, runs: Runs) -> list[dict[str, Any]]:
     ran, name = experiment.sampler.name, experiment.sampler.assumed
-    charges = accounting.bucketed(ledger.releases(assumed(experiment, runs)), RATES_MAX)
+    charges = accounting.bucketed(ledger.releases(assumed(experiment, runs)))
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
     found = []
     for accountant in ("pld", "rdp"):

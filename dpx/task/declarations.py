@@ -1,5 +1,6 @@
 """What is learnt, as declared: masked words, with or without the next-sentence head."""
 
+import math
 from typing import Literal
 
 from dpx.declaration import declaration, require
@@ -22,6 +23,10 @@ class MaskedLanguageModel:
     def __post_init__(self) -> None:
         require(self.masked_slots > 0, f"task.masked_slots={self.masked_slots}", "nothing would be predicted", "Give a positive number")
         require(0 < self.masking_rate < 1, f"task.masking_rate={self.masking_rate}", "not a rate", "Use a value between 0 and 1")
+
+    def slots(self, sequence_length: int) -> int:
+        """Slots a row of that length can use: what arrays are made for."""
+        return min(self.masked_slots, max(1, math.ceil(self.masking_rate * sequence_length)))
 
 
 Task = MaskedLanguageModel

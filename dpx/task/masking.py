@@ -63,14 +63,14 @@ def mask(
 def _mask_one(task: MaskedLanguageModel, special: SpecialIds, vocabulary_size: int, key, token_T, length):
     choose, how, replace = jax.random.split(key, 3)
     specials = special_ids(special)
-    T, M = token_T.shape[0], task.masked_slots
+    T, M = token_T.shape[0], task.slots(token_T.shape[0])
     is_candidate_T = (jnp.arange(T) < length) & ~jnp.isin(token_T, jnp.asarray(specials))
     wanted = jnp.clip(jnp.round(task.masking_rate * length).astype(jnp.int32), 1, M)
     number = jnp.minimum(wanted, is_candidate_T.sum())
 
     # Distinct positions in a random order, candidates first; argsort is stable, so equal draws still give distinct positions.
     order_T = jnp.argsort(jnp.where(is_candidate_T, jax.random.uniform(choose, (T,)), 2.0))
-    order_M = jnp.pad(order_T, (0, max(M - T, 0)))[:M].astype(jnp.int32)
+    order_M = order_T[:M].astype(jnp.int32)
     is_slot_M = jnp.arange(M) < number
     slot_M = jnp.where(is_slot_M, order_M, 0)
     original_M = token_T[slot_M]

@@ -1,0 +1,43 @@
+"""What a traced or compiled program costs, without a clock: matrix-product FLOPs and temporary memory."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+
+def matmul_flops(function: Callable, *arguments: Any) -> int:
+    """Matrix-product FLOPs of one call, after dead-code elimination, loops multiplied out. Of a branch the dearest side counts,
+    of a loop of unknown length one round; arguments may be `ShapeDtypeStruct`s."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    return _count(live)
+
+
+def _count(jaxpr: core.Jaxpr) -> int:
+    return sum(_cost(eqn) for eqn in jaxpr.eqns)
+
+
+def _cost(eqn: Any) -> int:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+        ((contracted, _), _) = params["dimension_numbers"]
+        inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+        return 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+    if name == "cond":
+        return max(_count(branch.jaxpr) for branch in params["branches"])
+    times = params["length"] if name == "scan" else 1
+    return times * sum(_count(body) for body in _bodies(params))
+
+
+def _bodies(params: dict[str, Any]) -> list[core.Jaxpr]:
+    bodies = [params[name] for name in ("jaxpr", "call_jaxpr", "body_jaxpr") if name in params]
+    return [body.jaxpr if isinstance(body, core.ClosedJaxpr) else body for body in bodies]
+
+
+def temporary_bytes(function: Callable, *arguments: Any) -> int:
+    """The compiler's own temporary buffers of the jitted function, on this machine's first device."""
+    return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
