@@ -15,8 +15,8 @@ from dpx.experiment import Experiment
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# What an option cannot know: the user's files.
-GIVEN = {"data=text": ["data.source.paths=[corpus.txt]"]}
+# What an option needs beside it: the user's files, pairs for a task over pairs.
+GIVEN = {"data=text": ["data.source.paths=[corpus.txt]"], "task=mlm_nsp": ["data.pairs=same_document"]}
 
 
 def _options() -> list[str]:
