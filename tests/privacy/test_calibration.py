@@ -6,7 +6,7 @@ import dpx.privacy
 from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
-from dpx.privacy import cache, calibration, closed_form, solve
+from dpx.privacy import accounting, cache, calibration, closed_form, solve
 from dpx.privacy.calibration import calibrate
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.sampler import FixedSize, Shuffled, TruncatedPoisson
@@ -44,7 +44,7 @@ def test_stages_are_accounted_at_their_own_rates(small):
 
 
 def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
-    monkeypatch.setattr(calibration, "RATES_MAX", 6)
+    monkeypatch.setattr(accounting.bucketed, "__defaults__", (6,))
     experiment = small(steps=20, batch_schedule=Linear(start=20, end=400, ramp_steps=20), accountant=Rdp())
     calibrated = calibrate(experiment, N)
     exact = dpx.privacy.epsilon(calibrated.runs, noise_multiplier=1.0, delta=1e-6, accountant="rdp")
