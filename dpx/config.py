@@ -23,9 +23,9 @@ from dpx.run_folder import RunFolder
 Job = Callable[[Experiment, RunFolder], Any]
 
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
-_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "tune", "hydra")
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "report", "tune", "hydra")
 # These never change which run it is (design: how a config becomes a run).
-_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "name", "run")
+_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "report", "name", "run")
 
 
 def conf_directory() -> Path:
@@ -105,11 +105,15 @@ def run_name(root: DictConfig) -> str:
     """`<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
     job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
     plain = resolved(root)
-    if plain.get("run") or job == "list":
+    if plain.get("run") or job in ("list", "report"):
         about = {"run": plain.get("run"), "list": plain.get("list")}
         return f"jobs/{job}-{_short_hash(about)}"
-    named = {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
-    return f"{plain['name']}-{_short_hash(named)}"
+    return f"{plain['name']}-{_short_hash(identity(plain))}"
+
+
+def identity(plain: dict[str, Any]) -> dict[str, Any]:
+    """The part of a resolved config that says which run it is; how and where it is computed is left out."""
+    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
 
 
 def _short_hash(plain: Any) -> str:

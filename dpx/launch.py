@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.command_line import as_refused
+from dpx.commit import commit
 from dpx.declaration import Refused
 from dpx.mesh import Mesh
 from dpx.run_folder import RunFolder
@@ -69,10 +70,10 @@ class Launcher:
     def _run(self, cfg: DictConfig, path: Path, status: Status) -> None:
         experiment, job = config.build(cfg)
         simulate_devices(experiment.mesh)
-        began = time.monotonic()
-        status.write("running", pid=os.getpid())
+        began, code = time.monotonic(), commit()
+        status.write("running", pid=os.getpid(), commit=code)
         job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
-        status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path))
+        status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path), commit=code)
 
     def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
         self.outcomes.append(Outcome(path, point, state, objective, error))
