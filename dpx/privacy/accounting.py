@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -96,36 +96,40 @@ def compose(
         return _Losses(relation, interval or grid(charges)).compose(event)  # pyright: ignore[reportReturnType]
 
 
-def bucketed(charges: Charges, rates: int = RATES_MAX) -> Charges:
-    """Charges with at most `rates` distinct sampling probabilities per kind and noise, each rounded up.
+def bucketed(charges: Charges, rates: int | None = None) -> Charges:
+    """Charges with at most `rates` (`RATES_MAX`) distinct sampling probabilities per kind and noise, each rounded up.
 
     A larger q never lowers epsilon, so the result bounds the original: by 0.3 % at 30 rates of a linear ramp (`rounding_error`).
     """
-    return _rounded(charges, rates, np.max)
+    return _rounded(charges, rates or RATES_MAX, up=True)
 
 
-def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", rates: int = RATES_MAX) -> float:
+def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", rates: int | None = None) -> float:
     """By how much `bucketed` can raise epsilon at `delta`, by Renyi accounting: its distance to the same buckets rounded down."""
-    ends = [compose(_rounded(charges, rates, edge), "rdp", adjacency).epsilon(float(delta)) for edge in (np.max, np.min)]
+    ends = [compose(_rounded(charges, rates or RATES_MAX, up=up), "rdp", adjacency).epsilon(float(delta)) for up in (True, False)]
     return ends[0] - ends[1]
 
 
-def _rounded(charges: Charges, rates: int, edge: Callable[[np.ndarray], np.floating]) -> Charges:
+def _rounded(charges: Charges, rates: int, up: bool) -> Charges:
     alike: dict[Release, Charges] = {}
     for release, count in events.merge(charges):
         alike.setdefault(replace(release, sampling_probability=1.0), []).append((release, count))
-    return events.merge([pair for group in alike.values() for pair in _shared_rates(group, rates, edge)])
+    return events.merge([pair for group in alike.values() for pair in _shared_rates(group, rates, up)])
 
 
-def _shared_rates(group: Charges, rates: int, edge: Callable[[np.ndarray], np.floating]) -> Charges:
-    """Neighbouring rates share one `edge` of their bucket; buckets are equally wide in q."""
+def _shared_rates(group: Charges, rates: int, up: bool) -> Charges:
+    """Rates of one bucket share its largest, or (`up=False`) all but the largest share the smallest; buckets are equally wide in q."""
     if len(group) <= rates:
         return group
     qs = np.array([release.sampling_probability for release, _ in group])
     limits = np.linspace(qs.min(), qs.max(), rates + 1)[1:]
-    place = np.minimum(np.searchsorted(limits, qs * (1 - 1e-12)), rates - 1).tolist()
-    shared = {bucket: float(edge(qs[np.array(place) == bucket])) for bucket in set(place)}
-    return [(replace(release, sampling_probability=shared[bucket]), count) for (release, count), bucket in zip(group, place, strict=True)]
+    place = np.minimum(np.searchsorted(limits, qs * (1 - 1e-12)), rates - 1)
+    shared = qs.copy()
+    for bucket in np.unique(place):
+        inside = place == bucket
+        top = qs[inside].max()
+        shared[inside] = top if up else np.where(qs[inside] == top, top, qs[inside].min())
+    return [(replace(release, sampling_probability=float(q)), count) for (release, count), q in zip(group, shared, strict=True)]
 
 
 def check_delta(delta: Real, accountant: str) -> None:

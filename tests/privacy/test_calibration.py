@@ -9,6 +9,7 @@ from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, T
 from dpx.privacy import accounting, cache, calibration, closed_form, solve
 from dpx.privacy.calibration import calibrate
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
+from dpx.privacy.events import Release
 from dpx.sampler import FixedSize, Shuffled, TruncatedPoisson
 
 N = 10_000
@@ -44,10 +45,11 @@ def test_stages_are_accounted_at_their_own_rates(small):
 
 
 def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
-    monkeypatch.setattr(accounting.bucketed, "__defaults__", (6,))
+    monkeypatch.setattr(accounting, "RATES_MAX", 6)
     experiment = small(steps=20, batch_schedule=Linear(start=20, end=400, ramp_steps=20), accountant=Rdp())
     calibrated = calibrate(experiment, N)
-    exact = dpx.privacy.epsilon(calibrated.runs, noise_multiplier=1.0, delta=1e-6, accountant="rdp")
+    charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps) for q, steps in calibrated.runs]
+    exact = accounting.compose(charges, "rdp").epsilon(1e-6)
     assert len(calibrated.runs) == 20 and exact < calibrated.epsilon["rdp"] <= exact * 1.1
 
 

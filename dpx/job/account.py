@@ -1,0 +1,155 @@
+"""`job=account`: epsilon again from a ledger, for one run or jointly for several branches, and what it means for an attacker.
+
+`python -m dpx job=account run=<folder>`, or any files: `python -m dpx job=account 'job.ledgers=[a/private/ledger,b/release/privacy.json]'`.
+Imports no jax and reads no data.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpx.analysis.table import Table
+from dpx.console import wide
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder, write_json
+
+FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+POINTS = 8
+
+
+@declaration
+class Account:
+    """Writes `release/account.json`, a CSV of each table and, where matplotlib is installed, `account.png`.
+
+    `ledgers` are run folders, ledger files or statements; none means the run itself. Several are charged jointly, common steps once.
+    `delta` and `adjacency` default to the run's own.
+    """
+
+    ledgers: Sequence[str] = ()
+    accountant: str = "pld"
+    delta: float | None = None
+    adjacency: str | None = None
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        from dpx.privacy import ledger
+
+        sources = [Path(path) for path in self.ledgers] or [folder.path]
+        runs = ledger.join(*(read(path) for path in sources))
+        require(bool(runs), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
+        delta, adjacency = self.delta or experiment.privacy.delta, self.adjacency or experiment.privacy.adjacency
+        tables = account(runs, self.accountant, delta, adjacency)
+        folder.release.mkdir(parents=True, exist_ok=True)
+        document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
+        write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
+        console = wide()
+        for table in tables:
+            table.write_csv(folder.release)
+            console.print(table.shown())
+        _plot(tables, folder.release / "account.png")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Charged steps of a run folder, a ledger file or a statement; raises `Refused` where there are none."""
+    from dpx.privacy.ledger import Ledger
+
+    if path.is_dir():
+        inside = [path / "private" / "ledger", path / "release" / "privacy.json"]
+        path = next((candidate for candidate in inside if candidate.is_file()), path)
+    require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
+    if path.suffix == ".json":
+        runs = json.loads(path.read_text()).get("ledger", {}).get("runs")
+        require(runs is not None, f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
+        return runs
+    return Ledger(path).runs()
+
+
+def account(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str) -> list[Table]:
+    """Every table of the account of `runs`."""
+    from dpx.privacy import accounting, ledger
+    from dpx.privacy.profile import Profile
+
+    accounting.check_delta(delta, accountant)
+    charges = accounting.bucketed(ledger.releases(runs))
+    composed = accounting.compose(charges, accountant, adjacency)
+    profile = Profile(composed)
+    at = sorted({*DELTAS, delta}, reverse=True)
+    return [
+        _events(runs),
+        Table(
+            "epsilon_of_delta",
+            ("delta", "epsilon"),
+            tuple((d, accounting.finite(composed.epsilon(d))) for d in at),
+            f"by {accountant}, {adjacency}",
+        ),
+        Table("delta_of_epsilon", ("epsilon", "delta"), _thinned(profile), "the profile"),
+        Table(
+            "epsilon_by_step", ("steps", "epsilon"), tuple(_by_step(runs, accountant, delta, adjacency)), f"epsilon at delta {delta:.3g}"
+        ),
+        _attacker(profile),
+        Table(
+            "trade_off", ("false_positive_rate", "false_negative_rate"), _curve(profile), "least false-negative rate of any membership test"
+        ),
+    ]
+
+
+def _events(runs: list[dict[str, Any]]) -> Table:
+    columns = ("origin", "epoch", "sampler", "q", "noise_multiplier", "clipping_norm", "rows_per_unit")
+    rows = tuple((*(run[name] for name in columns), sum(count for _, count in run["steps"])) for run in runs)
+    return Table("events", (*columns, "steps"), rows, "what is charged")
+
+
+def _thinned(profile: Any) -> tuple[tuple[float, float], ...]:
+    places = range(0, len(profile.epsilons), max(1, len(profile.epsilons) // 12))
+    return tuple((float(profile.epsilons[place]), float(profile.deltas[place])) for place in places)
+
+
+def _by_step(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str) -> list[tuple[int, float | None]]:
+    from dpx.privacy import accounting, ledger
+
+    end = max(first + count for run in runs for first, count in run["steps"])
+    found = []
+    for point in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
+        charges = accounting.bucketed(ledger.releases(until(runs, point)))
+        found.append((point, accounting.finite(accounting.compose(charges, accountant, adjacency).epsilon(delta)) if charges else 0.0))
+    return found
+
+
+def until(runs: list[dict[str, Any]], end: int) -> list[dict[str, Any]]:
+    """`runs` without the steps from `end` on."""
+    kept = []
+    for run in runs:
+        spans = [[first, min(count, end - first)] for first, count in run["steps"] if first < end]
+        if spans:
+            kept.append(run | {"steps": spans})
+    return kept
+
+
+def _attacker(profile: Any) -> Table:
+    rows: list[tuple[str, float]] = [("membership advantage, delta(0)", profile.advantage)]
+    rows += [(f"true-positive rate at {rate:.2%} false positives", profile.true_positive_rate(rate)) for rate in FALSE_POSITIVE_RATES]
+    rows.append(("Gaussian-DP parameter mu that bounds the curve (delta >= 1e-10)", profile.gdp_parameter()))
+    return Table("attacker", ("the most that is possible", "value"), tuple(rows), "against one unit")
+
+
+def _curve(profile: Any) -> tuple[tuple[float, float], ...]:
+    rates = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, *(number / 20 for number in range(1, 21)))
+    return tuple((rate, profile.type_two_error(rate)) for rate in rates)
+
+
+def _plot(tables: list[Table], path: Path) -> None:
+    """The numeric two-column tables side by side; nothing without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    drawn = [table for table in tables if table.name in ("epsilon_of_delta", "epsilon_by_step", "trade_off")]
+    figure = Figure(figsize=(4 * len(drawn), 3.5), layout="constrained")
+    for axes, table in zip(figure.subplots(1, len(drawn)), drawn, strict=True):
+        axes.plot(*zip(*[row for row in table.rows if None not in row], strict=True), marker=".")
+        axes.set(xlabel=table.columns[0].replace("_", " "), ylabel=table.columns[1].replace("_", " "), title=table.title)
+        if table.columns[0] == "delta":
+            axes.set_xscale("log")
+    figure.savefig(path, dpi=120)

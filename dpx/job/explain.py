@@ -1,0 +1,160 @@
+"""`job=explain`: the claim of a config or a run in plain words, and what the next stronger and weaker settings would cost.
+
+Imports no jax. `python -m dpx +experiment=<name> job=explain`, or `python -m dpx job=explain run=<folder>`.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from dpx.analysis.table import Table
+from dpx.console import wide
+from dpx.declaration import Refused, declaration
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder, write_json
+
+POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
+
+NEIGHBOURS = {
+    "zero_out": "with the content of one {unit} blanked out; the number of rows is public",
+    "add_remove": "with one {unit} taken away or added; only the declared size is public",
+    "replace_one": "with one {unit} replaced by any other; the number of rows is public",
+}
+SAMPLERS = {
+    "poisson": "each row is drawn independently at each step, and that the draw stays hidden is part of the protection",
+    "truncated_poisson": "each row is drawn independently at each step, up to a cap that is hardly ever met",
+    "fixed_size": "a fresh random subset of fixed size is drawn at each step",
+    "shuffled": "the rows are passed over in a fresh random order; no protection is claimed from the order",
+    "deterministic": "the rows are passed over in a fixed order; no protection is claimed from sampling",
+    "balls_in_bins": "each row falls into one random step of each pass; no protection is claimed from that",
+}
+
+
+@declaration
+class Explain:
+    """Prints the explanation and writes `release/explain.json`. `size` stands in for the number of rows where the data is not prepared."""
+
+    size: int | None = None
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        document = explain(experiment, self.size or public_size(experiment), _statement(folder.path))
+        folder.release.mkdir(parents=True, exist_ok=True)
+        write_json(folder.release / "explain.json", document)
+        console = wide()
+        for line in document["words"]:
+            console.print(line, highlight=False)
+        for table in document["tables"]:
+            columns = tuple(table["rows"][0])
+            console.print(Table(table["name"], columns, tuple(tuple(row.values()) for row in table["rows"]), table["title"]).shown())
+
+
+def _statement(path: Path) -> dict[str, Any] | None:
+    """What a run of this folder has stated so far."""
+    found = path / "release" / "privacy.json"
+    return json.loads(found.read_text()) if found.is_file() else None
+
+
+def public_size(experiment: Experiment) -> int:
+    """The public number of rows: declared, or counted in the prepared data."""
+    if experiment.data.declared_size is not None:
+        return experiment.data.declared_size
+    from dpx.data.declarations import Hub
+
+    if isinstance(experiment.data.source, Hub):
+        raise Refused("data.declared_size", "nothing is downloaded here, so the number of rows is not known", "Set data.declared_size")
+    from dpx.data.prepare import prepare
+
+    return prepare(experiment.data, experiment.privacy).manifest.rows["protected"]
+
+
+def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None) -> dict[str, Any]:
+    """Words and tables; `stated` is the statement of the run looked at, or `None` before it has begun."""
+    from dpx.privacy import statement
+    from dpx.privacy.calibration import calibrate
+
+    calibrated = calibrate(experiment, size)
+    document = stated or statement.build(experiment, None, calibrated)
+    if document["guarantee"] == "not_private":
+        words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
+        return {"name": experiment.name, "words": words, "tables": []}
+    words = [*_promise(experiment, document, calibrated), *_lists(document)]
+    return {
+        "name": experiment.name,
+        "words": words,
+        "tables": [_as_steps_go(experiment, calibrated), _neighbouring_settings(experiment, size)],
+    }
+
+
+def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
+    privacy, sigma = experiment.privacy, calibrated.noise_multiplier
+    own, epsilon = next(iter(calibrated.epsilon.items()))
+    unit = privacy.unit if privacy.unit == "row" else f"{privacy.unit} (at most {privacy.rows_per_unit_max} rows)"
+    spent = document["spent"]
+    lines = [f"What is protected: one {unit} of the training text."]
+    if document["guarantee"] == "none":
+        lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
+    return lines + [
+        "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
+        f"What they cannot do: tell this training set from one {NEIGHBOURS[privacy.adjacency].format(unit=privacy.unit)}.",
+        f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
+        f"  but for an event of probability delta = {privacy.delta:.3g} (accountant {own}, all {experiment.steps:,} steps).",
+        f"How: each row's gradient is held to norm {experiment.clip.clipping_norm:.4g}; noise of {sigma:.4g} times that joins each sum.",
+        f"Sampling ({experiment.sampler.name}): {SAMPLERS[experiment.sampler.name]}.",
+        f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
+    ]
+
+
+def _factor(epsilon: float) -> str:
+    import math
+
+    return f"{math.exp(epsilon):,.3g}" if epsilon < 700 else "no bounded number of"
+
+
+def _lists(document: dict[str, Any]) -> list[str]:
+    lines = ["What is assumed:"] + [f"  - {line}" for line in document["assumptions"]]
+    lines += ["What is not covered:"] + [f"  - {line}" for line in document["not_covered"]]
+    if document["unsupported"]:
+        lines += ["Numbers that are not bounds:"] + [f"  - {item['name']}: {item['reason']}" for item in document["unsupported"]]
+    return lines
+
+
+def _as_steps_go(experiment: Experiment, calibrated: Any) -> dict[str, Any]:
+    from dpx.privacy.calibration import accounting_of, planned
+
+    whole = planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
+    from dpx.job.account import until
+
+    rows = []
+    for part in POINTS:
+        steps = max(1, round(experiment.steps * part))
+        rows.append({"steps": steps} | accounting_of(experiment, until(whole, steps)))
+    return {"name": "as_steps_go", "title": f"epsilon at delta {experiment.privacy.delta:.3g} as steps go by", "rows": rows}
+
+
+def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:
+    """Epsilon with one thing changed; noise is held where it would otherwise be solved for again."""
+    from dpx.mechanism.declarations import Multiplier
+    from dpx.privacy.calibration import calibrate
+
+    sigma = calibrate(experiment, size).noise_multiplier
+    assert sigma is not None
+
+    def changed(noise: float, steps: int) -> Experiment:
+        return dataclasses.replace(experiment, noise=Multiplier(noise_multiplier=noise), steps=steps)
+
+    settings = [
+        ("as it is", changed(sigma, experiment.steps)),
+        ("stronger: noise x 1.5", changed(1.5 * sigma, experiment.steps)),
+        ("stronger: half the steps", changed(sigma, max(1, experiment.steps // 2))),
+        ("weaker: noise / 1.5", changed(sigma / 1.5, experiment.steps)),
+        ("weaker: twice the steps", changed(sigma, 2 * experiment.steps)),
+    ]
+    rows: list[dict[str, Any]] = []
+    for words, setting in settings:
+        noise = setting.noise
+        assert isinstance(noise, Multiplier)
+        rows.append(
+            {"setting": words, "noise_multiplier": noise.noise_multiplier, "steps": setting.steps} | calibrate(setting, size).epsilon
+        )
+    return {"name": "neighbouring_settings", "title": "what one change would cost", "rows": rows}

@@ -1,0 +1,100 @@
+"""A ledger is enough: epsilon again, alone or jointly, and what an attacker can reach."""
+
+import json
+import math
+
+import pytest
+
+import dpx.privacy
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.job.account import Account, account, read, until
+from dpx.privacy import ledger, statement
+from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.run_folder import RunFolder
+
+ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=1.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    entered = Ledger(folder.private / "ledger")
+    for step in range(20):
+        entered.append(step, ENTRY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return config.build(recipes.compose([]))[0]
+
+
+def table(folder, name):
+    document = json.loads((folder.release / "account.json").read_text())
+    return next(found["rows"] for found in document["tables"] if found["name"] == name)
+
+
+def test_a_run_folder_is_accounted_again(run, experiment, capsys):
+    Account(delta=1e-6)(experiment, run)
+    expected = dpx.privacy.epsilon([(0.01, 20)], noise_multiplier=1.0, delta=1e-6)
+    (found,) = [row["epsilon"] for row in table(run, "epsilon_of_delta") if row["delta"] == 1e-6]
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert table(run, "epsilon_by_step")[-1] == {"steps": 20, "epsilon": pytest.approx(expected, rel=1e-9)}
+    assert "membership advantage" in capsys.readouterr().out
+    assert {path.suffix for path in run.release.iterdir()} >= {".csv", ".json"}
+
+
+def test_epsilon_grows_step_by_step(run, experiment):
+    Account(accountant="rdp")(experiment, run)
+    values = [row["epsilon"] for row in table(run, "epsilon_by_step")]
+    assert values == sorted(values) and values[0] < values[-1]
+
+
+def test_branches_are_accounted_jointly(run, tmp_path):
+    branch = Ledger(tmp_path / "branch")
+    branch.inherit(Ledger(run.private / "ledger"))
+    for step in range(10, 20):
+        branch.append(step, ENTRY)
+    joint = ledger.join(read(run.path), read(tmp_path / "branch"))
+    assert sum(count for found in joint for _, count in found["steps"]) == 30
+
+
+def test_a_statement_is_as_good_as_its_ledger(run):
+    run.release.mkdir()
+    statement.write(run.release / "privacy.json", {"ledger": {"runs": read(run.path)}})
+    assert read(run.release / "privacy.json") == read(run.private / "ledger") == read(run.path)
+
+
+@pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path])
+def test_where_nothing_is_charged_one_line_says_so(make, tmp_path):
+    with pytest.raises(Refused, match="no ledger is there"):
+        read(make(tmp_path))
+
+
+def test_a_statement_without_ledger_is_refused(tmp_path):
+    (tmp_path / "privacy.json").write_text('{"guarantee": "not_private"}')
+    with pytest.raises(Refused, match="without a ledger"):
+        read(tmp_path / "privacy.json")
+
+
+def test_until_cuts_spans():
+    runs = [{"steps": [[0, 5], [8, 4]]}, {"steps": [[20, 1]]}]
+    assert until(runs, 10) == [{"steps": [[0, 5], [8, 2]]}]
+
+
+def test_infinite_values_are_written_as_nothing(run):
+    found = account(read(run.path), "deterministic", 1e-6, "zero_out")
+    assert all(value is None or math.isfinite(value) for row in found[1].rows for value in row)
+
+
+def test_no_jax_is_imported(run_python):
+    assert run_python("import dpx.job.account, dpx.job.explain, sys; print('jax' in sys.modules)") == "False"
+
+
+@pytest.fixture
+def run_python():
+    import subprocess
+    import sys
+
+    return lambda program: subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,72 @@
+"""The explanation says what the statement says, in words, and prices the settings beside it."""
+
+import json
+
+import pytest
+
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.job.explain import Explain, explain, public_size
+from dpx.run_folder import RunFolder
+
+QUICK = ["steps=4", "batch_schedule.size=64", "noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp"]
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return config.build(recipes.compose([*QUICK, "data.declared_size=10000"]))[0]
+
+
+@pytest.fixture(scope="module")
+def document(experiment):
+    return explain(experiment, 10_000, None)
+
+
+def test_every_question_is_answered(document):
+    text = "\n".join(document["words"])
+    for question in (
+        "What is protected",
+        "From whom",
+        "What they cannot do",
+        "How well",
+        "Sampling",
+        "What is assumed",
+        "What is not covered",
+    ):
+        assert question in text
+    assert "GUARANTEE: NONE" not in text
+
+
+def test_epsilon_grows_with_steps(document):
+    (steps, _) = document["tables"]
+    values = [row["rdp"] for row in steps["rows"]]
+    assert values == sorted(values) and steps["rows"][-1]["steps"] == 4
+
+
+def test_stronger_costs_less_and_weaker_more(document):
+    (_, settings) = document["tables"]
+    found = {row["setting"].split(":")[0] + row["setting"][-5:]: row["rdp"] for row in settings["rows"]}
+    here = settings["rows"][0]["rdp"]
+    assert all((value < here) == name.startswith("stronger") for name, value in found.items() if not name.startswith("as"))
+
+
+def test_it_is_printed_and_written(experiment, tmp_path, capsys):
+    Explain(size=10_000)(experiment, RunFolder(tmp_path))
+    assert "What is protected: one row" in capsys.readouterr().out
+    assert json.loads((tmp_path / "release" / "explain.json").read_text())["name"] == experiment.name
+
+
+def test_no_guarantee_is_said_first():
+    seeded = config.build(recipes.compose([*QUICK, "seed=1", "data.declared_size=10000"]))[0]
+    assert "GUARANTEE: NONE. fixed_seed" in explain(seeded, 10_000, None)["words"][1]
+
+
+def test_plain_training_is_called_what_it_is():
+    plain = config.build(recipes.compose([*QUICK, "mechanism=none", "data.declared_size=10000"]))[0]
+    assert "not private" in explain(plain, 10_000, None)["words"][0]
+
+
+def test_an_unknown_size_is_asked_for():
+    hub = config.build(recipes.compose([*QUICK, "data=hub", "data.declared_size=null"]))[0]
+    with pytest.raises(Refused, match="declared_size"):
+        public_size(hub)
