@@ -19,7 +19,7 @@ from dpx.declaration import Refused
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
 
 # Per-example weight gradients that may be kept in memory for one microbatch, instead of Gram products.
-KEPT_BYTES = 64 * 2**20
+KEPT_BYTES = 40 * 2**20
 
 
 class ClippedSum(NamedTuple):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import norms
-from dpx.clipping.probes import Op, Probed, apply, session_of
+from dpx.clipping.probes import Op, apply, session_of
 
 F32 = jnp.float32
 
@@ -172,9 +172,13 @@ def tied_lookup(table: Any, id_BT: Array, decoded: int, dtype: Any = F32) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class TiedDecode(Op):
-    """h @ table^T + bias at M positions; logits float32 or wider."""
+    """h @ table^T + bias at M positions; logits float32 or wider. Two parts: the table belongs with the embeddings."""
 
     name: str = "tied_decode"
+    parts: int = 2
+
+    def part(self, path: str) -> int:
+        return 0 if path == "table" else 1
 
     def forward(self, leaves, inputs):
         h_BMd, tie = inputs
@@ -188,23 +192,21 @@ class TiedDecode(Op):
         return (g_BMd, Tie(None, gathered(cotangent, id_BT), norms.wide(h_BMd))), {"h": h_BMd, "g": cotangent}
 
     def squared_norm(self, leaves, record):
-        return (decoder_squares(record["h"], record["g"]),)
+        """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
+        outer_BMM = norms.product("bmv,bnv->bmn", record["g"], record["g"])
+        inner_BMM = norms.product("bmd,bnd->bmn", norms.wide(record["h"]), norms.wide(record["h"]))
+        return jnp.maximum((outer_BMM * inner_BMM).sum((1, 2)), 0), jnp.maximum(outer_BMM.sum((1, 2)), 0)
 
     def weighted_sum(self, leaves, record, weights):
-        h_BMd, g_BMV = rows(weights[0], record["h"]), record["g"]
-        ones_BM = jnp.broadcast_to(weights[0][:, None], g_BMV.shape[:2])
-        return {"table": norms.product("bmv,bmd->dv", g_BMV, h_BMd).T, "bias": norms.product("bmv,bm->v", g_BMV, ones_BM)}
+        table_B, bias_B = weights
+        g_BMV = record["g"]
+        table_dV = norms.product("bmv,bmd->dv", g_BMV, rows(table_B, record["h"]))
+        return {"table": table_dV.T, "bias": norms.product("bmv,bm->v", g_BMV, jnp.broadcast_to(bias_B[:, None], g_BMV.shape[:2]))}
 
 
 def gathered(g_BMV: Array, id_BT: Array) -> Array:
     """g[b, m, id_bt], [B,M,T]."""
     return jnp.take_along_axis(g_BMV, id_BT[:, None, :], axis=2)
-
-
-def decoder_squares(h_BMd: Array, g_BMV: Array) -> Array:
-    """Decoder and bias together: sum_mn (h_m.h_n + 1) (g_m.g_n)."""
-    inner_BMM = norms.product("bmd,bnd->bmn", norms.wide(h_BMd), norms.wide(h_BMd)) + 1
-    return jnp.maximum((inner_BMM * norms.product("bmv,bnv->bmn", g_BMV, g_BMV)).sum((1, 2)), 0)
 
 
 def tied_decode(h_BMd: Array, table: Any, bias: Any, tie: Tie) -> Array:
@@ -281,6 +283,3 @@ class AddBias(Op):
 
 def add_bias(x: Array, bias: Any) -> Array:
     return apply(AddBias(), {"bias": bias}, (x,))
-
-
-__all__ = ["Probed", "Tie", "add_bias", "add_rows", "dense", "layer_norm", "lookup", "small_lookup", "tied_decode", "tied_lookup"]

@@ -20,6 +20,7 @@ from dpx.models import dropout as drop
 from dpx.models.attention import attend
 from dpx.models.shape import Bert
 
+
 def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 

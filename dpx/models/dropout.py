@@ -20,7 +20,8 @@ def kept(keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float, shape: tup
     """Which entries survive, `shape` per example; `layer` may be traced (it is scanned over)."""
 
     def one(key):
-        return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, layer + 1), site), 1.0 - rate, shape)
+        # The type of p decides how many bits are drawn: float32 whatever the default is.
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, layer + 1), site), jnp.float32(1.0 - rate), shape)
 
     return jax.vmap(one)(keys_B)
 

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from dpx.clipping import norms
 from dpx.clipping.ops import Tie, gathered, rows
 from dpx.clipping.probes import Op
-from dpx.models.fused_layers import norm_backward, linear, normalise, scaled
+from dpx.models.fused_layers import linear, norm_backward, normalise, scaled
 from dpx.models.shape import Bert
 
 F32 = jnp.float32

@@ -1,4 +1,6 @@
-"""Clipped sums against float64 gradients of one example at a time."""
+"""Clipped sums, by every method, against float64 gradients of one example at a time."""
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -8,132 +10,166 @@ import pytest
 import dpx
 from dpx.clipping.weights import clip_weights
 from dpx.declaration import Refused
-from dpx.mechanism.declarations import Flat, Normalised
+from dpx.mechanism.declarations import Flat
 from tests.clipping.batches import assert_trees_close, batch, bert, example, float64_gradients, objective, parameters, squared_norm
+from tests.clipping.compiled import DROPOUT_KEY, clipped, run
 
-METHODS = ("vmap", "ghost", "book_keeping")
-CLIPS = (Flat(clipping_norm=3.0), Normalised(clipping_norm=0.5), Flat(clipping_norm=1e6))
+# (method, options): each is another program with one result.
+WAYS = {
+    "vmap": ("vmap", {}),
+    "ghost": ("ghost", {}),
+    "book_keeping": ("book_keeping", {}),
+    "book_keeping_grams": ("book_keeping", {"kept_bytes": 0}),
+    "book_keeping_ops": ("book_keeping", {"fused": False}),
+    "ghost_ops": ("ghost", {"fused": False, "kept_bytes": 0}),
+}
+
+def ways(*fast: str, slow: tuple[str, ...] = ()):
+    """One parameter a way; every way is a program to compile, and only the first run in the default suite."""
+    return pytest.mark.parametrize("way", [*fast, *(pytest.param(way, marks=pytest.mark.slow) for way in slow)])
 
 
-def clip_factor(clip, norm: float) -> float:
-    return clip.clipping_norm / max(clip.clipping_norm, norm) if isinstance(clip, Flat) else clip.clipping_norm / (norm + clip.stability)
+each_way = ways("vmap", "ghost", "book_keeping", "book_keeping_grams", "book_keeping_ops", slow=("ghost_ops",))
+CLIPS = {"flat": (3.0, -1.0), "normalised": (0.5, 0.01), "unclipped": (1e6, -1.0)}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["nsp", "mlm"])
-def case(request):
-    subject = objective(next_sentence=request.param)
+@cache
+def case(next_sentence: bool = True, dropout: float = 0.0):
+    subject = objective(bert(dropout=dropout), next_sentence=next_sentence)
     params, rows = parameters(subject), batch()
-    return subject, params, rows, float64_gradients(subject.losses, params, rows)
+    return params, rows, *float64_gradients(lambda p, b: subject.losses(p, b, DROPOUT_KEY), params, rows)
 
 
-@pytest.mark.parametrize("clip", CLIPS, ids=["flat", "normalised", "unclipped"])
-@pytest.mark.parametrize("method", METHODS)
-def test_clipped_sum_equals_float64_gradients_one_at_a_time(case, method, clip):
-    subject, params, rows, (gradients, losses) = case
+def summed(factors, gradients):
+    return jax.tree.map(lambda *leaves: sum(c * leaf for c, leaf in zip(factors, leaves, strict=True)), *gradients)
+
+
+def assert_exact(function, case, clips=CLIPS):
+    params, rows, gradients, losses = case
     norms = np.sqrt([squared_norm(gradient) for gradient in gradients])
-    factors = [clip_factor(clip, norm) for norm in norms]
-    expected = jax.tree.map(lambda *leaves: sum(c * leaf for c, leaf in zip(factors, leaves, strict=True)), *gradients)
-
-    found = jax.jit(lambda p, b: dpx.clipped_sum(subject.losses, p, b, weights=clip_weights(clip), method=method))(params, rows)
-
-    np.testing.assert_allclose(np.square(found.norms_B), np.square(norms), rtol=1e-5)
-    np.testing.assert_allclose(found.losses_B, losses, rtol=1e-5)
-    assert_trees_close(found.total, expected)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
-    assert bool(found.is_counted_B.all())
+    for limit, stability in clips.values():
+        found = run(function, params, rows, limit=limit, stability=stability)
+        factors = limit / np.maximum(norms, limit) if stability < 0 else limit / (norms + stability)
+        np.testing.assert_allclose(np.square(found.norms_B), np.square(norms), rtol=1e-5, atol=1e-12)
+        np.testing.assert_allclose(found.losses_B, losses, rtol=1e-5)
+        assert_trees_close(found.total, summed(factors, gradients))
+        assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
+        assert bool(found.is_counted_B.all())
 
 
-def test_plain_sum_adds_the_gradients_of_real_rows(case):
-    subject, params, rows, (gradients, losses) = case
-    is_padding = jnp.asarray([False, True, False, False, True])
-    found = jax.jit(lambda p, b: dpx.plain_sum(subject.losses, p, b, is_padding))(params, rows)
-    real = [gradient for gradient, padding in zip(gradients, is_padding, strict=True) if not padding]
-    assert_trees_close(found.total, jax.tree.map(lambda *leaves: sum(leaves), *real))
-    np.testing.assert_allclose(found.losses_B, np.where(is_padding, 0, losses), rtol=1e-5)
-    assert found.norms_B is None
+@each_way
+def test_equals_float64_gradients_one_at_a_time(way):
+    method, options = WAYS[way]
+    assert_exact(clipped(method, **options), case())
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_padding_rows_contribute_exactly_zero(method):
-    subject = objective()
-    params, rows = parameters(subject), batch()
-    is_padding = jnp.asarray([False, False, False, True, True])
+@pytest.mark.parametrize("method", ["book_keeping", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vmap", "ghost"))])
+def test_without_next_sentence_an_example_without_slots_has_no_gradient(method):
+    found = run(clipped(method, next_sentence=False), *case(next_sentence=False)[:2])
+    assert float(found.norms_B[0]) == 0 and bool(found.is_counted_B[0])
+    assert_exact(clipped(method, next_sentence=False), case(next_sentence=False))
 
-    @jax.jit
-    def run(rows):
-        return dpx.clipped_sum(subject.losses, params, rows, weights=clip_weights(CLIPS[0]), is_padding_B=is_padding, method=method)
 
-    found = run(rows)
-    # Whatever stands in a padding row, rows of length 0 included, not one bit of the sum changes.
-    other = run(jax.tree.map(lambda leaf: leaf.at[3:].set(jnp.zeros((), leaf.dtype)), rows))
+@ways("book_keeping", slow=("vmap", "ghost", "book_keeping_ops"))
+def test_equal_dropout_masks_are_drawn_again(way):
+    method, options = WAYS[way]
+    assert_exact(clipped(method, dropout=0.1, **options), case(dropout=0.1), {"flat": CLIPS["flat"]})
+
+
+@ways("vmap", "book_keeping", slow=("ghost", "book_keeping_ops"))
+def test_per_layer_clips_each_group_by_itself(way):
+    method, options = WAYS[way]
+    params, rows, gradients, _ = case()
+    found = run(clipped(method, per_layer=True, **options), params, rows)
+    np.testing.assert_allclose(found.norms_B, np.sqrt([squared_norm(gradient) for gradient in gradients]), rtol=1e-5)
+    groups = [name for name in params if name != "layers"]
+    limit = 3.0 / np.sqrt(len(groups) + 2)
+    expected = []
+    for gradient in gradients:
+        scaled = {name: jax.tree.map(lambda leaf, c=_factor(gradient[name], limit): c * leaf, gradient[name]) for name in groups}
+        factors = [_factor(jax.tree.map(lambda leaf, at=layer: leaf[at], gradient["layers"]), limit) for layer in range(2)]
+        layers = jax.tree.map(lambda leaf, c=factors: np.stack([c[0] * leaf[0], c[1] * leaf[1]]), gradient["layers"])
+        expected.append(scaled | {"layers": layers})
+    assert_trees_close(found.total, summed(np.ones(5), expected))
+
+
+def _factor(gradient, limit: float) -> float:
+    return limit / max(limit, np.sqrt(squared_norm(gradient)))
+
+
+@each_way
+def test_padding_rows_contribute_exactly_zero(way):
+    """Whatever stands in a padding row, a row of length 0 included, not one bit of the result changes."""
+    method, options = WAYS[way]
+    params, rows, gradients, _ = case()
+    padding = jnp.asarray([False, False, False, True, True])
+    found = run(clipped(method, **options), params, rows, padding=padding, limit=1e6)
+    cleared = jax.tree.map(lambda leaf: leaf.at[3:].set(jnp.zeros((), leaf.dtype)), rows)
+    other = run(clipped(method, **options), params, cleared, padding=padding, limit=1e6)
     for leaf, same in zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(leaf, same)
     assert np.all(np.asarray(found.norms_B[3:]) == 0) and np.all(np.asarray(found.losses_B[3:]) == 0)
-    first = jax.tree.map(lambda leaf: leaf[:3], rows)
-    alone = jax.jit(lambda rows: dpx.clipped_sum(subject.losses, params, rows, weights=clip_weights(CLIPS[0]), method=method))(first)
-    assert_trees_close(found.total, jax.tree.map(np.asarray, alone.total))
+    assert_trees_close(found.total, summed(np.ones(3), gradients[:3]))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e25], ids=["nan", "inf", "overflow"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_non_finite_example_contributes_exactly_zero(method, poison):
-    """The first example's loss is multiplied by the poison, and so is its gradient (1e25: finite, but its square is not)."""
-    subject = objective()
-    params, rows = parameters(subject), batch()
-    total = _sum_with_scale(subject, method)
-    found = total(params, rows, jnp.ones(5).at[0].set(poison))
-    assert not bool(found.is_counted_B[0]) and float(found.norms_B[0]) == 0
-    assert bool(found.is_counted_B[1:].all())
-    rest = total(params, jax.tree.map(lambda leaf: leaf[1:], rows), jnp.ones(4))
+@each_way
+def test_a_non_finite_example_contributes_exactly_zero(way, poison):
+    """Its loss is multiplied by the poison, and so is its gradient (1e25: finite, but its square is not)."""
+    method, options = WAYS[way]
+    params, rows, gradients, _ = case()
+    found = run(clipped(method, **options), params, rows, factor=jnp.ones(5).at[1].set(poison), limit=1e6)
+    np.testing.assert_array_equal(found.is_counted_B, [True, False, True, True, True])
+    assert float(found.norms_B[1]) == 0
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves((found.total, found.norms_B, found.losses_B, found.counts)))
-    assert_trees_close(found.total, jax.tree.map(np.asarray, rest.total))
+    assert_trees_close(found.total, summed([1, 0, 1, 1, 1], gradients))
 
 
-def _sum_with_scale(subject, method):
-    """A clipped sum whose losses are multiplied, example by example, by a factor that travels with the batch."""
-
-    def losses(params, pair):
-        losses_B, counts = subject.losses(params, pair["rows"])
-        return losses_B * pair["factor"], counts
-
-    def run(params, rows, factor_B):
-        return dpx.clipped_sum(losses, params, {"rows": rows, "factor": factor_B}, weights=clip_weights(CLIPS[0]), method=method)
-
-    return jax.jit(run)
+@ways("vmap", "ghost", "book_keeping")
+def test_non_finite_weights_drop_every_example(way):
+    method, options = WAYS[way]
+    params, rows, _, _ = case()
+    broken = {**params, "mlm": {**params["mlm"], "output_bias": params["mlm"]["output_bias"].at[7].set(jnp.nan)}}
+    found = run(clipped(method, **options), broken, rows)
+    assert not bool(found.is_counted_B.any())
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(found.total))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_clipped_gradient_respects_the_norm(method):
-    subject = objective()
-    params, rows = parameters(subject), batch(examples=1)
-    run = jax.jit(lambda norm: dpx.clipped_sum(subject.losses, params, rows, weights=lambda n: norm / jnp.maximum(n, norm), method=method))
-    for norm in (1e-3, 0.1, 1.0):
-        assert np.sqrt(squared_norm(run(norm).total)) == pytest.approx(norm, rel=1e-5)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "autodiff"])
+def test_plain_sum_adds_the_gradients_of_real_rows(fused):
+    params, rows, gradients, losses = case()
+    padding = jnp.asarray([False, True, False, False, True])
+    found = jax.jit(lambda p, b: dpx.plain_sum(objective().losses, p, b, padding, fused=fused))(params, rows)
+    assert_trees_close(found.total, summed([1, 0, 1, 1, 0], gradients))
+    np.testing.assert_allclose(found.losses_B, np.where(padding, 0, losses), rtol=1e-5)
+    assert found.norms_B is None
 
 
 def test_dropout_masks_belong_to_the_record():
     subject = objective(bert(dropout=0.2))
     params, rows = parameters(subject), batch()
-    key = jax.random.PRNGKey(7)
     losses = jax.jit(subject.losses)
-    together, _ = losses(params, rows, key)
-    apart = [losses(params, example(rows, b), key)[0][0] for b in range(5)]
+    together, _ = losses(params, rows, DROPOUT_KEY)
+    apart = [losses(params, example(rows, b), DROPOUT_KEY)[0][0] for b in range(5)]
     np.testing.assert_allclose(together, apart, rtol=1e-5)
     assert not np.allclose(together, losses(params, rows)[0], rtol=1e-3)
     assert not np.allclose(together, losses(params, rows, jax.random.PRNGKey(8))[0], rtol=1e-3)
 
 
 def test_unknown_method_is_refused_in_words():
-    subject = objective()
     with pytest.raises(Refused, match="clipping=fast: no such method"):
-        dpx.clipped_sum(subject.losses, parameters(subject), batch(), weights=clip_weights(CLIPS[0]), method="fast")
+        dpx.clipped_sum(objective().losses, {}, batch(), weights=clip_weights(Flat(clipping_norm=1.0)), method="fast")
 
 
-def test_bfloat16_computes_float32_gradients_close_to_float32_ones():
-    params, rows = parameters(objective(), spread=0.1), batch()
-    narrow, wide = (
-        jax.jit(lambda p, b, s=subject: dpx.clipped_sum(s.losses, p, b, weights=clip_weights(CLIPS[0])))(params, rows)
-        for subject in (objective(bert(dtype="bfloat16")), objective())
-    )
-    assert {leaf.dtype for leaf in jax.tree.leaves(narrow)} <= {jnp.dtype("float32"), jnp.dtype("bool")}
-    np.testing.assert_allclose(narrow.norms_B, wide.norms_B, rtol=0.03)
+@ways("book_keeping", slow=("vmap", "ghost", "book_keeping_ops"))
+def test_bfloat16_is_close_to_float32_and_never_beyond_the_clipping_norm(way):
+    """One real row at a time: what is added to the sum is that row's clipped gradient, whose norm is the sensitivity."""
+    method, options = WAYS[way]
+    params, rows, gradients, _ = case()
+    narrow = clipped(method, dtype="bfloat16", **options)
+    norms = np.sqrt([squared_norm(gradient) for gradient in gradients])
+    for b in range(5):
+        found = run(narrow, params, rows, padding=jnp.arange(5) != b, limit=0.01)
+        assert np.sqrt(squared_norm(jax.tree.map(np.float64, found.total))) <= 0.01 * (1 + 1e-5)
+        np.testing.assert_allclose(found.norms_B[b], norms[b], rtol=0.05)
+        assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
