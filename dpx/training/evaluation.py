@@ -53,6 +53,8 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
         return {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
 
     batches, hits, slots = [], 0.0, 0.0
+    # Without a public split no token is known to be frequent, and the baseline is 0.
+    frequent = store.manifest.most_frequent_public_token_id
     labels = jax.jit(lambda rows: {name: objective.batch(key, rows)[name] for name in ("labels", "is_slot")})
     for start in range(0, count, batch_rows):
         indices = np.arange(start, start + batch_rows)
@@ -60,7 +62,7 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
         rows = store.rows("heldout", np.minimum(indices, count - 1))
         masked = jax.device_get(labels(rows))
         weights_BM = masked["is_slot"] * ~is_padding_B[:, None]
-        hits += float(np.sum(weights_BM * (masked["labels"] == store.manifest.most_frequent_public_token_id)))
+        hits += float(np.sum(weights_BM * (masked["labels"] == (-1 if frequent is None else frequent))))
         slots += float(np.sum(weights_BM))
         batches.append((rows, is_padding_B))
     return HeldOut(batches, jax.jit(sums), hits / max(slots, 1.0), objective.task.next_sentence)

@@ -28,9 +28,9 @@ from dpx.training.spending import Spending
 from dpx.training.step import State, make_step
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Session:
-    """An open run. Made by `open`, which holds checkpoints and writers until its context ends."""
+    """An open run. Made by `open`, which holds checkpoints and writers until its context ends; `final` is set by `train`."""
 
     folder: RunFolder
     runtime: Runtime
@@ -40,6 +40,7 @@ class Session:
     writer: MetricsWriter
     spending: Spending
     progress: RunProgress
+    final: State | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -51,21 +52,17 @@ class Session:
         objective = make_objective(experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest)
         microbatch = _microbatch(experiment)
         step = make_step(experiment, objective, mesh, microbatch)
-        ledger = Ledger(folder.private / "ledger")
-        checkpoints = Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept)
-        try:
+        with contextlib.ExitStack() as stack:
+            ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
+            checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept)))
             beginning = begin(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger, checkpoints, step)
-            writer = MetricsWriter(folder.private, beginning.first_step)
+            writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
             spending = Spending(experiment, calibrated, ledger, store.manifest)
-            progress = RunProgress(beginning.first_step, experiment.steps, spending.planned)
+            progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps, spending.planned))
             runtime = Runtime(experiment, calibrated, store, step, ledger)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, 64)
-            with progress:
-                yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress)
-            writer.close()
-        finally:
-            checkpoints.close()
+            yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress)
 
     def train(self) -> dict[str, Any]:
         """Runs to the last step; returns the held-out figures beside their baselines."""
@@ -74,7 +71,7 @@ class Session:
             self.progress.say(message)
         untrained = self.evaluate(self.runtime.step.init(self.beginning.secret.key("untrained"))["params"])
         self.write_statement()
-        state = run(self.runtime, self.beginning, self._seen)
+        self.final = state = run(self.runtime, self.beginning, self._seen)
         figures = self.evaluate(state["params"])
         self.checkpoints.wait()
         export(self.folder.release / "params", state["params"])

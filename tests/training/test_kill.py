@@ -1,0 +1,80 @@
+"""Real SIGKILLs: a killed run, started again with the same command, ends with the same bits as one never killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpx.privacy.ledger import Ledger
+
+STEPS = 40
+COMMAND = (
+    *("-m", "dpx", "model=micro", "data=synthetic", f"steps={STEPS}", "batch_schedule.size=24", "microbatch=8", "privacy.delta=1e-4", "accountant=rdp"),
+    *("seed=7", "schedule.evaluate_every=20", "schedule.checkpoint_every=5", "schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=0.6"),
+)
+
+
+def _start(folder: Path) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, *COMMAND, f"hydra.run.dir={folder}/run", f"data.directory={folder.parent}/data"]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def _finish(process: subprocess.Popen) -> None:
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors.decode()[-2000:]
+
+
+def _steps_seen(folder: Path) -> int:
+    path = folder / "run" / "private" / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _ending(folder: Path):
+    """Everything that must be equal: released parameters' bytes, and the ledger less its random name."""
+    from orbax.checkpoint import v1 as ocp
+
+    params = ocp.load(str((folder / "run" / "release" / "params").absolute()))
+    runs = [{k: v for k, v in run.items() if k != "origin"} for run in Ledger(folder / "run" / "private" / "ledger").runs()]
+    return params, runs
+
+
+def _bytes(tree) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for _, leaf in sorted(_leaves(tree))]
+
+
+def _leaves(tree, path=""):
+    for name, value in tree.items():
+        yield from _leaves(value, f"{path}/{name}") if isinstance(value, dict) else [(f"{path}/{name}", value)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    _finish(_start(whole))
+
+    moments = random.Random(int.from_bytes(os.urandom(4)))
+    for _ in range(2):
+        process = _start(killed)
+        before, target = _steps_seen(killed), moments.randint(1, 15)
+        while process.poll() is None and _steps_seen(killed) < before + target:
+            time.sleep(0.005)
+        time.sleep(moments.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    _finish(_start(killed))
+
+    (params, runs), (expected_params, expected_runs) = _ending(killed), _ending(whole)
+    assert _bytes(params) == _bytes(expected_params)
+    assert runs == expected_runs == [runs[0]] and runs[0]["steps"] == [[0, STEPS]]
+    lines = [json.loads(line) for line in (killed / "run" / "private" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(STEPS))

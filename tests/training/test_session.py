@@ -1,0 +1,184 @@
+"""Whole runs in one process: replay, a new noise epoch, forks, and what is refused with nothing lost."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.declaration import Refused
+from dpx.experiment import Schedule
+from dpx.mechanism.declarations import NoPrivacy
+from dpx.mesh import Mesh
+from dpx.privacy.ledger import Ledger
+from dpx.run_folder import RunFolder
+from dpx.training import checkpoint, loop
+from dpx.training.session import Session
+
+from .conftest import declare
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL at a chosen moment; the real ones are in test_kill.py."""
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    def make(**changes):
+        source = Synthetic(documents=60, words_per_document=80, states=16)
+        directory = str(tmp_path_factory.getbasetemp() / "data")
+        data = Data(name="synthetic", source=source, vocabulary=Vocabulary(size=256), sequence_length=16, directory=directory, heldout_fraction=0.2, public_fraction=0.2)
+        fields = {"data": data, "steps": 6, "schedule": Schedule(evaluate_every=3, evaluation_rows=32, checkpoint_every=2)}
+        return declare(**(fields | changes))
+
+    return make
+
+
+def _train(experiment, path, fork=None, die_after=None, monkeypatch=None):
+    """Runs to the end, or raises `Killed` once `die_after` steps have been computed; returns final parameters."""
+    folder = RunFolder(path, "name: micro\n", fork)
+    if die_after is not None:
+        whole = loop.one_step
+
+        def mortal(runtime, secret, step, state):
+            if step == die_after:
+                raise Killed
+            return whole(runtime, secret, step, state)
+
+        monkeypatch.setattr(loop, "one_step", mortal)
+    try:
+        with folder.claimed(), Session.open(experiment, folder) as session:
+            session.train()
+            return jax.tree.map(np.array, session.final["params"])
+    finally:
+        if die_after is not None:
+            monkeypatch.setattr(loop, "one_step", whole)
+
+
+def _runs(path):
+    return [{key: value for key, value in run.items() if key != "origin"} for run in Ledger(path / "private" / "ledger").runs()]
+
+
+def _equal(first, second):
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(experiment, tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole")
+    return path, _train(experiment(seed=5), path)
+
+
+@pytest.mark.parametrize("die_after", [1, 3])
+def test_a_replayed_run_ends_with_the_same_bits_and_ledger(experiment, uninterrupted, tmp_path, monkeypatch, die_after):
+    with pytest.raises(Killed):
+        _train(experiment(seed=5), tmp_path, die_after=die_after, monkeypatch=monkeypatch)
+    # The step it died in was charged before it was computed.
+    assert Ledger(tmp_path / "private" / "ledger").last_step(0) == die_after
+    assert _equal(_train(experiment(seed=5), tmp_path), uninterrupted[1])
+    assert _runs(tmp_path) == _runs(uninterrupted[0])
+    steps = [json.loads(line)["step"] for line in (tmp_path / "private" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(6))
+
+
+def test_a_finished_run_states_everything_and_releases_no_telemetry(uninterrupted):
+    path = uninterrupted[0]
+    claim = json.loads((path / "release" / "privacy.json").read_text())
+    assert claim["guarantee"] == "none" and any("fixed_seed" in reason for reason in claim["reasons"])
+    assert claim["spent"]["steps"] == 6
+    assert sorted(found.name for found in (path / "release").iterdir()) == ["params", "privacy.json"]
+    last = json.loads((path / "private" / "metrics.jsonl").read_text().splitlines()[-1])
+    for name in ("train/loss", "train/mlm_accuracy", "train/next_sentence_accuracy", "grad/snr", "grad/clipped_fraction", "train/learning_rate", "train/expected_batch_size", "train/examples_per_s", "heldout/mlm_accuracy", "weights/layers/qkv/kernel/layer_01", "weights/embeddings/word"):
+        assert np.isfinite(last[name]), name
+    assert oct((path / "private").stat().st_mode)[-3:] == "700"
+
+
+def test_two_unseeded_runs_share_no_noise(experiment, tmp_path):
+    first, second = (_train(experiment(steps=1), tmp_path / name) for name in ("a", "b"))
+    assert not _equal(first, second)
+    claim = json.loads((tmp_path / "a" / "release" / "privacy.json").read_text())
+    assert claim["guarantee"] == "dp" and claim["epsilon"]["rdp"] > 0
+
+
+def test_another_microbatch_starts_a_new_noise_epoch_and_charges_again(experiment, tmp_path, monkeypatch):
+    with pytest.raises(Killed):
+        _train(experiment(), tmp_path, die_after=3, monkeypatch=monkeypatch)
+    before = (tmp_path / "private" / "root_secret_0").read_bytes()
+    _train(experiment(microbatch=3), tmp_path)
+    assert (tmp_path / "private" / "root_secret_1").read_bytes() != before
+    # Steps 0..3 under the first key, then 2..5 from the checkpoint at 2 under the second.
+    assert [(run["epoch"], run["steps"]) for run in _runs(tmp_path)] == [(0, [[0, 4]]), (1, [[2, 4]])]
+    claim = json.loads((tmp_path / "release" / "privacy.json").read_text())
+    assert claim["spent"]["charged_steps"] == 8
+    assert claim["epsilon"]["rdp"] > claim["planned"]["epsilon"]["rdp"]
+
+
+def test_a_fork_takes_a_fresh_key_and_the_whole_parents_ledger(experiment, uninterrupted, tmp_path):
+    parent, final = uninterrupted
+    forked = _train(experiment(seed=5), tmp_path, fork=f"{parent}@4")
+    assert not _equal(forked, final)
+    assert sum(count for run in _runs(tmp_path) for _, count in run["steps"]) == 6 + 2
+    with pytest.raises(Refused, match="no checkpoint at step 3. Use one of"):
+        _train(experiment(seed=5), tmp_path / "other", fork=f"{parent}@3")
+    with pytest.raises(Refused, match="not of the form"):
+        _train(experiment(seed=5), tmp_path / "other2", fork=str(parent))
+
+
+def test_a_changed_config_is_refused_on_resume(experiment, uninterrupted, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], path)
+    ledger = (path / "private" / "ledger").read_bytes()
+    with pytest.raises(Refused, match="the config differs from the one this run began with"):
+        _train(experiment(seed=5, steps=7), path)
+    assert (path / "private" / "ledger").read_bytes() == ledger
+
+
+def test_two_processes_cannot_hold_one_folder(experiment, tmp_path):
+    with RunFolder(tmp_path).claimed():
+        with pytest.raises(Refused, match="another process is running in this folder"):
+            _train(experiment(seed=5), tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_still_serves(experiment, uninterrupted, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], path)
+    newest = path / "private" / "checkpoints" / "6"
+    for part in (newest / "state").rglob("*"):
+        if part.is_file() and "ocdbt" in str(part):
+            part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    with pytest.raises(Refused, match=r"checkpoints/6: this checkpoint is cut short or damaged\. Move it away"):
+        _train(experiment(seed=5), path)
+    shutil.rmtree(newest)
+    assert _equal(_train(experiment(seed=5), path), uninterrupted[1])
+    assert _runs(path) == _runs(uninterrupted[0])
+
+
+def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards(experiment, uninterrupted, tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.ocp.training.Checkpointer, "save_async", full)
+        with pytest.raises(Refused, match="the disk is full"):
+            _train(experiment(seed=5), tmp_path)
+    assert _equal(_train(experiment(seed=5), tmp_path), uninterrupted[1])
+    assert _runs(tmp_path) == _runs(uninterrupted[0])
+
+
+def test_a_plain_run_enters_nothing_and_claims_nothing(experiment, tmp_path):
+    _train(experiment(mechanism=NoPrivacy(), steps=2), tmp_path)
+    claim = json.loads((tmp_path / "release" / "privacy.json").read_text())
+    assert claim["guarantee"] == "not_private" and claim["epsilon"] == {}
+    assert _runs(tmp_path) == []
+    last = json.loads((tmp_path / "private" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert "grad/snr" not in last and "privacy/epsilon" not in last
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+def test_a_mesh_of_simulated_devices_trains_to_the_same_parameters(experiment, uninterrupted, tmp_path):
+    mesh = Mesh(name="simulated", data=4, fsdp=2, flops_per_s=1e10, memory_bytes=1 << 30)
+    spread = _train(experiment(seed=5, mesh=mesh, microbatch=1), tmp_path)
+    for one, other in zip(jax.tree.leaves(uninterrupted[1]), jax.tree.leaves(spread), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
