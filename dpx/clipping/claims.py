@@ -37,9 +37,11 @@ def _check_owners(claims: Claims, shapes: dict[str, tuple[int, ...]]) -> None:
             owners[path].append(claim.op.name)
     for path, names in owners.items():
         if not names:
-            raise Refused(path, "no op claims this parameter, so it would not be clipped", "Use an op of dpx.clipping.ops for it, or clipping=vmap")
+            reason = "no op claims this parameter, so it would not be clipped"
+            raise Refused(path, reason, "Use an op of dpx.clipping.ops for it, or clipping=vmap")
         if len(names) > 1 and set(names) not in TIED:
-            raise Refused(path, f"claimed by {' and '.join(names)}, whose cross-term nobody adds", "Give each its own parameter, or clipping=vmap")
+            reason = f"claimed by {' and '.join(names)}, whose cross-term nobody adds"
+            raise Refused(path, reason, "Give each its own parameter, or clipping=vmap")
 
 
 def _check_single_use(losses_fn: Any, params: Any, batch: Any, session: Session, claims: Claims) -> None:

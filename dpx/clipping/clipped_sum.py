@@ -62,7 +62,9 @@ def clipped_sum(
     raise Refused(f"clipping={method}", "no such method", "Use book_keeping, ghost or vmap")
 
 
-def plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Bool[Array, " B"] | None = None, *, fused: bool = True) -> ClippedSum:
+def plain_sum(
+    losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Bool[Array, " B"] | None = None, *, fused: bool = True
+) -> ClippedSum:
     """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum.
 
     `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it.

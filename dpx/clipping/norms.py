@@ -36,9 +36,9 @@ def gram_flops(T: int, p: int, d: int) -> float:
 
 
 def choose(T: int, p: int, d: int, kept_fits: bool) -> Form:
-    """The cheapest form: Gram if it costs under 1 % of the layer's products, else kept if it fits, else by FLOPs."""
+    """The cheapest form: Gram if it costs under 2 % of the layer's products, else kept if it fits, else by FLOPs."""
     gram, recomputed = gram_flops(T, p, d), 2 * T * p * d
-    if gram < 0.01 * 3 * recomputed:
+    if gram < 0.02 * 3 * recomputed:
         return "gram"
     if kept_fits:
         return "kept"

@@ -127,7 +127,8 @@ class Probed:
         return self.value.shape
 
     def __jax_array__(self):
-        raise Refused(self.path, "is used outside any op, so its per-example gradient is unknown", "Use an op of dpx.clipping.ops, or clipping=vmap")
+        reason = "is used outside any op, so its per-example gradient is unknown"
+        raise Refused(self.path, reason, "Use an op of dpx.clipping.ops, or clipping=vmap")
 
 
 def path_name(path: Any) -> str:

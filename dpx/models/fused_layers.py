@@ -30,7 +30,7 @@ WEIGHTS = {"qkv": "x", "attention_out": "context", "up": "attention_norm", "down
 
 @dataclasses.dataclass(frozen=True)
 class LayerStack(Op):
-    """`leaves`: the subtree `layers`; inputs: x_BTH, length_B, keys_B (record keys of dropout, or None). `forms`: one for each of WEIGHTS."""
+    """`leaves`: the subtree `layers`; inputs: x_BTH, length_B, keys_B (dropout's record keys, or None). `forms`: one a weight."""
 
     model: Bert
     forms: tuple[norms.Form, ...]
@@ -134,8 +134,9 @@ class LayerStack(Op):
             g_BTH, found = layer_backward(self.model, cast(p, g_BTH), r, g_BTH, layer, length_B, keys_B)
             summed = jax.tree.map(lambda leaf: leaf.sum(0), found["sums"])
             for weight in WEIGHTS:
-                kernel = jnp.einsum("btp,btd->pd", found[f"a_{weight}"], found[f"g_{weight}"], preferred_element_type=summed[weight]["bias"].dtype)
-                summed[weight]["kernel"] = kernel
+                wide = summed[weight]["bias"].dtype
+                a, g = found[f"a_{weight}"], found[f"g_{weight}"]
+                summed[weight]["kernel"] = jnp.einsum("btp,btd->pd", a, g, preferred_element_type=wide)
             return g_BTH, summed
 
         g_BTH, gradient = lax.scan(body, cotangent, (leaves, saved, jnp.arange(self.model.layers)), reverse=True)

@@ -86,11 +86,16 @@ def test_per_layer_clips_each_group_by_itself(way):
     limit = 3.0 / np.sqrt(len(groups) + 2)
     expected = []
     for gradient in gradients:
-        scaled = {name: jax.tree.map(lambda leaf, c=_factor(gradient[name], limit): c * leaf, gradient[name]) for name in groups}
+        scaled = {name: _scaled(gradient[name], limit) for name in groups}
         factors = [_factor(jax.tree.map(lambda leaf, at=layer: leaf[at], gradient["layers"]), limit) for layer in range(2)]
         layers = jax.tree.map(lambda leaf, c=factors: np.stack([c[0] * leaf[0], c[1] * leaf[1]]), gradient["layers"])
         expected.append(scaled | {"layers": layers})
     assert_trees_close(found.total, summed(np.ones(5), expected))
+
+
+def _scaled(gradient, limit: float):
+    factor = _factor(gradient, limit)
+    return jax.tree.map(lambda leaf: factor * leaf, gradient)
 
 
 def _factor(gradient, limit: float) -> float:

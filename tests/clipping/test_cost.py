@@ -1,0 +1,108 @@
+"""What private steps cost without a clock: matrix products of the traced step, temporaries of the compiled one."""
+
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import yaml
+
+import dpx
+from dpx.clipping.weights import clip_weights
+from dpx.mechanism.declarations import Flat
+from dpx.models.flops import training_matmul_flops
+from dpx.models.shape import Bert
+from dpx.task import mlm
+from dpx.task.declarations import MaskedLanguageModel
+from dpx.training.cost import matmul_flops, temporary_bytes
+from tests.clipping.batches import SPECIAL
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+WEIGHTS = clip_weights(Flat(clipping_norm=1.0))
+VOCABULARY = 30_522
+
+
+@cache
+def shapes(size: str, sequence: int, examples: int):
+    """(objective, shapes of parameters, shapes of a batch); nothing is allocated."""
+    fields = yaml.safe_load((CONF / f"{size}.yaml").read_text())
+    fields.pop("_target_")
+    task = MaskedLanguageModel(next_sentence=True, masked_slots=20 if sequence == 128 else 77)
+    subject = mlm.objective(Bert(**fields), task, VOCABULARY, SPECIAL)
+    key, scalar = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((examples,), jnp.int32)
+    rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
+    rows["tokens"] = jax.ShapeDtypeStruct((examples, sequence), jnp.int32)
+    return subject, jax.eval_shape(subject.init, key), jax.eval_shape(subject.batch, key, rows)
+
+
+def plain(subject, fused=True):
+    return lambda params, batch: dpx.plain_sum(subject.losses, params, batch, fused=fused)
+
+
+def private(subject, **options):
+    return lambda params, batch: dpx.clipped_sum(subject.losses, params, batch, weights=WEIGHTS, **options)
+
+
+@cache
+def plain_flops(size: str, sequence: int, examples: int) -> int:
+    subject, *arguments = shapes(size, sequence, examples)
+    return matmul_flops(plain(subject), *arguments)
+
+
+@pytest.mark.parametrize(
+    "size, sequence, examples, kept_bytes, most",
+    [
+        ("base", 128, 8, 0, 1.05),
+        ("large", 128, 4, 0, 1.05),
+        ("base", 512, 4, 2**40, 1.12),
+        ("large", 512, 4, 2**40, 1.12),
+        ("base", 512, 4, 0, 1.15),
+        ("large", 512, 4, 0, 1.15),
+    ],
+)
+def test_private_matrix_products_beside_plain_ones(size, sequence, examples, kept_bytes, most):
+    subject, *arguments = shapes(size, sequence, examples)
+    ratio = matmul_flops(private(subject, kept_bytes=kept_bytes), *arguments) / plain_flops(size, sequence, examples)
+    assert 1.0 < ratio <= most
+
+
+def test_plain_products_are_the_formulas():
+    """Recomputed attention scores are the only products a plain step adds to three times the forward pass."""
+    subject, *arguments = shapes("base", 128, 8)
+    formula = 8 * training_matmul_flops(subject.model, VOCABULARY, 128, 20, next_sentence=True)
+    scores = 8 * subject.model.layers * 2 * 128 * 128 * subject.model.width
+    small = 8 * subject.model.layers * 8 * 128 * subject.model.width
+    assert formula + scores <= plain_flops("base", 128, 8) <= formula + scores + small
+    assert abs(matmul_flops(plain(subject, fused=False), *arguments) / formula - 1) < 0.002
+
+
+def test_two_backward_passes_cost_what_they_should():
+    subject, *arguments = shapes("base", 128, 8)
+    assert matmul_flops(private(subject, method="ghost"), *arguments) / plain_flops("base", 128, 8) > 1.5
+
+
+@pytest.mark.parametrize(
+    "size, examples, most",
+    [
+        ("tiny", 32, 0.80),
+        pytest.param("mini", 32, 0.75, marks=pytest.mark.slow),
+        pytest.param("small", 16, 0.75, marks=pytest.mark.slow),
+        pytest.param("base", 8, 0.75, marks=pytest.mark.slow),
+        pytest.param("large", 4, 0.75, marks=pytest.mark.slow),
+    ],
+)
+def test_private_temporaries_beside_autodiff_ones(size, examples, most):
+    subject, *arguments = shapes(size, 128, examples)
+    assert temporary_bytes(private(subject), *arguments) <= most * temporary_bytes(plain(subject, fused=False), *arguments)
+
+
+def test_loops_are_multiplied_out_and_dead_products_are_not_counted():
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+
+    def looped(x):
+        dead = x @ x
+        return jax.lax.scan(lambda c, _: (c @ x, dead.sum()), x, None, length=5)[0]
+
+    assert matmul_flops(looped, x) == 5 * 2 * 4**3
+    assert matmul_flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x @ x @ x, lambda: x), x) == 2 * 2 * 4**3
