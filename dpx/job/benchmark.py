@@ -159,7 +159,8 @@ def rows(programs: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]],
             ratios = [] if index is None else [base / own for base, own in zip(seconds[index], times, strict=True)]
             row[f"ratio_to_{name}"] = _median(ratios) if ratios else None
             row[f"ratio_to_{name}_spread"] = [min(ratios), max(ratios)] if ratios else None
-        row["flops_ratio_to_plain"] = row["matmul_flops"] / flops[row["physical_batch"]] if flops else None
+        plain = flops.get(row["physical_batch"])
+        row["flops_ratio_to_plain"] = None if plain is None else row["matmul_flops"] / plain
         row["model_flops_per_s"] = row["matmul_flops"] * row["examples_per_s"]
         found.append(row)
     return found
