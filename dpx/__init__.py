@@ -11,4 +11,8 @@ def __getattr__(name: str) -> Any:
         from dpx.clipping import clipped_sum as module
 
         return getattr(module, name)
+    if name == "load":
+        from dpx.loading import load
+
+        return load
     raise AttributeError(f"module 'dpx' has no attribute {name!r}")

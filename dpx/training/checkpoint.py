@@ -80,3 +80,11 @@ def export(directory: Path, params: Any) -> None:
     with _storage_faults(directory):
         shutil.rmtree(directory, ignore_errors=True)
         ocp.save(str(directory.absolute()), params)
+
+
+def released(directory: Path) -> Any:
+    """The parameters that `export` wrote, on this process's devices."""
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    metadata = ocp.metadata(str(directory.absolute())).metadata
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), metadata)
+    return ocp.load(str(directory.absolute()), abstract)

@@ -5,14 +5,20 @@ Held-out units never take part in training and their masks come from a fixed key
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.data.prepare import prepare
 from dpx.data.store import Store
+from dpx.experiment import Experiment
+from dpx.task.mlm import objective as make_objective
+from dpx.training import checkpoint
 
+BATCH_ROWS = 64
 _MASK_KEY = (2024, 2029)  # any constant: evaluation masks must not change from run to run
 
 
@@ -66,3 +72,12 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
         slots += float(np.sum(weights_BM))
         batches.append((rows, is_padding_B))
     return HeldOut(batches, jax.jit(sums), hits / max(slots, 1.0), objective.task.next_sentence)
+
+
+def of_released(experiment: Experiment, params: Path) -> dict[str, float]:
+    """Held-out figures of the parameters in `release/params`, with the most frequent token's accuracy beside them."""
+    store = prepare(experiment.data, experiment.privacy)
+    vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
+    objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)
+    evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
+    return evaluate(checkpoint.released(params)) | {"most_frequent_token_accuracy": evaluate.frequent_token_accuracy}

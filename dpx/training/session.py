@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, calibrate
@@ -19,10 +18,11 @@ from dpx.run_folder import RunFolder, write_json
 from dpx.task.mlm import objective as make_objective
 from dpx.training.beginning import Beginning, begin
 from dpx.training.checkpoint import Checkpoints, export
-from dpx.training.evaluation import HeldOut, held_out
+from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime, run
 from dpx.training.metrics import MetricsWriter
+from dpx.training.microbatch import settle
 from dpx.training.progress import RunProgress
 from dpx.training.spending import Spending
 from dpx.training.step import State, make_step
@@ -50,7 +50,7 @@ class Session:
         calibrated = calibrate(experiment, experiment.data.declared_size or store.manifest.rows["protected"])
         mesh = experiment.mesh.make()
         objective = make_objective(experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest)
-        microbatch = _microbatch(experiment)
+        microbatch = settle(objective, experiment, folder.private)
         step = make_step(experiment, objective, mesh, microbatch)
         with contextlib.ExitStack() as stack:
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
@@ -61,7 +61,7 @@ class Session:
             spending = Spending(experiment, calibrated, ledger, store.manifest)
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps, spending.planned))
             runtime = Runtime(experiment, calibrated, store, step, ledger)
-            evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, 64)
+            evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
             yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress)
 
     def train(self) -> dict[str, Any]:
@@ -103,12 +103,6 @@ class Session:
         if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:
             self.checkpoints.save(done, state)
             self.write_statement()
-
-
-def _microbatch(experiment: Experiment) -> int:
-    if experiment.microbatch == "auto":
-        raise Refused("microbatch=auto", "not chosen yet", "Give a number")
-    return int(experiment.microbatch)
 
 
 def _hparams(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""`job=evaluate`: held-out loss and accuracy of a trained run's released parameters, beside their baselines."""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder, write_json
+
+
+@declaration
+class Evaluate:
+    """Evaluates the run that `run=` names; writes `private/evaluation.json`, since held-out text is text too."""
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        params_path = folder.release / "params"
+        require(params_path.exists(), f"run={folder.path}", "holds no released parameters", "Let it train to its end, or name another run")
+        from dpx.training.evaluation import of_released
+
+        figures = of_released(experiment, params_path)
+        write_json(folder.private / "evaluation.json", figures)
+        table = Table(title=str(folder.path), title_justify="left", show_header=False)
+        for name, value in figures.items():
+            table.add_row(name, f"{value:.4f}")
+        Console().print(table)
+        claim = json.loads((folder.release / "privacy.json").read_text())
+        Console().print(f"guarantee: {claim['guarantee']}", highlight=False)

@@ -1,0 +1,82 @@
+"""The main job on a micro model, then what can be done with the finished run."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+import dpx
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.job.evaluate import Evaluate
+from dpx.job.prepare import Prepare
+from dpx.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("run")
+    overrides = ["model=micro", "data=synthetic", "steps=2", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=64"]
+    overrides += ["noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp", "privacy.delta=1e-4", f"data.directory={root}/data"]
+    cfg = recipes.compose(overrides)
+    experiment, job = config.build(cfg)
+    folder = RunFolder(root / "finished", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+    job(experiment, folder)
+    return experiment, folder
+
+
+def test_the_run_folder_holds_what_the_design_names(trained):
+    _, folder = trained
+    assert {path.name for path in folder.release.iterdir()} == {"config.yaml", "params", "privacy.json"}
+    assert {"ledger", "root_secret_0", "epochs.json", "checkpoints", "metrics.jsonl", "tensorboard", "results.json"} <= {p.name for p in folder.private.iterdir()}
+    secret = (folder.private / "root_secret_0").read_bytes()
+    assert len(secret) == 32
+    for path in folder.path.rglob("*"):
+        if path.is_file() and path.name != "root_secret_0":
+            assert secret not in path.read_bytes() and secret.hex().encode() not in path.read_bytes()
+
+
+def test_tensorboard_reads_scalars_config_and_hparams(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logs = trained[1].private / "tensorboard"
+    events = EventAccumulator(str(logs))
+    events.Reload()
+    tags = events.Tags()
+    assert {"train/loss", "train/mlm_accuracy", "grad/snr", "grad/clipped_fraction", "privacy/epsilon", "train/learning_rate"} <= set(tags["scalars"])
+    assert "config/text_summary" in tags["tensors"]
+    assert [event.step for event in events.Scalars("train/loss")] == [0, 1]
+    hparams = EventAccumulator(str(logs / "hparams"))
+    hparams.Reload()
+    assert "_hparams_/experiment" in hparams.summary_metadata
+
+
+def test_evaluate_repeats_the_runs_own_figures(trained):
+    experiment, folder = trained
+    Evaluate()(experiment, folder)
+    figures = json.loads((folder.private / "evaluation.json").read_text())
+    results = json.loads((folder.private / "results.json").read_text())
+    assert figures["loss"] == pytest.approx(results["heldout"]["loss"], rel=1e-5)
+    assert figures["most_frequent_token_accuracy"] == results["baselines"]["most_frequent_token"]
+
+
+def test_load_gives_parameters_and_claim(trained):
+    experiment, folder = trained
+    loaded = dpx.load(folder.path)
+    assert loaded.experiment == experiment
+    assert loaded.privacy["guarantee"] == "dp"
+    sizes = sum(np.size(leaf) for leaf in jax.tree.leaves(loaded.params))
+    assert sizes == experiment.model.parameters(experiment.data.vocabulary.size, next_sentence=False)
+
+
+def test_a_run_without_parameters_is_refused(trained, tmp_path):
+    experiment, _ = trained
+    with pytest.raises(Refused, match="holds no released parameters"):
+        Evaluate()(experiment, RunFolder(tmp_path))
+
+
+def test_prepare_says_what_is_there(trained, tmp_path, capsys):
+    Prepare()(trained[0], RunFolder(tmp_path))
+    assert "protected" in capsys.readouterr().out
