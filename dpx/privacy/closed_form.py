@@ -13,7 +13,7 @@ from scipy.special import log_ndtr
 from dpx.declaration import Refused
 
 
-def delta(mu: float, epsilon: float) -> float:
+def delta(mu: float, epsilon: float | int) -> float:
     """Smallest delta of a Gaussian release with sensitivity / standard deviation `mu`."""
     first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return math.exp(first) * -math.expm1(min(second - first, 0.0))
@@ -30,7 +30,7 @@ def epsilon(mu: float, target_delta: float) -> float:
     return float(root) * (1 + 1e-9) + 1e-12
 
 
-def mu(target_epsilon: float, target_delta: float) -> float:
+def mu(target_epsilon: float | int, target_delta: float) -> float:
     """Largest mu with `delta(mu, target_epsilon) <= target_delta`, rounded down in its last digits."""
     low, high = 1e-9, 1.0
     while delta(high, target_epsilon) < target_delta:

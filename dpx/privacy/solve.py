@@ -44,26 +44,30 @@ def solve(
     accountant: str = "pld",
     orders: Sequence[Real] | None = None,
     adjacency: str = "zero_out",
+    interval: float | None = None,
 ) -> float:
-    """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another."""
+    """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another.
+
+    `interval` fixes the PLD grid: with a coarse one the answer errs upward, and a large sweep takes minutes.
+    """
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
     require(bool(charges), "runs=[]", "no step is charged", "Give at least one run")
     accounting.check_delta(delta, accountant)
     question = {
         "charges": [[repr(release), count] for release, count in events.merge(charges)],
-        "target": [epsilon, delta, accountant, adjacency, None if orders is None else list(orders)],
+        "target": [epsilon, delta, accountant, adjacency, None if orders is None else list(orders), interval],
     }
     name = cache.key(question)
 
     @functools.cache
-    def spent(sigma: float, interval: float | None = None) -> float:
-        return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, interval).epsilon(delta)
+    def spent(sigma: float, coarse: float | None = None) -> float:
+        return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, coarse or interval).epsilon(delta)
 
     stored = cache.read(name)
     if stored is not None and spent(stored) <= epsilon:
         return stored
     if accountant == "pld":
-        found = _by_losses(spent, epsilon, accounting.grid(charges), _renyi_guess(charges, epsilon, delta, adjacency))
+        found = _by_losses(spent, epsilon, interval or accounting.grid(charges), _renyi_guess(charges, epsilon, delta, adjacency))
     else:
         found = _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0))
     cache.write(name, found, question)
@@ -75,7 +79,7 @@ def scaled(charges: Charges, factor: float) -> Charges:
     return [(replace(release, noise_multiplier=release.noise_multiplier * factor), count) for release, count in charges]
 
 
-def _renyi_guess(charges: Charges, epsilon: float, delta: float, adjacency: str) -> float:
+def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -> float:
     """Renyi's noise multiplier, a little too large, where Renyi knows these charges; else 1."""
 
     @functools.cache
@@ -88,7 +92,7 @@ def _renyi_guess(charges: Charges, epsilon: float, delta: float, adjacency: str)
         return 1.0
 
 
-def _by_losses(spent: Callable[[float, float | None], float], target: float, interval: float, guess: float) -> float:
+def _by_losses(spent: Callable[[float, float | None], float], target: Real, interval: float, guess: float) -> float:
     """A coarse grid finds the place (its answer is never too small), the run's own grid the value."""
 
     def coarse(sigma: float) -> float:
@@ -101,7 +105,7 @@ def _by_losses(spent: Callable[[float, float | None], float], target: float, int
     return _refine(fine, target, *_bracket(fine, target, upper, 1.003))
 
 
-def _bracket(spent: Spent, target: float, start: float, factor: float) -> tuple[float, float]:
+def _bracket(spent: Spent, target: Real, start: float, factor: float) -> tuple[float, float]:
     """`(low, high)` with `spent(low) > target >= spent(high)`, walking by growing factors from `start`."""
     low = high = start
     if spent(start) > target:
@@ -121,7 +125,7 @@ def _bracket(spent: Spent, target: float, start: float, factor: float) -> tuple[
     return low, high
 
 
-def _refine(spent: Spent, target: float, low: float, high: float, tolerance: float = TOLERANCE) -> float:
+def _refine(spent: Spent, target: Real, low: float, high: float, tolerance: float = TOLERANCE) -> float:
     """Smallest sigma in `(low, high]` with `spent(sigma) <= target`, to `tolerance`, always on the safe side."""
 
     # Brent on log epsilon against log sigma: nearly a straight line, so few evaluations.

@@ -1,0 +1,55 @@
+"""Du and Mi 2021, proposition 3 and equation 13: does noise power fall as 1/M with M micro-batches? Only as epsilon goes to 0."""
+
+from collections.abc import Sequence
+
+from dpx.analysis.dpfp_table2_accounting import own_runs
+from dpx.analysis.table import Table
+from dpx.declaration import declaration
+from dpx.experiment import Experiment
+
+
+@declaration
+class DpfpProp3NoiseRatio:
+    """Noise power at M micro-batches over that at one, by their equation 11 and, for `pld_epsilons`, by PLD."""
+
+    size: int
+    epochs: int
+    batch_sizes: Sequence[int]
+    micro_batches: Sequence[int]
+    epsilons: Sequence[float | int]
+    pld_epsilons: Sequence[float | int]
+
+    def __call__(self, experiment: Experiment) -> list[Table]:
+        del experiment
+        return [self._by_the_limit(), self._by_losses()]
+
+    def _by_the_limit(self) -> Table:
+        from dpx.privacy.approximations import gdp_clt_noise_multiplier
+
+        rows = []
+        for epsilon in self.epsilons:
+            for batch in self.batch_sizes:
+                alone = gdp_clt_noise_multiplier(own_runs(self.size, batch, 1, self.epochs), epsilon=epsilon, delta=self._delta)
+                for number in self.micro_batches:
+                    sigma = gdp_clt_noise_multiplier(own_runs(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
+                    rows.append((epsilon, batch, number, sigma, (sigma / alone) ** 2, 1 / number))
+        columns = ("epsilon_clt", "batch_size", "micro_batches", "sigma", "power_ratio", "claimed_ratio")
+        notes = ("sigma by the central limit, an approximation; the claim is its first-order term",)
+        return Table("power_by_equation_11", columns, tuple(rows), "noise power over that of one micro-batch", notes)
+
+    def _by_losses(self) -> Table:
+        from dpx.privacy import solve
+
+        batch, rows = self.batch_sizes[0], []
+        for epsilon in self.pld_epsilons:
+            ends = [
+                solve.noise_multiplier(own_runs(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
+                for number in (1, max(self.micro_batches))
+            ]
+            rows.append((epsilon, batch, max(self.micro_batches), *ends, (ends[1] / ends[0]) ** 2))
+        columns = ("epsilon_pld", "batch_size", "micro_batches", "sigma_alone", "sigma", "power_ratio")
+        return Table("power_by_pld", columns, tuple(rows), "the same by a bound instead of an approximation")
+
+    @property
+    def _delta(self) -> float:
+        return 1 / (2 * self.size)

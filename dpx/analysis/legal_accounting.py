@@ -1,0 +1,62 @@
+"""Yin and Habernal 2022, section 6.2.1 and Table 3: the noise of their epsilon 5, and where "4e5" comes from."""
+
+from collections.abc import Sequence
+
+from dpx.analysis.table import Table
+from dpx.declaration import declaration
+from dpx.experiment import Experiment
+
+
+@declaration
+class LegalAccounting:
+    """`orders` are those of the library they used; the lists of batch sizes and computed values go together."""
+
+    size: int
+    delta: float
+    epsilon: float
+    epochs: int
+    batch_sizes: Sequence[int]
+    computed_noise_multipliers: Sequence[float | int]
+    orders: Sequence[float | int]
+    small_size: int
+    small_delta: float
+    small_batch_size: int
+    small_steps: int
+    published: dict[str, float]
+
+    def __call__(self, experiment: Experiment) -> list[Table]:
+        del experiment
+        return [self._batches(), self._small()]
+
+    def _batches(self) -> Table:
+        from dpx.privacy import accounting, closed_form, solve
+
+        rows = []
+        for batch, known in zip(self.batch_sizes, self.computed_noise_multipliers, strict=True):
+            # Their epoch is the whole batches that fit, so a record takes part at the rate of one in so many.
+            per_epoch = self.size // batch
+            steps = self.epochs * per_epoch
+            runs = [(1 / per_epoch, steps)]
+            sigma = solve.noise_multiplier(runs, epsilon=self.epsilon, delta=self.delta, accountant="rdp", orders=self.orders)
+            pld = accounting.epsilon(runs, noise_multiplier=sigma, delta=self.delta)
+            # Their data is shuffled once an epoch and read in order.
+            as_read = closed_form.epsilon(self.epochs**0.5 / sigma, self.delta)
+            rows.append((batch, steps, sigma, known, sigma / known - 1, pld, as_read))
+        columns = ("batch_size", "steps", "sigma_rdp", "sigma_rdp_known", "difference", "pld_epsilon", "epsilon_as_read")
+        notes = ("epsilon_as_read: no amplification, one release per epoch, which is what shuffled batches allow",)
+        return Table("noise_by_batch_size", columns, tuple(rows), f"noise multiplier for epsilon {self.epsilon}", notes)
+
+    def _small(self) -> Table:
+        """Noise of 0.1: the printed 4e5 is the order grid's, not the mechanism's."""
+        from dpx.privacy import accounting
+
+        runs = [(self.small_batch_size / self.small_size, self.small_steps)]
+        rows = []
+        for text, published in self.published.items():
+            claim = {"noise_multiplier": float(text), "delta": self.small_delta}
+            old = accounting.epsilon(runs, accountant="rdp", orders=self.orders, **claim)
+            new = accounting.epsilon(runs, accountant="rdp", **claim)
+            rows.append((float(text), published, old, new, accounting.epsilon(runs, **claim)))
+        columns = ("noise_multiplier", "published", "rdp_old_orders", "rdp_default_orders", "pld")
+        notes = ("the size of the small corpus is not printed; this one is inferred",)
+        return Table("small_corpus", columns, tuple(rows), f"{self.small_steps:,} steps of {self.small_batch_size}", notes)

@@ -1,0 +1,57 @@
+"""McKenna et al. 2025, appendix D and Figure 15: settings of equal (epsilon, delta) differ in what an attacker can reach."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpx.analysis.table import Table
+from dpx.declaration import declaration
+from dpx.experiment import Experiment
+
+
+@declaration
+class MckennaCalibrationProfiles:
+    """Poisson settings that visit `examples` records each, calibrated to one (epsilon, delta) and compared over all of delta(eps)."""
+
+    size: int
+    examples: int
+    epsilon: float
+    delta: float
+    batch_sizes: Sequence[int]
+    points: Sequence[float | int]
+    interval: float
+
+    def __call__(self, experiment: Experiment) -> list[Table]:
+        del experiment
+        settings = {batch: self._composed(batch) for batch in self.batch_sizes}
+        return [self._noise(settings), self._profiles(settings), self._excess(settings)]
+
+    def _composed(self, batch: int):
+        from dpx.privacy import solve
+        from dpx.privacy.accounting import compose
+        from dpx.privacy.events import Release
+
+        charges = [(Release(noise_multiplier=1.0, sampling_probability=batch / self.size), self.examples // batch)]
+        sigma = solve.solve(charges, epsilon=self.epsilon, delta=self.delta, interval=self.interval)
+        return sigma, compose(solve.scaled(charges, sigma), interval=self.interval)
+
+    def _noise(self, settings: dict) -> Table:
+        rows = [(batch, self.examples // batch, sigma, composed.delta(0.0)) for batch, (sigma, composed) in settings.items()]
+        columns = ("batch_size", "steps", "noise_multiplier", "membership_advantage")
+        return Table("settings", columns, tuple(rows), f"all at epsilon {self.epsilon}, delta {self.delta}")
+
+    def _profiles(self, settings: dict) -> Table:
+        rows = [(epsilon, *(composed.delta(float(epsilon)) for _, composed in settings.values())) for epsilon in self.points]
+        columns = ("epsilon", *(f"delta_at_batch_{batch}" for batch in settings))
+        return Table("profiles", columns, tuple(rows), "profiles cross at the calibration point")
+
+    def _excess(self, settings: dict) -> Table:
+        rows = [(one, two, excess_vulnerability(settings[one][1], settings[two][1])) for one, two in itertools.permutations(settings, 2)]
+        return Table("excess_vulnerability", ("instead_of", "uses", "excess"), tuple(rows), "Kaissis et al. 2024")
+
+
+def excess_vulnerability(base, other) -> float:
+    """max over eps of (delta_other(eps) - delta_base(eps)) / (1 + e^eps): how much worse `other` may be than `base`."""
+    epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30, 200)])
+    return max(0.0, *((other.delta(float(e)) - base.delta(float(e))) / (1 + np.exp(e)) for e in epsilons))
