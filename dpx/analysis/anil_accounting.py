@@ -1,0 +1,109 @@
+"""Anil et al. 2021, sections 3 and 5.1: the noise nobody printed, and what each accountant and sampler makes of it (A11)."""
+
+from collections.abc import Sequence
+
+from dpx import privacy
+from dpx.analysis.anil_schedule_savings import readings
+from dpx.analysis.table import Table
+from dpx.batch_schedule import runs as runs_of
+from dpx.declaration import declaration
+from dpx.experiment import Experiment
+from dpx.privacy import accounting
+from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
+from dpx.privacy.events import Release
+
+Runs = list[tuple[float, int]]
+
+
+@declaration
+class AnilAccounting:
+    """Noise multipliers by Renyi accounting for every batch size and schedule, and epsilon at that noise by everything else."""
+
+    epsilon: float
+    delta: float
+    size: int
+    steps: int
+    batch_sizes: Sequence[int]
+    curve_steps: Sequence[int]
+
+    def __call__(self, experiment: Experiment) -> list[Table]:
+        del experiment
+        return [self.batches(), self.schedules(), self.fixed_size(), self.curve()]
+
+    def batches(self) -> Table:
+        """One row per batch size."""
+        columns = (
+            "batch size",
+            "sigma (rdp)",
+            "sigma / batch",
+            "epochs",
+            "epsilon (rdp)",
+            "epsilon (pld)",
+            "sigma (pld)",
+            "sigma (gdp_clt)",
+        )
+        rows = []
+        for batch in self.batch_sizes:
+            runs = [(batch / self.size, self.steps)]
+            sigma = self._sigma(runs)
+            rows.append(
+                (
+                    batch,
+                    sigma,
+                    sigma / batch,
+                    batch * self.steps / self.size,
+                    self._epsilon(runs, sigma, "rdp"),
+                    self._epsilon(runs, sigma, "pld"),
+                    self._sigma(runs, "pld"),
+                    gdp_clt_noise_multiplier(runs, epsilon=self.epsilon, delta=self.delta),
+                )
+            )
+        notes = ("gdp_clt is an approximation and bounds nothing: at its noise the true epsilon is above the target",)
+        return Table("sigma_by_batch", columns, tuple(rows), f"noise for epsilon {self.epsilon} at delta {self.delta}", notes)
+
+    def schedules(self) -> Table:
+        """One row per reading of the batch schedule."""
+        rows = []
+        for option, reading, schedule in readings():
+            runs = [(batch / self.size, steps) for batch, steps in runs_of(schedule, self.steps)]
+            sigma = self._sigma(runs)
+            rows.append((option, reading, sigma, self._epsilon(runs, sigma, "rdp"), self._epsilon(runs, sigma, "pld")))
+        columns = ("option", "reading", "sigma (rdp)", "epsilon (rdp)", "epsilon (pld)")
+        return Table("sigma_by_schedule", columns, tuple(rows), "one noise multiplier for a rising batch")
+
+    def fixed_size(self) -> Table:
+        """The sampling the text describes, at the noise that its formula, which is Poisson's, gives."""
+        rows = []
+        for batch in self.batch_sizes:
+            sigma = self._sigma([(batch / self.size, self.steps)])
+            rows.append((batch, sigma, self.epsilon, self._without_replacement(batch, 2 * sigma), self._without_replacement(batch, sigma)))
+        columns = ("batch size", "sigma", "Poisson", "fixed size, record emptied (C)", "fixed size, record replaced (2C)")
+        notes = ("the paper draws a prespecified number of examples and uses the bound for Poisson draws: these are different mechanisms",)
+        return Table("fixed_size_sampling", columns, tuple(rows), "epsilon (rdp) of fixed-size batches at Poisson's noise", notes)
+
+    def curve(self) -> Table:
+        """Epsilon as steps go by, at the noise of the whole run."""
+        rows = []
+        for batch in (self.batch_sizes[0], self.batch_sizes[-1]):
+            sigma = self._sigma([(batch / self.size, self.steps)])
+            for steps in self.curve_steps:
+                runs = [(batch / self.size, steps)]
+                charges = accounting.charges_of(runs, sigma)
+                bounds = (self._epsilon(runs, sigma, "rdp"), self._epsilon(runs, sigma, "pld"))
+                rows.append((batch, steps, *bounds, gdp_clt_epsilon(charges, self.delta)))
+        columns = ("batch size", "steps", "epsilon (rdp)", "epsilon (pld)", "gdp_clt (no bound)")
+        return Table("epsilon_by_step", columns, tuple(rows), "epsilon spent as steps go by")
+
+    def _sigma(self, runs: Runs, accountant: str = "rdp") -> float:
+        return privacy.noise_multiplier(runs=runs, epsilon=self.epsilon, delta=self.delta, accountant=accountant)
+
+    def _epsilon(self, runs: Runs, sigma: float, accountant: str) -> float:
+        charges = accounting.bucketed(accounting.charges_of(runs, sigma), 30)
+        return accounting.compose(charges, accountant).epsilon(self.delta)
+
+    def _without_replacement(self, batch: int, sigma: float) -> float:
+        """The event halves sigma for a replaced record (sensitivity 2C); twice the noise undoes that for an emptied one (C)."""
+        release = Release(
+            noise_multiplier=sigma, sampling_probability=batch / self.size, kind="fixed_size", size=self.size, sample_size=batch
+        )
+        return accounting.compose([(release, self.steps)], "rdp", "replace_one").epsilon(self.delta)
