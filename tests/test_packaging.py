@@ -1,0 +1,51 @@
+"""The promises of the repository as a product: the lock, the two commands, and that CI runs the second."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+LOCK = (CHECKOUT / "requirements.lock").read_text()
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[\[<>=~! ;]", requirement, maxsplit=1)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def _commands() -> list[str]:
+    return [line for line in (CHECKOUT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv")]
+
+
+def test_lock_pins_every_declared_requirement() -> None:
+    pinned = {_name(line) for line in LOCK.splitlines()}
+    declared = PROJECT["dependencies"] + [requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra]
+    assert {_name(requirement) for requirement in declared} <= pinned
+
+
+def test_lock_holds_exact_versions_and_no_address() -> None:
+    assert all(re.match(r"[\w.-]+==[\w.]+( ;|$)", line) for line in LOCK.splitlines())
+    assert "://" not in LOCK and "--" not in LOCK
+
+
+def test_extras_and_script_are_there() -> None:
+    assert PROJECT["optional-dependencies"].keys() == {"cuda", "tpu", "hub", "tune", "plots", "dev"}
+    assert PROJECT["scripts"] == {"dpx": "dpx.__main__:main"}
+
+
+def test_readme_has_two_commands_of_one_line() -> None:
+    first, second = _commands()
+    assert first.endswith("-m dpx") and second.endswith("-m pytest")
+    assert all("-c requirements.lock" in command for command in (first, second))
+
+
+def test_ci_runs_the_second_command(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    script = tmp_path / ".ci" / "run"
+    script.write_text((CHECKOUT / ".ci" / "run").read_text())
+    (tmp_path / "README.md").write_text("true && echo requirements.lock -m pytest\n")
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True, env=os.environ | {"CI": "true"})
+    assert done.stdout.splitlines()[-1] == "requirements.lock -m pytest"
+    assert os.access(CHECKOUT / ".ci" / "run", os.X_OK)
