@@ -18,7 +18,7 @@ def generator_for(*place):
     return SECRET.generator("sampling", *place)
 
 
-def draws(size, q, steps, kind=sampler.Poisson()):  # noqa: B008
+def draws(size, q, steps, kind: sampler.Sampler = sampler.Poisson()):  # noqa: B008
     return [sampler.draw(kind, size, q, generator_for, step) for step in range(steps)]
 
 

@@ -53,10 +53,10 @@ class LegalAccounting:
         runs = [(self.small_batch_size / self.small_size, self.small_steps)]
         rows = []
         for text, published in self.published.items():
-            claim = {"noise_multiplier": float(text), "delta": self.small_delta}
-            old = accounting.epsilon(runs, accountant="rdp", orders=self.orders, **claim)
-            new = accounting.epsilon(runs, accountant="rdp", **claim)
-            rows.append((float(text), published, old, new, accounting.epsilon(runs, **claim)))
+            charges = accounting.charges_of(runs, float(text))
+            by = (("rdp", self.orders), ("rdp", None), ("pld", None))
+            found = [accounting.compose(charges, name, orders=orders).epsilon(self.small_delta) for name, orders in by]
+            rows.append((float(text), published, *found))
         columns = ("noise_multiplier", "published", "rdp_old_orders", "rdp_default_orders", "pld")
         notes = ("the size of the small corpus is not printed; this one is inferred",)
         return Table("small_corpus", columns, tuple(rows), f"{self.small_steps:,} steps of {self.small_batch_size}", notes)

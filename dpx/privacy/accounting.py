@@ -6,13 +6,13 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
 
-from dpx.declaration import require
+from dpx.declaration import Refused, require
 from dpx.privacy import closed_form, events
 from dpx.privacy.events import Release
 
@@ -30,9 +30,9 @@ SMALLEST_DELTA = {"pld": 1e-13, "rdp": 0.0, "deterministic": 0.0}
 class Composition(Protocol):
     """All charges of a run, composed once: epsilon at any delta and the other way round."""
 
-    def epsilon(self, delta: float) -> float: ...
+    def epsilon(self, delta: float, /) -> float: ...
 
-    def delta(self, epsilon: float) -> float: ...
+    def delta(self, epsilon: float, /) -> float: ...
 
 
 class _Renyi(rdp.RdpAccountant):
@@ -145,13 +145,12 @@ def check_delta(delta: Real, accountant: str) -> None:
 
 def charges_of(runs: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: str = "poisson") -> Charges:
     """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes; a long ramp of q is rounded up (`bucketed`)."""
-    require(
-        sampler in ("poisson", "gaussian"),
-        f"sampler={sampler}",
-        "is not described by (q, steps) alone",
-        "Use sampler=poisson, or dpx.privacy.compose",
-    )
-    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=sampler), int(steps)) for q, steps in runs])
+    kind: Literal["poisson", "gaussian"]
+    if sampler == "poisson" or sampler == "gaussian":
+        kind = sampler
+    else:
+        raise Refused(f"sampler={sampler}", "is not described by (q, steps) alone", "Use sampler=poisson, or dpx.privacy.compose")
+    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in runs])
 
 
 def epsilon(

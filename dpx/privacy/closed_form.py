@@ -5,6 +5,7 @@ delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu); k releases at sigma
 """
 
 import math
+from collections.abc import Callable
 
 import dp_accounting
 from scipy.optimize import brentq
@@ -26,8 +27,7 @@ def epsilon(mu: float, target_delta: float) -> float:
     high = 1.0
     while delta(mu, high) > target_delta:
         high *= 2
-    root = brentq(lambda value: delta(mu, value) - target_delta, 0.0, high, xtol=1e-12, rtol=1e-12)
-    return float(root) * (1 + 1e-9) + 1e-12
+    return root(lambda value: delta(mu, value) - target_delta, 0.0, high, 1e-12) * (1 + 1e-9) + 1e-12
 
 
 def mu(target_epsilon: float | int, target_delta: float) -> float:
@@ -35,7 +35,12 @@ def mu(target_epsilon: float | int, target_delta: float) -> float:
     low, high = 1e-9, 1.0
     while delta(high, target_epsilon) < target_delta:
         high *= 2
-    return float(brentq(lambda value: delta(value, target_epsilon) - target_delta, low, high, xtol=1e-13, rtol=1e-12)) * (1 - 1e-10)
+    return root(lambda value: delta(value, target_epsilon) - target_delta, low, high, 1e-13) * (1 - 1e-10)
+
+
+def root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """Where `excess` changes sign between `low` and `high`, to `tolerance` (Brent)."""
+    return float(brentq(excess, low, high, xtol=tolerance, rtol=1e-12))  # pyright: ignore[reportArgumentType]
 
 
 class Gaussians:

@@ -74,7 +74,8 @@ def _poisson(release: Release) -> Event:
 
 
 def _truncated(release: Release) -> Event:
-    require(release.size is not None and release.cap is not None, "truncated_poisson", "its event needs N and the cap", "Give both")
+    if release.size is None or release.cap is None:
+        raise Refused("truncated_poisson", "its event needs N and the cap", "Give both")
     return dp_accounting.TruncatedSubsampledGaussianDpEvent(
         dataset_size=release.size,
         sampling_probability=release.sampling_probability,
@@ -84,7 +85,8 @@ def _truncated(release: Release) -> Event:
 
 
 def _without_replacement(release: Release) -> Event:
-    require(release.size is not None and release.sample_size is not None, "fixed_size", "its event needs N and the batch size", "Give both")
+    if release.size is None or release.sample_size is None:
+        raise Refused("fixed_size", "its event needs N and the batch size", "Give both")
     return dp_accounting.SampledWithoutReplacementDpEvent(release.size, release.sample_size, _gaussian_twice(release))
 
 

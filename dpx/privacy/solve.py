@@ -5,10 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from scipy.optimize import brentq
-
 from dpx.declaration import Refused, require
-from dpx.privacy import accounting, cache, events
+from dpx.privacy import accounting, cache, closed_form, events
 from dpx.privacy.accounting import Charges, Real
 
 Spent = Callable[[float], float]
@@ -138,7 +136,7 @@ def _refine(spent: Spent, target: Real, low: float, high: float, tolerance: floa
     ends = {low_log: low, high_log: high}
     if excess(low_log) <= 0:
         return low
-    root = float(brentq(excess, low_log, high_log, xtol=tolerance / 4, rtol=1e-12))
+    root = closed_form.root(excess, low_log, high_log, tolerance / 4)
     step = tolerance / 4
     while excess(root) > 0:
         root, step = root + step, step * 2

@@ -252,5 +252,7 @@ def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
 
 def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:
     """`epsilon_of` the composed event that the statement lists: needs nothing of dpx but the JSON."""
-    parts = [dp_accounting.SelfComposedDpEvent(restore(item["event"]), item["count"]) for item in document["ledger"]["events"]]
+    parts: list[dp_accounting.DpEvent] = [
+        dp_accounting.SelfComposedDpEvent(restore(item["event"]), item["count"]) for item in document["ledger"]["events"]
+    ]
     return epsilon_of(dp_accounting.ComposedDpEvent(parts))

@@ -1,5 +1,6 @@
 """Accounting analyses at small settings: their shape, and the published or computed values where these are cheap."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -53,9 +54,9 @@ def test_the_literal_schedule_visits_what_was_computed():
 
 def test_legal_noise_and_the_order_grid():
     full = declared("legal_accounting")
-    fields = {name: getattr(full, name) for name in LegalAccounting.__dataclass_fields__}
-    largest = {"batch_sizes": full.batch_sizes[-1:], "computed_noise_multipliers": full.computed_noise_multipliers[-1:]}
-    small = LegalAccounting(**(fields | largest | {"published": {"0.5": 3.726}}))
+    assert isinstance(full, LegalAccounting)
+    largest, known = full.batch_sizes[-1:], full.computed_noise_multipliers[-1:]
+    small = dataclasses.replace(full, batch_sizes=largest, computed_noise_multipliers=known, published={"0.5": 3.726})
     assert all(abs(row["difference"]) < 0.01 for row in rows(small._batches()))
     (at_half,) = rows(small._small())
     assert at_half["rdp_old_orders"] == pytest.approx(3.726, rel=1e-3) and at_half["pld"] == pytest.approx(2.02, rel=0.01)

@@ -26,6 +26,12 @@ def fill(path, steps, **changes):
     return ledger
 
 
+def parts(runs):
+    event = ledgers.charges(runs)
+    assert isinstance(event, dp_accounting.ComposedDpEvent)
+    return event.events
+
+
 def counted(runs):
     return [(release.sampling_probability, count) for release, count in ledgers.releases(runs)]
 
@@ -132,13 +138,13 @@ def test_run_length_encoding_is_exact(tmp_path):
 
 
 def test_charges_compose_equal_releases(tmp_path):
-    event = ledgers.charges(fill(tmp_path / "ledger", range(6)).runs())
-    (part,) = event.events
+    (part,) = parts(fill(tmp_path / "ledger", range(6)).runs())
     assert part == dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 6)
 
 
 def test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows(tmp_path):
-    (part,) = ledgers.charges(fill(tmp_path / "ledger", [0], rows_per_unit=3).runs()).events
+    (part,) = parts(fill(tmp_path / "ledger", [0], rows_per_unit=3).runs())
+    assert isinstance(part, dp_accounting.SelfComposedDpEvent)
     assert isinstance(part.event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent) and part.event.sensitivities[-1] == 3
 
 

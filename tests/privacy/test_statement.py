@@ -26,6 +26,7 @@ FIELDS = {
 
 def run(experiment, tmp_path, steps=None, size=N):
     calibrated = calibrate(experiment, size)
+    assert calibrated.noise_multiplier is not None
     ledger = Ledger(tmp_path / "ledger")
     for step in range(experiment.steps if steps is None else steps):
         ledger.append(step, calibration.entry(experiment, size, calibrated.noise_multiplier, 64))
