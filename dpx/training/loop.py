@@ -74,6 +74,8 @@ def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> t
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     params, sums = parts.gather(state["params"]), parts.zero()
     for padded, is_padding, count in chunks(runtime.store, indices, parts):
+        # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
+        jax.block_until_ready(sums["count"])
         sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
     keys, deviation = None, np.float32(0)
