@@ -1,0 +1,16 @@
+"""`job=resume run=<folder>`: goes on with a run under the config it began with, whatever the recipes say today."""
+
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.job.train import Train
+from dpx.run_folder import RunFolder
+
+
+@declaration
+class Resume:
+    """Trains on in a folder that holds a run; raises `Refused` for one that does not."""
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        began = (folder.release / "config.yaml").is_file()
+        require(began, "run", "no run is named that could go on", "Add run=<folder>, or start one with job=train")
+        Train()(experiment, folder)

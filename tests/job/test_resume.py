@@ -1,0 +1,54 @@
+"""Going on needs a run; it takes that run's config and no other."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.job.resume import Resume
+from dpx.job.train import Train
+from dpx.launch import _of_finished_run
+from dpx.run_folder import RunFolder
+
+
+def _run(folder: Path, *overrides: str) -> Path:
+    (folder / "release").mkdir(parents=True)
+    cfg = OmegaConf.create(config.resolved(recipes.compose(list(overrides))))
+    (folder / "release" / "config.yaml").write_text(OmegaConf.to_yaml(cfg))
+    return folder
+
+
+def test_nothing_to_go_on_with(tmp_path: Path) -> None:
+    experiment, job = config.build(recipes.compose(["job=resume"]))
+    with pytest.raises(Refused, match="no run is named"):
+        job(experiment, RunFolder(tmp_path))
+
+
+def test_goes_on_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(Train, "__call__", lambda self, experiment, folder: seen.append((experiment.steps, folder.path)))
+    folder = _run(tmp_path / "a", "steps=7")
+    cfg, path = _of_finished_run(recipes.compose([f"run={folder}", "job=resume"]), [f"run={folder}", "job=resume"])
+    experiment, job = config.build(cfg)
+    assert isinstance(job, Resume)
+    job(experiment, RunFolder(path))
+    assert seen == [(7, folder)]
+
+
+def test_a_run_is_found_by_its_name_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _run(Path("outputs/main-1234"))
+    assert config.load("main")[1] == Path("outputs/main-1234")
+    _run(Path("outputs/main-5678"))
+    with pytest.raises(Refused, match="2 runs have that name"):
+        config.load("main")
+    with pytest.raises(Refused, match="no such run. Name a run folder, such as main-1234"):
+        config.load("main-1235")
+
+
+def test_no_other_config_beside_a_run(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "a")
+    with pytest.raises(Refused, match="model=micro: the run .* has its own config"):
+        _of_finished_run(recipes.compose([f"run={folder}", "model=micro"]), [f"run={folder}", "model=micro"])
