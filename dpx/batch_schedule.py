@@ -27,8 +27,18 @@ class Staged:
     stage_steps: int
 
     def __post_init__(self) -> None:
-        require(bool(self.sizes) and min(self.sizes) > 0, f"batch_schedule.sizes={list(self.sizes)}", "every stage needs a positive size", "List positive sizes")
-        require(self.stage_steps > 0, f"batch_schedule.stage_steps={self.stage_steps}", "a stage lasts at least one step", "Give a positive number")
+        require(
+            bool(self.sizes) and min(self.sizes) > 0,
+            f"batch_schedule.sizes={list(self.sizes)}",
+            "every stage needs a positive size",
+            "List positive sizes",
+        )
+        require(
+            self.stage_steps > 0,
+            f"batch_schedule.stage_steps={self.stage_steps}",
+            "a stage lasts at least one step",
+            "Give a positive number",
+        )
 
     def at(self, step: int) -> int:
         return self.sizes[min(step // self.stage_steps, len(self.sizes) - 1)]
@@ -46,8 +56,15 @@ class Linear:
     ramp_steps: int
 
     def __post_init__(self) -> None:
-        require(min(self.start, self.end) > 0, f"batch_schedule={self.start}..{self.end}", "a batch holds at least one example", "Give positive sizes")
-        require(self.ramp_steps > 0, f"batch_schedule.ramp_steps={self.ramp_steps}", "a ramp lasts at least one step", "Give a positive number")
+        require(
+            min(self.start, self.end) > 0,
+            f"batch_schedule={self.start}..{self.end}",
+            "a batch holds at least one example",
+            "Give positive sizes",
+        )
+        require(
+            self.ramp_steps > 0, f"batch_schedule.ramp_steps={self.ramp_steps}", "a ramp lasts at least one step", "Give a positive number"
+        )
 
     def at(self, step: int) -> int:
         if step >= self.ramp_steps:

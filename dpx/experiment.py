@@ -58,7 +58,12 @@ class Experiment:
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")
         self.data.require_fits(self.privacy)
-        require(self.microbatch == "auto" or self.microbatch > 0, f"microbatch={self.microbatch}", "a microbatch holds at least one example", "Use 1 or more, or auto")
+        require(
+            self.microbatch == "auto" or self.microbatch > 0,
+            f"microbatch={self.microbatch}",
+            "a microbatch holds at least one example",
+            "Use 1 or more, or auto",
+        )
         require(
             self.data.sequence_length <= self.model.positions,
             f"data.sequence_length={self.data.sequence_length}",

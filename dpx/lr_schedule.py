@@ -15,9 +15,16 @@ class WarmUpThen:
     final_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, f"lr_schedule.learning_rate={self.learning_rate}", "the peak rate must be positive", "Give a rate above 0")
+        require(
+            self.learning_rate > 0,
+            f"lr_schedule.learning_rate={self.learning_rate}",
+            "the peak rate must be positive",
+            "Give a rate above 0",
+        )
         require(self.warmup_steps >= 0, f"lr_schedule.warmup_steps={self.warmup_steps}", "warm-up cannot be negative", "Use 0 for none")
-        require(0 <= self.final_fraction <= 1, f"lr_schedule.final_fraction={self.final_fraction}", "not a fraction of the peak", "Use 0..1")
+        require(
+            0 <= self.final_fraction <= 1, f"lr_schedule.final_fraction={self.final_fraction}", "not a fraction of the peak", "Use 0..1"
+        )
         require(
             self.decay != "exponential" or self.final_fraction > 0,
             f"lr_schedule.final_fraction={self.final_fraction}",

@@ -23,7 +23,12 @@ class Mesh:
     memory_bytes: int
 
     def __post_init__(self) -> None:
-        require(min(self.data, self.fsdp, self.tensor) >= 1, f"mesh={self.data}x{self.fsdp}x{self.tensor}", "every axis holds at least one device", "Use 1 or more")
+        require(
+            min(self.data, self.fsdp, self.tensor) >= 1,
+            f"mesh={self.data}x{self.fsdp}x{self.tensor}",
+            "every axis holds at least one device",
+            "Use 1 or more",
+        )
         require(
             self.simulated_devices is None or self.simulated_devices >= self.devices,
             f"mesh.simulated_devices={self.simulated_devices}",
@@ -41,6 +46,11 @@ class Mesh:
         import numpy as np
 
         found = jax.devices()
-        require(len(found) >= self.devices, f"mesh={self.name}", f"needs {self.devices} devices, this machine has {len(found)}", "Use mesh=single, or set mesh.simulated_devices on a CPU")
+        require(
+            len(found) >= self.devices,
+            f"mesh={self.name}",
+            f"needs {self.devices} devices, this machine has {len(found)}",
+            "Use mesh=single, or set mesh.simulated_devices on a CPU",
+        )
         # jax.sharding.Mesh gives Auto axes; jax.make_mesh would give Explicit ones, under which a plain gather raises.
         return jax.sharding.Mesh(np.asarray(found[: self.devices]).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))

@@ -38,7 +38,9 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise Refused(self.path, "another process is running in this folder", "Wait for it, or give replicate=1 for a second run") from None
+                raise Refused(
+                    self.path, "another process is running in this folder", "Wait for it, or give replicate=1 for a second run"
+                ) from None
             yield
 
 

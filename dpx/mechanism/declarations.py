@@ -72,7 +72,12 @@ class Multiplier:
     kind: Literal["multiplier"] = "multiplier"
 
     def __post_init__(self) -> None:
-        require(self.noise_multiplier > 0, f"noise.noise_multiplier={self.noise_multiplier}", "private training needs noise", "Give a value above 0, or mechanism=none")
+        require(
+            self.noise_multiplier > 0,
+            f"noise.noise_multiplier={self.noise_multiplier}",
+            "private training needs noise",
+            "Give a value above 0, or mechanism=none",
+        )
 
 
 @declaration
@@ -83,7 +88,12 @@ class NoiseBatchRatio:
     kind: Literal["noise_batch_ratio"] = "noise_batch_ratio"
 
     def __post_init__(self) -> None:
-        require(self.noise_batch_ratio > 0, f"noise.noise_batch_ratio={self.noise_batch_ratio}", "private training needs noise", "Give a value above 0, or mechanism=none")
+        require(
+            self.noise_batch_ratio > 0,
+            f"noise.noise_batch_ratio={self.noise_batch_ratio}",
+            "private training needs noise",
+            "Give a value above 0, or mechanism=none",
+        )
 
 
 @declaration

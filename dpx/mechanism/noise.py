@@ -40,7 +40,9 @@ def slice_keys(secret: RootSecret, step: int, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(keys, params)
 
 
-def add_noise(total: Float[Array, "..."], keys: UInt32[Array, "S 2"], deviation: Float[Array, ""]) -> tuple[Float[Array, "..."], Float[Array, ""]]:
+def add_noise(
+    total: Float[Array, "..."], keys: UInt32[Array, "S 2"], deviation: Float[Array, ""]
+) -> tuple[Float[Array, "..."], Float[Array, ""]]:
     """(total + deviation * standard normal draws, sum of squares of the noise added), slice by slice in place."""
     rows, columns, block = _view(total.shape)
     flat_RN = total.reshape(rows, columns)

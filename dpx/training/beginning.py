@@ -41,7 +41,9 @@ def _secret(folder: RunFolder, experiment: Experiment, epoch: int) -> RootSecret
     return RootSecret.load(path) if path.exists() else RootSecret.create(path)
 
 
-def begin(folder: RunFolder, experiment: Experiment, fingerprint: dict[str, Any], ledger: Ledger, checkpoints: Checkpoints, step: Step) -> Beginning:
+def begin(
+    folder: RunFolder, experiment: Experiment, fingerprint: dict[str, Any], ledger: Ledger, checkpoints: Checkpoints, step: Step
+) -> Beginning:
     """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns."""
     record_path = folder.private / "epochs.json"
     if not record_path.exists():
@@ -57,7 +59,9 @@ def begin(folder: RunFolder, experiment: Experiment, fingerprint: dict[str, Any]
     first_step = checkpoints.latest or 0
     messages = (f"going on from step {first_step}",)
     if changed:
-        messages = (f"{', '.join(changed)} changed since this run began: fresh noise from step {first_step} on, charged beside what was spent",)
+        messages = (
+            f"{', '.join(changed)} changed since this run began: fresh noise from step {first_step} on, charged beside what was spent",
+        )
         epochs.append({"epoch": len(epochs), "from_step": first_step, "fingerprint": fingerprint})
         _secret(folder, experiment, epochs[-1]["epoch"])
         write_json(record_path, epochs)
@@ -65,7 +69,15 @@ def begin(folder: RunFolder, experiment: Experiment, fingerprint: dict[str, Any]
     return Beginning(epochs[-1]["epoch"], first_step, secret, _state(step, secret, checkpoints, first_step), messages)
 
 
-def _first(folder: RunFolder, experiment: Experiment, fingerprint: dict[str, Any], ledger: Ledger, checkpoints: Checkpoints, step: Step, record_path: Path) -> Beginning:
+def _first(
+    folder: RunFolder,
+    experiment: Experiment,
+    fingerprint: dict[str, Any],
+    ledger: Ledger,
+    checkpoints: Checkpoints,
+    step: Step,
+    record_path: Path,
+) -> Beginning:
     secret = _secret(folder, experiment, 0)
     state = _state(step, secret, checkpoints, 0)
     first_step, messages = 0, ()

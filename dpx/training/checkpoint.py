@@ -24,7 +24,11 @@ def _storage_faults(directory: Path) -> Iterator[None]:
     except Exception as fault:
         text = f"{fault} {fault.__cause__ or ''}"
         if "No space left" in text or "RESOURCE_EXHAUSTED" in text or getattr(fault, "errno", None) == 28:
-            raise Refused(directory, "the disk is full, the checkpoint was not written", "Free space and run the same command: it goes on from the last one") from fault
+            raise Refused(
+                directory,
+                "the disk is full, the checkpoint was not written",
+                "Free space and run the same command: it goes on from the last one",
+            ) from fault
         raise
 
 
@@ -68,7 +72,9 @@ class Checkpoints:
             return self._checkpointer.load(steps_done, abstract)
         except Exception as fault:
             where = self.directory / str(steps_done)
-            raise Refused(where, "this checkpoint is cut short or damaged", "Move it away and run the same command: it goes on from the one before") from fault
+            raise Refused(
+                where, "this checkpoint is cut short or damaged", "Move it away and run the same command: it goes on from the one before"
+            ) from fault
 
     def close(self) -> None:
         self.wait()

@@ -42,7 +42,10 @@ class HeldOut:
 
 def accuracies(totals: dict[str, float], next_sentence: bool) -> dict[str, float]:
     """Means of summed counts: loss per example, accuracy per masked slot and per next-sentence pair."""
-    result = {"loss": totals["loss"] / max(totals["examples"], 1.0), "mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0)}
+    result = {
+        "loss": totals["loss"] / max(totals["examples"], 1.0),
+        "mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0),
+    }
     if next_sentence:
         result["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
     return result

@@ -49,7 +49,11 @@ def run(runtime: Runtime, beginning: Beginning, seen: Observer) -> State:
         if pending is not None:
             seen(pending[0], state, _readable(runtime, *pending))
         pending = (step, began, metrics)
-        if (step + 1) % experiment.schedule.evaluate_every == 0 or (step + 1) % experiment.schedule.checkpoint_every == 0 or step + 1 == experiment.steps:
+        if (
+            (step + 1) % experiment.schedule.evaluate_every == 0
+            or (step + 1) % experiment.schedule.checkpoint_every == 0
+            or step + 1 == experiment.steps
+        ):
             seen(step, state, _readable(runtime, *pending))
             pending = None
     return state
@@ -99,7 +103,11 @@ def _readable(runtime: Runtime, step: int, began: float, metrics: dict[str, Any]
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
     named: dict[str, Any] = {f"train/{name}": value for name, value in accuracies(counts, runtime.experiment.task.next_sentence).items()}
-    named |= {"train/examples": examples, "train/examples_per_s": examples / (time.perf_counter() - began), "train/non_finite_examples": counts["non_finite"]}
+    named |= {
+        "train/examples": examples,
+        "train/examples_per_s": examples / (time.perf_counter() - began),
+        "train/non_finite_examples": counts["non_finite"],
+    }
     named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}
     named |= {"grad/norm": values["gradient_norm"]}
     if runtime.experiment.is_private:

@@ -16,7 +16,13 @@ class RunProgress:
         self._console = Console(file=sys.stderr)
         self._bar = None
         if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, console=self._console)
             self._task = self._bar.add_task("training", total=steps, completed=first_step, facts="")
         self._began = time.monotonic()

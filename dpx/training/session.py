@@ -49,12 +49,16 @@ class Session:
         store = prepare(experiment.data, experiment.privacy)
         calibrated = calibrate(experiment, experiment.data.declared_size or store.manifest.rows["protected"])
         mesh = experiment.mesh.make()
-        objective = make_objective(experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest)
+        objective = make_objective(
+            experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest
+        )
         microbatch = settle(objective, experiment, folder.private)
         step = make_step(experiment, objective, mesh, microbatch)
         with contextlib.ExitStack() as stack:
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
-            checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept)))
+            checkpoints = stack.enter_context(
+                contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
+            )
             beginning = begin(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger, checkpoints, step)
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))

@@ -29,4 +29,6 @@ class Spending:
         own, orders = accountant_of(self._experiment)
         charges = ledger.releases(self._ledger.runs())
         privacy = self._experiment.privacy
-        return accounting.finite(accounting.compose(accounting.bucketed(charges, 30), own, privacy.adjacency, orders).epsilon(privacy.delta))
+        return accounting.finite(
+            accounting.compose(accounting.bucketed(charges, 30), own, privacy.adjacency, orders).epsilon(privacy.delta)
+        )

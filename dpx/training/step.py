@@ -122,7 +122,9 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
     return accumulate
 
 
-def _finish(experiment: Experiment, transform: Any, mesh: Mesh, shapes: Any, specs: Any, sum_specs: Any, state_shardings: Any) -> Callable[..., Any]:
+def _finish(
+    experiment: Experiment, transform: Any, mesh: Mesh, shapes: Any, specs: Any, sum_specs: Any, state_shardings: Any
+) -> Callable[..., Any]:
     """Reduce once, add noise once, divide by the expected batch size, update."""
 
     def reduce(sums: Sums) -> tuple[Any, Any]:
@@ -137,7 +139,9 @@ def _finish(experiment: Experiment, transform: Any, mesh: Mesh, shapes: Any, spe
 
     reduced = jax.shard_map(reduce, mesh=mesh, in_specs=(sum_specs,), out_specs=(specs, P()), axis_names={"data", "fsdp"}, check_vma=False)
 
-    def finish(state: State, sums: Sums, keys: Any, deviation: Array, expected_batch: Array, learning_rate: Array) -> tuple[State, dict[str, Array]]:
+    def finish(
+        state: State, sums: Sums, keys: Any, deviation: Array, expected_batch: Array, learning_rate: Array
+    ) -> tuple[State, dict[str, Array]]:
         total, counts = reduced(sums)
         noisy, noise_squares = _with_noise(total, keys, deviation) if keys is not None else (total, jnp.float32(0))
         gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)

@@ -30,7 +30,9 @@ def trained(tmp_path_factory):
 def test_the_run_folder_holds_what_the_design_names(trained):
     _, folder = trained
     assert {path.name for path in folder.release.iterdir()} == {"config.yaml", "params", "privacy.json"}
-    assert {"ledger", "root_secret_0", "epochs.json", "checkpoints", "metrics.jsonl", "tensorboard", "results.json"} <= {p.name for p in folder.private.iterdir()}
+    assert {"ledger", "root_secret_0", "epochs.json", "checkpoints", "metrics.jsonl", "tensorboard", "results.json"} <= {
+        p.name for p in folder.private.iterdir()
+    }
     secret = (folder.private / "root_secret_0").read_bytes()
     assert len(secret) == 32
     for path in folder.path.rglob("*"):
@@ -45,7 +47,9 @@ def test_tensorboard_reads_scalars_config_and_hparams(trained):
     events = EventAccumulator(str(logs))
     events.Reload()
     tags = events.Tags()
-    assert {"train/loss", "train/mlm_accuracy", "grad/snr", "grad/clipped_fraction", "privacy/epsilon", "train/learning_rate"} <= set(tags["scalars"])
+    assert {"train/loss", "train/mlm_accuracy", "grad/snr", "grad/clipped_fraction", "privacy/epsilon", "train/learning_rate"} <= set(
+        tags["scalars"]
+    )
     assert "config/text_summary" in tags["tensors"]
     assert [event.step for event in events.Scalars("train/loss")] == [0, 1]
     hparams = EventAccumulator(str(logs / "hparams"))

@@ -28,7 +28,12 @@ def declare(**changes) -> Experiment:
         "steps": 4,
         "model": Bert(name="micro", layers=2, width=32, heads=2, feed_forward=64, positions=32),
         "task": MaskedLanguageModel(next_sentence=True, masked_slots=4),
-        "data": Data(name="synthetic", source=Synthetic(documents=10, words_per_document=50, states=8), vocabulary=Vocabulary(size=VOCABULARY), sequence_length=LENGTH),
+        "data": Data(
+            name="synthetic",
+            source=Synthetic(documents=10, words_per_document=50, states=8),
+            vocabulary=Vocabulary(size=VOCABULARY),
+            sequence_length=LENGTH,
+        ),
         "privacy": Privacy(delta=1e-4),
         "sampler": Poisson(),
         "batch_schedule": Constant(size=10),
@@ -57,7 +62,13 @@ def make_rows(count: int, first_record: int = 0) -> dict[str, np.ndarray]:
     tokens[np.arange(count), length - 1] = 3
     tokens[np.arange(LENGTH)[None] >= length[:, None]] = 0
     record = np.arange(first_record, first_record + count, dtype=np.int32)
-    return {"tokens": tokens, "segment_start": start, "length": length, "is_next": rng.integers(0, 2, count).astype(np.int32), "record": record}
+    return {
+        "tokens": tokens,
+        "segment_start": start,
+        "length": length,
+        "is_next": rng.integers(0, 2, count).astype(np.int32),
+        "record": record,
+    }
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,25 @@ from dpx.privacy.ledger import Ledger
 
 STEPS = 40
 COMMAND = (
-    *("-m", "dpx", "model=micro", "data=synthetic", f"steps={STEPS}", "batch_schedule.size=24", "microbatch=8", "privacy.delta=1e-4", "accountant=rdp"),
-    *("seed=7", "schedule.evaluate_every=20", "schedule.checkpoint_every=5", "schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=0.6"),
+    *(
+        "-m",
+        "dpx",
+        "model=micro",
+        "data=synthetic",
+        f"steps={STEPS}",
+        "batch_schedule.size=24",
+        "microbatch=8",
+        "privacy.delta=1e-4",
+        "accountant=rdp",
+    ),
+    *(
+        "seed=7",
+        "schedule.evaluate_every=20",
+        "schedule.checkpoint_every=5",
+        "schedule.evaluation_rows=32",
+        "noise=multiplier",
+        "noise.noise_multiplier=0.6",
+    ),
 )
 
 

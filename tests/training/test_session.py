@@ -29,7 +29,15 @@ def experiment(tmp_path_factory):
     def make(**changes):
         source = Synthetic(documents=60, words_per_document=80, states=16)
         directory = str(tmp_path_factory.getbasetemp() / "data")
-        data = Data(name="synthetic", source=source, vocabulary=Vocabulary(size=256), sequence_length=16, directory=directory, heldout_fraction=0.2, public_fraction=0.2)
+        data = Data(
+            name="synthetic",
+            source=source,
+            vocabulary=Vocabulary(size=256),
+            sequence_length=16,
+            directory=directory,
+            heldout_fraction=0.2,
+            public_fraction=0.2,
+        )
         fields = {"data": data, "steps": 6, "schedule": Schedule(evaluate_every=3, evaluation_rows=32, checkpoint_every=2)}
         return declare(**(fields | changes))
 
@@ -90,7 +98,19 @@ def test_a_finished_run_states_everything_and_releases_no_telemetry(uninterrupte
     assert claim["spent"]["steps"] == 6
     assert sorted(found.name for found in (path / "release").iterdir()) == ["params", "privacy.json"]
     last = json.loads((path / "private" / "metrics.jsonl").read_text().splitlines()[-1])
-    for name in ("train/loss", "train/mlm_accuracy", "train/next_sentence_accuracy", "grad/snr", "grad/clipped_fraction", "train/learning_rate", "train/expected_batch_size", "train/examples_per_s", "heldout/mlm_accuracy", "weights/layers/qkv/kernel/layer_01", "weights/embeddings/word"):
+    for name in (
+        "train/loss",
+        "train/mlm_accuracy",
+        "train/next_sentence_accuracy",
+        "grad/snr",
+        "grad/clipped_fraction",
+        "train/learning_rate",
+        "train/expected_batch_size",
+        "train/examples_per_s",
+        "heldout/mlm_accuracy",
+        "weights/layers/qkv/kernel/layer_01",
+        "weights/embeddings/word",
+    ):
         assert np.isfinite(last[name]), name
     assert oct((path / "private").stat().st_mode)[-3:] == "700"
 

@@ -49,4 +49,6 @@ def test_one_step_moves_by_the_rate_times_the_sign_less_decay():
     transform = update.transformation(optimizer)
     params = {"kernel": jnp.full((2,), 2.0)}
     direction, _ = transform.update({"kernel": jnp.asarray([3e-4, -3e-4])}, transform.init(params), params)
-    np.testing.assert_allclose(update.apply(params, direction, jnp.float32(0.1))["kernel"], [2.0 - 0.1 * (1 + 1), 2.0 - 0.1 * (-1 + 1)], rtol=1e-5)
+    np.testing.assert_allclose(
+        update.apply(params, direction, jnp.float32(0.1))["kernel"], [2.0 - 0.1 * (1 + 1), 2.0 - 0.1 * (-1 + 1)], rtol=1e-5
+    )
