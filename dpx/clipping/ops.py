@@ -193,7 +193,7 @@ class TiedDecode(Op):
 
     def squared_norm(self, leaves, record):
         """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
-        outer_BMM = norms.product("bmv,bnv->bmn", record["g"], record["g"])
+        outer_BMM = norms.outer(record["g"])
         inner_BMM = norms.product("bmd,bnd->bmn", norms.wide(record["h"]), norms.wide(record["h"]))
         return jnp.maximum((outer_BMM * inner_BMM).sum((1, 2)), 0), jnp.maximum(outer_BMM.sum((1, 2)), 0)
 

@@ -68,7 +68,7 @@ class MaskedHead(Op):
     def squared_norm(self, leaves, record):
         transform_B = norms.gram(record["x"], record["u"]) + norms.squares(norms.wide(record["u"]).sum(1))
         small_B = sum(norms.squares(leaf) for leaf in jax.tree.leaves(record["sums"]))
-        outer_BMM = norms.product("bmv,bnv->bmn", record["e"], record["e"])
+        outer_BMM = norms.outer(record["e"])
         inner_BMM = norms.product("bmh,bnh->bmn", record["h"], record["h"])
         scales_BMM = record["scale"][:, :, None] * record["scale"][:, None, :]
         word_B, bias_B = (outer_BMM * inner_BMM).sum((1, 2)), (outer_BMM * scales_BMM).sum((1, 2))
