@@ -16,11 +16,20 @@ from dpx.task.declarations import MaskedLanguageModel
 class SpecialIds(Protocol):
     """The ids that are never predicted and never a random replacement; a store's manifest has them."""
 
-    pad_id: int
-    unk_id: int
-    cls_id: int
-    sep_id: int
-    mask_id: int
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def unk_id(self) -> int: ...
+
+    @property
+    def cls_id(self) -> int: ...
+
+    @property
+    def sep_id(self) -> int: ...
+
+    @property
+    def mask_id(self) -> int: ...
 
 
 class Masked(NamedTuple):

@@ -37,7 +37,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, kept: int):
         self.directory = directory.absolute()
-        policy = ocp.training.preservation_policies.LatestN(kept)
+        policy: Any = ocp.training.preservation_policies.LatestN(kept)
         self._checkpointer = ocp.training.Checkpointer(str(self.directory), cleanup_tmp_directories=True, preservation_policy=policy)
         self._pending: Any = None
 

@@ -34,7 +34,7 @@ Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
 class Step:
     """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each."""
 
-    init: Callable[[Array], State]
+    init: Callable[[Any], State]
     gather: Callable[[Any], Any]
     zero: Callable[[], Sums]
     accumulate: Callable[..., Sums]
