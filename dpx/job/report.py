@@ -1,0 +1,63 @@
+"""`job=report`: finished runs into `experiments/<paper>/results.csv`; tables, figures and one page from that file alone. No jax."""
+
+from pathlib import Path
+
+from dpx.console import wide
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder
+
+
+@declaration
+class Report:
+    """With `collect`, runs under `outputs` replace their own rows in results.csv; rows of runs that are gone stay.
+
+    Runs that are no longer a point of their recipe are left out and named.
+    Writes README.md, page.html and figures/ beside it. A verdict that fails or did not run is shown as such and is no error.
+    """
+
+    paper: str
+    collect: bool = True
+    outputs: str = "outputs"
+    evidence: str = "experiments"
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        del experiment, folder
+        from dpx.report import collect, rows
+        from dpx.report.papers import PAPERS
+
+        require(self.paper in PAPERS, f"report.paper={self.paper}", "no page is made of that paper", f"There are {', '.join(PAPERS)}")
+        paper, home = PAPERS[self.paper], Path(self.evidence) / self.paper
+        published = home / "published.csv"
+        require(published.is_file(), published, "the published values are not there", "Run from the checkout, or set report.evidence")
+        kept, console = rows.read(home / "results.csv"), wide()
+        if self.collect:
+            found, unfinished = collect.collect(Path(self.outputs), paper.match)
+            kept, strays = collect.merged(kept, [*found, *paper.computed()])
+            rows.write(home / "results.csv", kept)
+            for line in [*unfinished, *strays]:
+                console.print(f"left out: {line}", highlight=False)
+        runs = self.rebuild(home)
+        console.print(f"{home / 'page.html'} and {home / 'README.md'} from {runs} runs in {home / 'results.csv'}", highlight=False)
+
+    def rebuild(self, home: Path) -> int:
+        """The page, README and figures from the two CSV files; the number of runs in them."""
+        from dpx.report import published, rows
+        from dpx.report.html import page
+        from dpx.report.markdown import markdown
+        from dpx.report.papers import PAPERS
+        from dpx.report.theme import standalone
+
+        runs = rows.runs_of(rows.read(home / "results.csv"))
+        document = PAPERS[self.paper].document(runs, published.read(home / "published.csv"), home / "notes.csv")
+        figures = home / "figures"
+        figures.mkdir(exist_ok=True)
+        names = {f"{figure.name}.svg" for figure in document.figures}
+        for stale in figures.glob("*.svg"):
+            if stale.name not in names:
+                stale.unlink()
+        for figure in document.figures:
+            (figures / f"{figure.name}.svg").write_text(standalone(figure.svg))
+        (home / "page.html").write_text(page(document))
+        (home / "README.md").write_text(markdown(document))
+        return len(runs)

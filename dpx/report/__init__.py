@@ -1,0 +1,1 @@
+"""Published numbers beside ours: runs to rows, rows to verdicts, tables, figures and one page. No jax."""

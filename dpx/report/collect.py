@@ -1,0 +1,229 @@
+"""Finished runs under `outputs/` to rows. Curves are means over windows of steps: enough to draw and judge, small enough to keep.
+
+What is collected beside the statement (accuracy, norms, SNR) depends on the protected text without noise: for public corpora only.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dpx import config, recipes
+from dpx.report.rows import FINAL, Row
+
+WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
+# What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
+_KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping", "optimizer", "lr_schedule", "privacy", "sampler")
+_KNOBS += ("accountant", "task", "microbatch", "data.sequence_length", "data.pairs", "data.source", "data.vocabulary", "data.declared_size")
+# How a run is computed may differ from its recipe; what is computed may not.
+_FREE = ("microbatch", "clipping")
+_SEARCHED = ("optimizer", "lr_schedule", "clip")
+
+
+def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]]:
+    """Rows of every finished run whose experiment begins with one of `match`, and a line on each that is not finished.
+
+    Of an analysis that ran several times only the latest counts.
+    """
+    found: dict[tuple[str, str], list[Row]] = {}
+    left_out = []
+    for folder in sorted((path for path in outputs.glob("*") if path.name.startswith(match)), key=_finished_at):
+        try:
+            name, rows = _folder(folder)
+        except (OSError, ValueError, KeyError) as error:
+            left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
+            continue
+        found[name, "" if is_analysis(rows) else folder.name] = rows
+    return [row for rows in found.values() for row in rows], left_out
+
+
+def merged(kept: Iterable[Row], found: Iterable[Row]) -> tuple[list[Row], list[str]]:
+    """`found` in the place of what `kept` says of the same runs and analyses, less the runs that are no point of their recipe."""
+    found = list(found)
+    runs = {(row.experiment, row.run) for row in found}
+    analyses = {row.experiment for row in found} - {row.experiment for row in found if row.metric.startswith("config/")}
+    rows = [row for row in kept if (row.experiment, row.run) not in runs and row.experiment not in analyses] + found
+    reasons = strays(rows)
+    lines = [f"{experiment}-{run}: {reason}" for (experiment, run), reason in sorted(reasons.items())]
+    return [row for row in rows if (row.experiment, row.run) not in reasons], lines
+
+
+def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
+    """Why a run is not a point of its recipe as it stands, by (experiment, run); nothing for runs that are."""
+    knobs: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        if row.metric.startswith("config/"):
+            knobs.setdefault((row.experiment, row.run), {})[row.metric.removeprefix("config/")] = row.value
+    wanted = {experiment: _points_of(experiment) for experiment in {experiment for experiment, _ in knobs}}
+    reasons = {key: _stray(config, wanted[key[0]]) for key, config in knobs.items()}
+    return {key: reason for key, reason in reasons.items() if reason}
+
+
+def is_analysis(rows: Iterable[Row]) -> bool:
+    return not any(row.metric.startswith("config/") for row in rows)
+
+
+def _finished_at(folder: Path) -> float:
+    return max((path.stat().st_mtime for path in folder.glob("release/*.json")), default=0.0)
+
+
+def _folder(folder: Path) -> tuple[str, list[Row]]:
+    """Rows of a run that trained, or of an analysis."""
+    analysis = folder / "release" / "analysis.json"
+    if analysis.exists():
+        document = json.loads(analysis.read_text())
+        name = document["name"]
+        return name, [Row(name, _short(folder, name), 0, metric, FINAL, value) for metric, value in _cells(document)]
+    results = json.loads((folder / "private" / "results.json").read_text())
+    plain = OmegaConf.to_container(OmegaConf.load(folder / "release" / "config.yaml"), resolve=True)
+    assert isinstance(plain, dict)
+    named = {str(key): value for key, value in plain.items()}
+    lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
+    name, run, replicate = named["name"], _short(folder, named["name"]), int(named["replicate"])
+    facts = [*_config(named), *_statement(folder), *_finals(results, lines), *_curves(lines)]
+    return name, [Row(name, run, replicate, metric, step, value) for metric, step, value in facts]
+
+
+def _short(folder: Path, name: str) -> str:
+    return folder.name.removeprefix(f"{name}-")
+
+
+def _cells(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """`<table>[<row>].<column>` of every cell; numbers only, text as a `fact`."""
+    for table in document["tables"]:
+        for number, row in enumerate(table["rows"]):
+            for column, value in row.items():
+                cell = f"{table['name']}[{number}].{column}"
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    yield cell, repr(value)
+                elif value is not None:
+                    yield f"fact/{cell}", str(value)
+
+
+def _config(plain: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for key, value in knobs_of(plain).items():
+        yield f"config/{key}", "", value
+
+
+def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
+    """Dotted knobs as text; `_target_` becomes the group's own value, by its last word."""
+    flat: dict[str, str] = {}
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                walk(value, path if key == "_target_" else f"{path}.{key}".lstrip("."))
+        elif any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS):
+            flat[path] = node.rpartition(".")[2] if isinstance(node, str) and node.startswith("dpx.") else _text(node)
+
+    walk(plain, "")
+    return flat
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _statement(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """What the run guarantees, in the words of its own statement."""
+    claim = json.loads((folder / "release" / "privacy.json").read_text())
+    for key in ("guarantee", "unit", "adjacency", "accountant", "delta", "declared_size"):
+        if claim.get(key) is not None:
+            yield f"fact/{key}", "", _text(claim[key])
+    for accountant, epsilon in claim.get("epsilon", {}).items():
+        yield f"fact/epsilon/{accountant}", "", _text(epsilon)
+    for key in ("reasons", "unsupported", "assumptions"):
+        if claim.get(key):
+            yield f"fact/{key}", "", json.dumps(claim[key])
+    if "mechanism" in claim:
+        yield "fact/noise_multiplier", "", _text(claim["mechanism"]["noise_multiplier"])
+    for key, value in _status(folder).items():
+        yield f"fact/{key}", "", _text(value)
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    try:
+        entry = json.loads((folder / "private" / "status.json").read_text())["train"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {key: entry[key] for key in ("commit", "seconds", "at") if entry.get(key) is not None}
+
+
+def _finals(results: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    measured = {f"heldout/{name}": value for name, value in results["heldout"].items()}
+    measured |= {f"baseline/{name}": value for name, value in results["baselines"].items()}
+    measured["train/examples"] = sum(line["train/examples"] for line in lines)
+    measured["train/expected_examples"] = sum(line["train/expected_batch_size"] for line in lines)
+    # The first steps compile.
+    measured["train/examples_per_s"] = statistics.median([line["train/examples_per_s"] for line in lines[2:] or lines])
+    for name, value in measured.items():
+        yield name, FINAL, _number(value)
+    for name in lines[-1]:
+        if name.startswith("weights/") and _is_matrix(name):
+            yield name, "1", _number(lines[0][name])
+            yield name, FINAL, _number(lines[-1][name])
+
+
+def _is_matrix(name: str) -> bool:
+    """Kernels and embedding tables: what weight decay acts on."""
+    return not any(part in ("bias", "scale", "output_bias") for part in name.split("/"))
+
+
+def _curves(lines: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    for line in lines:
+        squares = [value**2 for name, value in line.items() if name.startswith("weights/") and _is_matrix(name)]
+        if squares:
+            line["weights/matrices"] = math.sqrt(sum(squares))
+        for name in ("heldout/mlm_accuracy", "heldout/loss"):
+            if name in line:
+                yield name, str(line["step"] + 1), _number(line[name])
+    for name, windows in WINDOWS.items():
+        known = [line for line in lines if name in line]
+        for last, mean in windowed([(line["step"] + 1, line[name]) for line in known], windows):
+            yield name, str(last), _number(mean)
+
+
+def windowed(curve: Sequence[tuple[int, int | float]], windows: int) -> list[tuple[int, float]]:
+    """(last step, mean) of each of at most `windows` runs of consecutive points, equally many in each but the last."""
+    if not curve:
+        return []
+    size = math.ceil(len(curve) / windows)
+    pieces = [curve[start : start + size] for start in range(0, len(curve), size)]
+    return [(piece[-1][0], statistics.fmean(value for _, value in piece)) for piece in pieces]
+
+
+def _number(value: int | float) -> str:
+    return f"{value:.7g}"
+
+
+def _points_of(name: str) -> list[dict[str, str]]:
+    """Knobs of every point of the recipe as it stands; none where there is no such recipe."""
+    recipe = name.replace("laptop_", "laptop/", 1)
+    if recipe not in recipes.names():
+        return []
+    plain = ["hydra/sweeper=basic", "job=plan"]
+    found = [config.resolved(recipes.compose([f"+experiment={recipe}", *plain, *point])) for point in recipes.points(recipe)]
+    searched = any("interval" in str(value) for value in _sweep(recipe).values())
+    kept = [knobs_of(config.identity(one)) for one in found]
+    return [{key: value for key, value in one.items() if not (searched and key.startswith(_SEARCHED))} for one in kept]
+
+
+def _sweep(recipe: str) -> dict[str, Any]:
+    cfg = recipes.compose([f"+experiment={recipe}", "hydra/sweeper=basic"], with_hydra=True)
+    return dict(cfg.hydra.sweeper.params or {})
+
+
+def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:
+    """Why the run is no point of its recipe as it stands, or `None`. A key that only one of the two has does not count."""
+    if not wanted:
+        return "no recipe of that name"
+    differences = []
+    for point in wanted:
+        shared = [key for key in point if key in knobs and not key.startswith(_FREE)]
+        differences.append([f"{key}={knobs[key]}, not {point[key]}" for key in shared if knobs[key] != point[key]])
+    fewest = min(differences, key=len)
+    return f"not a point of its recipe: {'; '.join(fewest)}" if fewest else None

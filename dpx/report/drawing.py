@@ -1,0 +1,77 @@
+"""Panels of lines with replicates, drawn to themed SVG. matplotlib (extra `plots`) is imported only when something is drawn."""
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dpx.declaration import Refused
+from dpx.report.document import Figure
+from dpx.report.theme import DASHES, INK, MARKERS, RULE, SERIES, SOFT, themed
+
+Curve = Sequence[tuple[int | float, int | float]]
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["system-ui", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
+    "font.size": 10.5,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.transparent": True,
+}
+
+
+@contextlib.contextmanager
+def panels(name: str, caption: str, count: int, into: list[Figure]) -> Iterator[Sequence[Any]]:
+    """`count` axes side by side; when the block ends the figure is drawn and appended to `into`."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure as Canvas
+    except ImportError:
+        raise Refused("job=report", "figures need matplotlib", "Install dpx[plots]") from None
+    # The salt makes ids, and so the file, a function of the content.
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        canvas = Canvas(figsize=(4.9 * count, 3.3), layout="constrained")
+        yield list(canvas.subplots(1, count, squeeze=False)[0])
+        written = io.StringIO()
+        # A font that the reader's browser has and this machine lacks is no reason to warn.
+        canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    into.append(Figure(name, themed(written.getvalue(), name, caption.replace('"', "'")), caption))
+
+
+def lines(axes: Any, number: int, label: str, curves: Sequence[Curve], mean: Curve, markers: bool = False) -> None:
+    """Replicates thin, their mean thick; colour, dash and marker by the series' number."""
+    colour, dash, marker = SERIES[number % 5], DASHES[number % 5], MARKERS[number % 5]
+    for curve in curves if len(curves) > 1 else ():
+        axes.plot(*zip(*curve, strict=True), color=colour, linewidth=0.8, alpha=0.35)
+    every = max(1, len(mean) // 6)
+    style = {"marker": marker, "markersize": 4.5, "markevery": 1 if markers else every}
+    axes.plot(*zip(*mean, strict=True), color=colour, linestyle=dash, linewidth=1.9, label=label, **style)
+
+
+def scatter(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: str = "") -> None:
+    """Every replicate as a mark."""
+    xs, ys = zip(*points, strict=True)
+    axes.scatter(xs, ys, s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0, label=label or None)
+
+
+def legend(axes: Any, title: str = "") -> None:
+    """Where there is something to tell apart."""
+    if not axes.get_legend_handles_labels()[0]:
+        return
+    axes.legend(title=title or None, fontsize=9, title_fontsize=9, handlelength=3)

@@ -1,0 +1,120 @@
+"""`results.csv`: every fact of every run that a page may show, one fact a row; and the runs read back from it.
+
+Rows are (experiment, run, point, replicate, metric, step, value). `config/...` and `fact/...` rows hold text and have no step;
+a measurement has the number of steps done, or `final`.
+"""
+
+import csv
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
+FINAL = "final"
+# Which repeat it is, and how a sum is computed, are no part of what is compared.
+_NOT_A_POINT = ("microbatch", "clipping.method", "clipping")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One fact of one run; `run` is the folder's name without the experiment's."""
+
+    experiment: str
+    run: str
+    replicate: int
+    metric: str
+    step: str
+    value: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run as its rows tell it. `curves[metric]` are (steps done, value) in the order of steps."""
+
+    experiment: str
+    run: str
+    point: str
+    replicate: int
+    config: dict[str, str]
+    facts: dict[str, str]
+    finals: dict[str, float]
+    curves: dict[str, tuple[tuple[int, float], ...]]
+
+    def number(self, key: str) -> float:
+        """A knob as a number; raises `KeyError` where the run has none of that name."""
+        return float(self.config[key])
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Replaces `path`; rows sorted, so that a rebuilt file differs only where a fact does."""
+    ordered = sorted(set(rows), key=_order)
+    labels = points(ordered)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    with open(draft, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in ordered:
+            writer.writerow([row.experiment, row.run, labels[row.experiment, row.run], row.replicate, row.metric, row.step, row.value])
+    draft.replace(path)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of `path`; none where it does not exist. Raises `ValueError` for other columns."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {list(COLUMNS)}")
+        return [Row(r["experiment"], r["run"], int(r["replicate"]), r["metric"], r["step"], r["value"]) for r in reader]
+
+
+def _order(row: Row) -> tuple[str, str, str, int, int]:
+    return (row.experiment, row.run, row.metric, int(row.step) if row.step.isdigit() else -1, len(row.step))
+
+
+def points(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
+    """A label by (experiment, run): the knobs in which the runs of one experiment differ, `-` where they do not."""
+    configs: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        known = configs[row.experiment][row.run]
+        if row.metric.startswith("config/"):
+            known[row.metric.removeprefix("config/")] = row.value
+    labels = {}
+    for experiment, by_run in configs.items():
+        keys = {key for config in by_run.values() for key in config}
+        swept = sorted(key for key in keys if len({config.get(key) for config in by_run.values() if config}) > 1)
+        named = [key for key in swept if key not in _NOT_A_POINT] or swept
+        for run, config in by_run.items():
+            labels[experiment, run] = " ".join(f"{key}={config[key]}" for key in named if key in config) or "-"
+    return labels
+
+
+def runs_of(rows: Iterable[Row]) -> list[Run]:
+    """The runs that `rows` tell of, by experiment, point and replicate."""
+    rows = list(rows)
+    labels = points(rows)
+    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row.experiment, row.run].append(row)
+    runs = [_run(key, labels[key], group) for key, group in grouped.items()]
+    return sorted(runs, key=lambda run: (run.experiment, run.point, run.replicate, run.run))
+
+
+def _run(key: tuple[str, str], point: str, rows: list[Row]) -> Run:
+    config, facts, finals = {}, {}, {}
+    curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row in rows:
+        kind, _, name = row.metric.partition("/")
+        if kind == "config":
+            config[name] = row.value
+        elif kind == "fact":
+            facts[name] = row.value
+        elif row.step == FINAL:
+            finals[row.metric] = float(row.value)
+        else:
+            curves[row.metric].append((int(row.step), float(row.value)))
+    ordered = {metric: tuple(sorted(curve)) for metric, curve in curves.items()}
+    return Run(key[0], key[1], point, rows[0].replicate, config, facts, finals, ordered)

@@ -1,0 +1,136 @@
+"""Whether a laptop run shows the paper's shape: verdicts, and the statistics over replicates that they rest on.
+
+Only order is judged, so the statistics are those of ranks: pairs of replicates in the right order, and the Jonckheere-Terpstra
+trend (Jonckheere 1954), normal approximation. All are pure functions of numbers.
+"""
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+# Steps and knobs are integers in one run and not in another.
+Number = int | float
+
+PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
+# One-sided; three against three replicates in perfect order have exactly 1/20.
+LEVEL = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One claim about the runs, the numbers it was judged by, and what came out."""
+
+    claim: str
+    statistic: str
+    state: str
+
+    @classmethod
+    def of(cls, claim: str, holds: bool, statistic: str) -> "Part":
+        return cls(claim, statistic, PASS if holds else FAIL)
+
+    @classmethod
+    def missing(cls, claim: str, what: str) -> "Part":
+        return cls(claim, what, NOT_RUN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What an experiment's laptop analogue came to: fails if any part does, passes if all do."""
+
+    item: str
+    experiment: str
+    passes_if: str
+    parts: tuple[Part, ...]
+
+    @property
+    def state(self) -> str:
+        states = {part.state for part in self.parts}
+        if FAIL in states:
+            return FAIL
+        return PASS if states == {PASS} else NOT_RUN
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """Pairs in ascending order among all pairs of different groups, and the one-sided p of so many by chance."""
+
+    ascending: float
+    pairs: int
+    p: float
+    reversed: tuple[tuple[Number, Number], ...]
+
+    @property
+    def holds(self) -> bool:
+        """A trend at `LEVEL`, and no two neighbouring groups all of whose replicates stand the other way round."""
+        return self.p < LEVEL and not self.reversed
+
+    def words(self) -> str:
+        against = "".join(f"; {low:g} lies wholly above {high:g}" for low, high in self.reversed)
+        return f"{self.ascending:g} of {self.pairs} replicate pairs in order, Jonckheere-Terpstra p = {self.p:.2g}{against}"
+
+
+def pairs_above(upper: Sequence[Number], lower: Sequence[Number]) -> tuple[float, int]:
+    """(pairs with the first above the second, ties a half; all pairs): the Mann-Whitney U."""
+    wins = sum(1.0 if high > low else 0.5 if high == low else 0.0 for high in upper for low in lower)
+    return wins, len(upper) * len(lower)
+
+
+def all_above(upper: Sequence[Number], lower: Sequence[Number]) -> bool:
+    """Every replicate of `upper` above every one of `lower`."""
+    return min(upper) > max(lower)
+
+
+def trend(groups: Mapping[Number, Sequence[Number]]) -> Trend:
+    """Do values rise with the key of their group? Raises `ValueError` for fewer than two groups."""
+    if len(groups) < 2:
+        raise ValueError("a trend needs two groups")
+    keys = sorted(groups)
+    wins, pairs = 0.0, 0
+    for low, high in itertools.combinations(keys, 2):
+        won, compared = pairs_above(groups[high], groups[low])
+        wins, pairs = wins + won, pairs + compared
+    sizes = [len(groups[key]) for key in keys]
+    total = sum(sizes)
+    variance = (total**2 * (2 * total + 3) - sum(n**2 * (2 * n + 3) for n in sizes)) / 72
+    p = 0.5 * math.erfc((wins - pairs / 2) / math.sqrt(2 * variance))
+    against = tuple((low, high) for low, high in itertools.pairwise(keys) if all_above(groups[low], groups[high]))
+    return Trend(wins, pairs, p, against)
+
+
+def descending(groups: Mapping[Number, Sequence[Number]]) -> Trend:
+    """`trend` of the values with their sign turned: do they fall with the key?"""
+    return trend({key: [-value for value in values] for key, values in groups.items()})
+
+
+def standard_error(values: Sequence[Number]) -> float:
+    """Of the mean; 0 for a single value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def within_noise(first: Sequence[Number], second: Sequence[Number]) -> tuple[bool, float, float]:
+    """(|difference of means| <= 2 standard errors of it, the difference, that standard error); never for single values."""
+    difference = statistics.fmean(first) - statistics.fmean(second)
+    error = math.hypot(standard_error(first), standard_error(second))
+    return min(len(first), len(second)) > 1 and abs(difference) <= 2 * error, difference, error
+
+
+def part_of_curve(curve: Sequence[tuple[int, Number]], begin: Number, end: Number) -> float:
+    """Mean of the points whose step lies in (`begin`, `end`] as fractions of the last step."""
+    last = curve[-1][0]
+    return statistics.fmean(value for step, value in curve if begin * last < step <= end * last)
+
+
+def mean_curve(curves: Sequence[Sequence[tuple[int, Number]]]) -> list[tuple[int, float]]:
+    """The mean over replicates at the steps that all of them have."""
+    common = sorted(set.intersection(*({step for step, _ in curve} for curve in curves)))
+    tables = [dict(curve) for curve in curves]
+    return [(step, statistics.fmean(table[step] for table in tables)) for step in common]
+
+
+def spread(values: Sequence[Number], percent: bool = True) -> str:
+    """`mean ± standard deviation (n)`."""
+    scale, unit = (100, " %") if percent else (1, "")
+    deviation = f" ± {scale * statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{scale * statistics.fmean(values):.4g}{deviation}{unit} (n = {len(values)})"

@@ -1,0 +1,47 @@
+"""Colours of pages and figures, as CSS variables with a light and a dark value.
+
+The five series colours differ in lightness as well as hue, so that they stay apart for readers with any colour blindness; figures
+also give each series a marker and a dash of its own.
+"""
+
+import re
+
+_LIGHT = {
+    "paper": "#ffffff", "ink": "#1c1c1e", "soft": "#5c5f66", "rule": "#d9dbe0", "shade": "#f1f2f4", "good": "#0b6e4f", "bad": "#b3261e",
+    "s1": "#0060a0", "s2": "#c44e00", "s3": "#00795a", "s4": "#9b3f7a", "s5": "#6f6400",
+}  # fmt: skip
+_DARK = {
+    "paper": "#16181c", "ink": "#e6e7ea", "soft": "#a2a6ae", "rule": "#363a41", "shade": "#24272d", "good": "#4fd1a5", "bad": "#ff8a80",
+    "s1": "#63b3ff", "s2": "#ffa257", "s3": "#45d0a5", "s4": "#ee9fd0", "s5": "#e0d24a",
+}  # fmt: skip
+
+
+def _declared(colours: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+
+
+CSS_COLOURS = (_declared(_LIGHT), _declared(_DARK))
+SERIES = tuple(_LIGHT[f"s{number}"] for number in range(1, 6))
+INK, SOFT, RULE = _LIGHT["ink"], _LIGHT["soft"], _LIGHT["rule"]
+MARKERS = ("o", "s", "^", "D", "v")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+
+
+def themed(svg: str, name: str, label: str) -> str:
+    """matplotlib's SVG for a page: colours as variables, ids of its own, no prolog or metadata (nothing that names another host)."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    for variable in ("ink", "soft", "rule", "s1", "s2", "s3", "s4", "s5"):
+        svg = svg.replace(_LIGHT[variable], f"var(--{variable})")
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def standalone(svg: str) -> str:
+    """A themed figure as a file of its own, with the variables inside."""
+    light, dark = CSS_COLOURS
+    style = f"<style>svg {{ {light} background: var(--paper); }} @media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg[^>]*>)", lambda found: found[0] + style, svg, count=1)

@@ -1,0 +1,92 @@
+"""Made-up runs: as rows would tell them, and as folders a run would leave."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dpx.report.rows import Run
+
+ACCURACY = "heldout/mlm_accuracy"
+
+
+def run(name: str, accuracy: float, replicate: int = 0, snr: Any = None, curves: Any = None, finals: Any = None, **config: Any) -> Run:
+    """A laptop run of 100 steps; `snr(step)` gives its SNR; knobs use `__` for the dot."""
+    knobs = {key.replace("__", "."): value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
+    knobs = {"steps": "100", "mechanism": "DpSgd"} | knobs
+    drawn = dict(curves or {})
+    if snr is not None:
+        drawn["grad/snr"] = tuple((step, float(snr(step))) for step in range(5, 105, 5))
+    point = " ".join(f"{key}={value}" for key, value in knobs.items() if key not in ("steps", "mechanism")) or "-"
+    facts = {"guarantee": "not_private" if knobs["mechanism"] == "NoPrivacy" else "dp", "epsilon/rdp": "5.36", "delta": "1e-06"}
+    facts |= {"noise_multiplier": "0.8", "unit": "row", "adjacency": "zero_out", "accountant": "rdp", "commit": "0123456789ab"}
+    measured = {ACCURACY: accuracy, "train/expected_examples": 100.0, "baseline/most_frequent_token": 0.05, **(finals or {})}
+    return Run(f"laptop_{name}", f"{name}-{point}-{replicate}", point, replicate, knobs, facts, measured, drawn)
+
+
+def replicates(name: str, accuracies: list[float], **arguments: Any) -> list[Run]:
+    """One run for each accuracy."""
+    return [run(name, accuracy, replicate, **arguments) for replicate, accuracy in enumerate(accuracies)]
+
+
+def sweep(sizes: dict[int, tuple[list[float], float]]) -> list[Run]:
+    """A batch sweep: accuracies and SNR level by batch size; SNR falls as 1 / sqrt(step)."""
+    found = []
+    for size, (accuracies, level) in sizes.items():
+        found += replicates(
+            "anil_batch_sweep", accuracies, snr=lambda step, level=level: level / math.sqrt(step), batch_schedule__size=size
+        )
+    return found
+
+
+def schedule(accuracies: list[float], slope: float = 0.1) -> list[Run]:
+    """Figure 4: small 0.20, large 0.30, and the schedule at `accuracies`, its log SNR falling with `slope`."""
+    found = []
+    for sizes, values, fall, examples in (([128], [0.19, 0.2, 0.21], 0.9, 100.0), ([512], [0.29, 0.3, 0.31], 0.8, 400.0)):
+        found += _scheduled(sizes, values, fall, examples)
+    return found + _scheduled([128, 320, 512], accuracies, slope, 340.0)
+
+
+def _scheduled(sizes: list[int], values: list[float], fall: float, examples: float) -> list[Run]:
+    finals = {"train/expected_examples": examples}
+    return replicates("anil_batch_schedule", values, snr=lambda step: step**-fall, finals=finals, batch_schedule__sizes=sizes)
+
+
+def folder(outputs: Path, name: str, plain: dict[str, Any], accuracy: float, steps: int = 100, private: bool = True) -> Path:
+    """What a finished run of `steps` steps leaves behind; `plain` is its resolved config."""
+    made = outputs / f"{name}-{abs(hash(json.dumps(plain, sort_keys=True, default=str))) % 10**10:010d}"
+    (made / "release").mkdir(parents=True)
+    (made / "private").mkdir()
+    (made / "release" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
+    claim: dict[str, Any] = {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}}
+    if private:
+        claim = {"guarantee": "dp", "reasons": [], "unit": "row", "adjacency": "zero_out", "accountant": "rdp", "delta": 1e-6}
+        claim |= {"declared_size": 1000, "epsilon": {"rdp": 5.36}, "mechanism": {"noise_multiplier": 0.8}, "unsupported": []}
+        claim |= {"assumptions": ["the vocabulary is fitted on documents of the public split, which are not protected"]}
+    (made / "release" / "privacy.json").write_text(json.dumps(claim))
+    results = {
+        "steps": steps,
+        "heldout": {"loss": 5.0, "mlm_accuracy": accuracy},
+        "baselines": {"most_frequent_token": 0.05, "untrained": 0.0},
+    }
+    (made / "private" / "results.json").write_text(json.dumps(results))
+    (made / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "commit": "0123456789ab", "seconds": 9.0}}))
+    (made / "private" / "metrics.jsonl").write_text("".join(json.dumps(_line(step, accuracy, private)) + "\n" for step in range(steps)))
+    return made
+
+
+def _line(step: int, accuracy: float, private: bool) -> dict[str, Any]:
+    line = {"step": step, "train/examples": 60, "train/expected_batch_size": 64, "train/examples_per_s": 1.0 if step < 2 else 200.0}
+    line |= {
+        "grad/norm": 0.5,
+        "weights/embeddings/word": 3.0,
+        "weights/layers/up/kernel/layer_00": 4.0,
+        "weights/layers/up/bias/layer_00": 9.0,
+    }
+    if private:
+        line |= {"grad/snr": 1 / (1 + step), "grad/example_norm": 2.0, "grad/clipped_fraction": 1.0}
+    if (step + 1) % 50 == 0:
+        line |= {"heldout/mlm_accuracy": accuracy * (step + 1) / 100, "heldout/loss": 6.0}
+    return line

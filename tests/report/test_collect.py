@@ -1,0 +1,101 @@
+"""Run folders to rows and back: what is kept, what is left out and why, and that nothing changes on the way through the file."""
+
+from pathlib import Path
+
+import pytest
+
+from dpx import config, recipes
+from dpx.report import collect, rows
+from dpx.report.rows import FINAL, Row
+from tests.report import made
+
+SWEEP = "laptop_anil_batch_sweep"
+
+
+def _plain(*overrides: str) -> dict:
+    cfg = recipes.compose(["+experiment=laptop/anil_batch_sweep", "hydra/sweeper=basic", *overrides])
+    return config.resolved(cfg)
+
+
+def _point(index: int) -> list[str]:
+    """Overrides of one point of the recipe as it stands."""
+    return recipes.points("laptop/anil_batch_sweep")[index]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two points of the recipe, one run that is none, one unfinished."""
+    found = tmp_path_factory.mktemp("outputs")
+    made.folder(found, SWEEP, _plain(*_point(0)), 0.2)
+    made.folder(found, SWEEP, _plain(*_point(-1)), 0.4)
+    made.folder(found, SWEEP, _plain(*_point(0), "optimizer.beta1=0.5"), 0.9)
+    (found / f"{SWEEP}-0000000000" / "private").mkdir(parents=True)
+    (found / "mckenna_grid-0000000000").mkdir()
+    return found
+
+
+def test_finished_points_are_collected_and_others_named(outputs: Path, tmp_path: Path) -> None:
+    found, unfinished = collect.collect(outputs, ("laptop_anil_",))
+    assert unfinished == [f"{SWEEP}-0000000000: not finished, or not readable (FileNotFoundError)"]
+    kept, strays = collect.merged([], found)
+    assert len(strays) == 1 and "not a point of its recipe: optimizer.beta1=0.5, not 0.75" in strays[0]
+    rows.write(tmp_path / "results.csv", kept)
+    runs = rows.runs_of(rows.read(tmp_path / "results.csv"))
+    assert [run.finals["heldout/mlm_accuracy"] for run in runs] in ([0.2, 0.4], [0.4, 0.2])
+    assert all("batch_schedule.size=" in run.point and "replicate" not in run.point for run in runs)
+
+
+def test_a_run_is_read_back_as_it_was(outputs: Path, tmp_path: Path) -> None:
+    found, _ = collect.collect(outputs, ("laptop_anil_",))
+    rows.write(tmp_path / "results.csv", found)
+    assert sorted(rows.read(tmp_path / "results.csv"), key=repr) == sorted(set(found), key=repr)
+    run = next(run for run in rows.runs_of(found) if run.finals["heldout/mlm_accuracy"] == 0.4)
+    assert run.config["mechanism"] == "DpSgd" and run.config["noise"] == "TargetEpsilon" and run.number("noise.epsilon") == 5.36
+    assert run.facts["guarantee"] == "dp" and run.facts["epsilon/rdp"] == "5.36" and run.facts["commit"] == "0123456789ab"
+    assert run.curves["heldout/mlm_accuracy"] == ((50, 0.2), (100, 0.4))
+    # 100 steps in windows of 3, each the mean of its steps and named by its last.
+    assert len(run.curves["grad/snr"]) == 34 and run.curves["grad/snr"][0] == (3, pytest.approx((1 + 1 / 2 + 1 / 3) / 3))
+    assert run.curves["weights/matrices"][0][1] == 5.0, "biases are not decayed and not counted"
+    assert run.finals["train/expected_examples"] == 6400 and run.finals["train/examples_per_s"] == 200
+
+
+def test_collecting_twice_changes_nothing(outputs: Path, tmp_path: Path) -> None:
+    found, _ = collect.collect(outputs, ("laptop_anil_",))
+    once, _ = collect.merged([], found)
+    rows.write(tmp_path / "results.csv", once)
+    first = (tmp_path / "results.csv").read_bytes()
+    again, _ = collect.merged(rows.read(tmp_path / "results.csv"), found)
+    rows.write(tmp_path / "results.csv", again)
+    assert (tmp_path / "results.csv").read_bytes() == first
+
+
+def test_rows_of_a_folder_that_is_gone_stay_while_their_recipe_stands(outputs: Path) -> None:
+    found, _ = collect.collect(outputs, ("laptop_anil_",))
+    kept, _ = collect.merged(found, [])
+    assert len({row.run for row in kept}) == 2
+    gone = [Row("laptop_anil_nowhere", "1", 0, "config/steps", "", "3")]
+    assert collect.merged(gone, [])[0] == []
+
+
+def test_only_the_latest_analysis_counts() -> None:
+    old = [Row("anil_accounting", "old", 0, "t[0].x", FINAL, "1.0")]
+    new = [Row("anil_accounting", "new", 0, "t[0].x", FINAL, "2.0")]
+    assert collect.merged(old, new)[0] == new
+
+
+def test_windows_are_means_named_by_their_last_step() -> None:
+    assert collect.windowed([(1, 1.0), (2, 3.0), (3, 5.0)], 2) == [(2, 2.0), (3, 5.0)]
+    assert collect.windowed([], 4) == []
+
+
+def test_points_name_what_differs() -> None:
+    knobs = {"a": {"lr": "1", "size": "2"}, "b": {"lr": "1", "size": "4"}}
+    made_rows = [Row("x", run, 0, f"config/{key}", "", value) for run, config in knobs.items() for key, value in config.items()]
+    assert rows.points(made_rows) == {("x", "a"): "size=2", ("x", "b"): "size=4"}
+    assert rows.points(made_rows[:2]) == {("x", "a"): "-"}
+
+
+def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="columns"):
+        rows.read(tmp_path / "results.csv")

@@ -1,0 +1,147 @@
+"""The page of made-up runs: complete, self-contained, rebuilt from the two CSV files alone, the same each time."""
+
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.job.report import Report
+from dpx.report import published, rows
+from dpx.report.anil2021 import page
+from dpx.report.document import Document, Grid, Items, Section
+from dpx.report.html import page as html_page
+from dpx.report.rows import FINAL, Row, Run
+from dpx.run_folder import RunFolder
+from tests.report import made
+
+HOME = Path(__file__).resolve().parents[2] / "experiments" / "anil2021"
+
+
+def _rows(runs: list[Run]) -> list[Row]:
+    found = []
+    for run in runs:
+        facts = {f"config/{key}": value for key, value in run.config.items()} | {f"fact/{key}": value for key, value in run.facts.items()}
+        parts = [(metric, "", value) for metric, value in facts.items()]
+        parts += [(metric, FINAL, repr(value)) for metric, value in run.finals.items()]
+        parts += [(metric, str(step), repr(value)) for metric, curve in run.curves.items() for step, value in curve]
+        found += [Row(run.experiment, run.run, run.replicate, *part) for part in parts]
+    return found
+
+
+RUNS = [
+    *made.sweep({16: ([0.1, 0.11], 1.0), 64: ([0.2, 0.21], 2.0), 256: ([0.05, 0.06], 4.0)}),
+    *made.schedule([0.28, 0.3, 0.32]),
+    *made.replicates("anil_epsilon_sweep", [0.1, 0.12], noise__epsilon=1.08),
+    *made.replicates("anil_epsilon_sweep", [0.2, 0.22], noise__epsilon=5.36),
+    made.run("anil_nonprivate_baseline", 0.5, mechanism="NoPrivacy"),
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The evidence folder of a paper after `job=report report.collect=false`."""
+    found = tmp_path_factory.mktemp("evidence") / "anil2021"
+    found.mkdir()
+    shutil.copy(HOME / "published.csv", found)
+    rows.write(found / "results.csv", _rows(RUNS))
+    (found / "notes.csv").write_text("item,note\nA7,the largest batch was <stopped> early\n")
+    _report(found)
+    return found
+
+
+def _report(home: Path) -> None:
+    experiment, job = config.build(recipes.compose(["job=report", "report.collect=false", f"report.evidence={home.parent}"]))
+    job(experiment, RunFolder(home / "unused"))
+
+
+def test_page_asks_the_network_for_nothing(home: Path) -> None:
+    text = (home / "page.html").read_text()
+    assert not re.search(r"<(script|iframe|img|link(?! rel=\"icon\" href=\"data:))", text)
+    assert not re.search(r"(src|href)=\"(?!#|data:)", text) and "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
+
+
+def test_ids_are_unique_and_every_reference_leads_somewhere(home: Path) -> None:
+    text = (home / "page.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+
+
+def test_every_published_number_and_verdict_is_on_both_pages(home: Path) -> None:
+    html, markdown = (home / "page.html").read_text(), (home / "README.md").read_text()
+    for line in published.read(home / "published.csv"):
+        assert line.quantity in markdown and line.quantity.replace("&", "&amp;") in html
+    for number in range(1, 14):
+        assert f'id="a{number}"' in html and f"## A{number}. " in markdown
+    assert "✗ fail" in html and "✓ pass" in html and "– not run" in html
+    assert "✗" in html and "❌ fail" in markdown, "a failing shape is shown"
+    assert "the largest batch was &lt;stopped&gt; early" in html
+
+
+def test_figures_are_xml_and_follow_the_theme(home: Path) -> None:
+    figures = sorted((home / "figures").glob("*.svg"))
+    assert {"anil-figure-2.svg", "anil-figure-3.svg", "anil-figure-4.svg"} <= {path.name for path in figures}
+    for path in figures:
+        ElementTree.parse(path)
+        text = path.read_text()
+        assert "var(--ink)" in text and "prefers-color-scheme: dark" in text and "<metadata" not in text
+        assert f"figures/{path.name}" in (home / "README.md").read_text()
+
+
+def test_page_rebuilds_to_the_same_bytes(home: Path) -> None:
+    before = {path.name: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    _report(home)
+    assert {path.name: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+
+
+def test_full_scale_is_a_cost_until_it_runs(home: Path) -> None:
+    line = next(line for line in published.read(home / "published.csv") if line.experiment == "anil_2m_batch")
+    assert page._ours(line, RUNS) == "not run (7,616 H200 hours, 1.08e22 FLOPs)"
+    laptop = made.run("anil_2m_batch", 0.61)
+    assert page._ours(line, [laptop]).startswith("not run"), "a laptop run never stands in the column of full scale"
+    full = Run("anil_2m_batch", "0", "-", 0, {}, {}, {"heldout/mlm_accuracy": 0.61}, {})
+    assert page._ours(line, [full]) == "61 %"
+
+
+def test_numbers_of_a_point_are_compared_as_numbers(home: Path) -> None:
+    line = next(line for line in published.read(home / "published.csv") if line.point == "noise.epsilon=2.0")
+    full = Run("anil_epsilon_sweep", "0", "-", 0, {"noise.epsilon": "2"}, {}, {"heldout/mlm_accuracy": 0.4}, {})
+    other = Run("anil_epsilon_sweep", "1", "-", 0, {"noise.epsilon": "3"}, {}, {"heldout/mlm_accuracy": 0.9}, {})
+    assert page._ours(line, [full, other]) == "40 %"
+
+
+def test_published_numbers_are_marked(home: Path) -> None:
+    lines = published.read(home / "published.csv")
+    assert {line.mark for line in lines} == {"text", "picture", "computed", "claim"}
+    assert all(not line.value for line in lines if line.mark == "picture"), "nothing was digitised"
+    assert {f"A{number}" for number in range(1, 14)} == {line.item for line in lines}
+    with pytest.raises(ValueError, match="without a value"):
+        published.Published("A1", "x", "y", "", "%", "text", "", "", "", "0", "", "")
+    with pytest.raises(ValueError, match="mark"):
+        published.Published("A1", "x", "y", "1", "%", "guess", "", "", "", "0", "", "")
+
+
+def test_an_unknown_paper_is_refused(tmp_path: Path) -> None:
+    experiment, _ = config.build(recipes.compose([]))
+    with pytest.raises(Refused, match="no page is made of that paper"):
+        Report(paper="nobody2020")(experiment, RunFolder(tmp_path))
+    with pytest.raises(Refused, match="published values are not there"):
+        Report(paper="anil2021", evidence=str(tmp_path))(experiment, RunFolder(tmp_path))
+
+
+def test_text_is_escaped() -> None:
+    section = Section("a < b", [Items(["`x<y>` **strong**"], "s"), Grid(("c",), [("<b>",), ("pass",)])], "a")
+    text = html_page(Document("t", ["l & m"], [section]))
+    assert "<code>x&lt;y&gt;</code> <strong>strong</strong>" in text and "<td>&lt;b&gt;</td>" in text and "l &amp; m" in text
+
+
+def test_report_starts_no_jax() -> None:
+    code = "import sys, dpx.job.report, dpx.report.papers, dpx.report.collect, dpx.report.html; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

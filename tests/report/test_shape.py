@@ -1,0 +1,61 @@
+"""Statistics over replicates: known values, and order that is and is not there."""
+
+import math
+
+import pytest
+
+from dpx.report import shape
+from dpx.report.shape import Part, Verdict
+
+
+def test_pairs_above_counts_ties_as_halves() -> None:
+    assert shape.pairs_above([2, 3], [1, 2]) == (3.5, 4)
+
+
+def test_trend_of_three_against_three_in_perfect_order() -> None:
+    found = shape.trend({1: [1, 2, 3], 2: [4, 5, 6]})
+    # J = 9, mean 4.5, variance (36 * 15 - 2 * 9 * 9) / 72 = 5.25; the exact p is 1/20.
+    assert (found.ascending, found.pairs) == (9, 9)
+    assert found.p == pytest.approx(0.5 * math.erfc(4.5 / math.sqrt(5.25) / math.sqrt(2)))
+    assert found.holds and 0.02 < found.p < 0.05
+
+
+def test_trend_is_refused_by_noise_and_by_reversed_neighbours() -> None:
+    assert not shape.trend({1: [1, 5, 3], 2: [2, 4, 6]}).holds
+    # Rising over all, but 3 and 4 stand wholly the other way round.
+    found = shape.trend({1: [1, 2], 2: [3, 4], 3: [9, 10], 4: [7, 8]})
+    assert found.p < 0.05 and found.reversed == ((3, 4),) and not found.holds
+    assert "wholly above" in found.words()
+
+
+def test_descending_is_the_other_direction() -> None:
+    groups = {1: [6.0, 5.0, 4.0], 2: [3.0, 2.0, 1.0]}
+    assert shape.descending(groups).holds and not shape.trend(groups).holds
+
+
+def test_trend_needs_two_groups() -> None:
+    with pytest.raises(ValueError, match="two groups"):
+        shape.trend({1: [1, 2]})
+
+
+def test_within_noise_needs_replicates_and_closeness() -> None:
+    assert shape.within_noise([1.0, 1.2, 1.1], [1.05, 1.15, 1.25])[0]
+    assert not shape.within_noise([1.0, 1.01, 1.02], [1.2, 1.21, 1.22])[0]
+    assert not shape.within_noise([1.0], [1.0])[0]
+
+
+def test_part_of_curve_takes_a_fraction_of_the_steps() -> None:
+    curve = [(10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)]
+    assert shape.part_of_curve(curve, 0.5, 1) == 3.5 and shape.part_of_curve(curve, 0, 0.25) == 1.0
+
+
+def test_mean_curve_keeps_common_steps() -> None:
+    assert shape.mean_curve([[(1, 1.0), (2, 2.0)], [(2, 4.0), (3, 9.0)]]) == [(2, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("states", "state"), [("pp", "pass"), ("pf", "fail"), ("pn", "not run"), ("fn", "fail"), ("n", "not run"), ("", "not run")]
+)
+def test_a_verdict_is_its_worst_part(states: str, state: str) -> None:
+    names = {"p": shape.PASS, "f": shape.FAIL, "n": shape.NOT_RUN}
+    assert Verdict("A0", "x", "", tuple(Part("", "", names[s]) for s in states)).state == state
