@@ -14,11 +14,13 @@ class RunProgress:
         self._steps, self._planned, self._first = steps, planned_epsilon, first_step
         self._every = every or max(1, steps // 20)
         self._console = Console(file=sys.stderr)
+        # Composed at some steps only; shown until the next.
+        self._epsilon: float | None = None
         self._bar = None
         if self._console.is_terminal:
+            # Eighty columns hold all of it; a wider terminal widens nothing.
             columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(10),
                 TextColumn("{task.completed}/{task.total}"),
                 TextColumn("{task.fields[facts]}"),
                 TimeRemainingColumn(),
@@ -42,9 +44,11 @@ class RunProgress:
 
     def step(self, done: int, examples_per_s: float, loss: float, accuracy: float, epsilon: float | None) -> None:
         """Shows the state after `done` steps."""
-        facts = f"{examples_per_s:,.0f} examples/s  loss {loss:.3f}  accuracy {accuracy:.1%}"
-        if self._planned is not None and epsilon is not None:
-            facts += f"  epsilon {epsilon:.2f} of {self._planned:.2f}"
+        if epsilon is not None:
+            self._epsilon = epsilon
+        facts = f"{examples_per_s:,.0f} examples/s  loss {loss:.2f}  accuracy {accuracy:.1%}"
+        if self._planned is not None and self._epsilon is not None:
+            facts += f"  epsilon {self._epsilon:.2f}/{self._planned:.2f}"
         if self._bar:
             self._bar.update(self._task, completed=done, facts=facts)
         elif done % self._every == 0 or done in (self._first + 1, self._steps):
