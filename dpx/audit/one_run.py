@@ -1,0 +1,45 @@
+"""Lower bounds on epsilon from one run with many canaries (Steinke, Nasr and Jagielski 2023, theorem 5.2).
+
+Of r guesses, what is correct is at most W ~ Binomial(r, e^eps / (1 + e^eps)) in distribution, but for delta:
+P[correct >= v] <= P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i, with m coins, abstentions included.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import expit
+from scipy.stats import binom
+
+from dpx.audit.guesses import Guesses
+
+# Searches end within this of the largest refuted epsilon, on its lower side.
+RESOLUTION = 1e-3
+# No search goes beyond: e^20 already tells any two runs apart.
+LARGEST = 20.0
+
+
+def p_value(seen: Guesses, epsilon: float, delta: float) -> float:
+    """Chance that an (epsilon, delta)-DP mechanism lets as many guesses be correct, from above."""
+    wins, chance = seen.correct, expit(epsilon)
+    if wins == 0:
+        return 1.0
+    reach = np.arange(1, wins + 1)
+    near = np.cumsum(binom.pmf(wins - reach, seen.guesses, chance))
+    slack = 2 * seen.canaries * delta * float(np.max(near / reach))
+    return min(1.0, float(binom.sf(wins - 1, seen.guesses, chance)) + slack)
+
+
+def epsilon_lower_bound(seen: Guesses, delta: float, error: float) -> float:
+    """With probability at least 1 - error no more than the true epsilon at `delta`."""
+    return largest_refuted(lambda epsilon: p_value(seen, epsilon, delta) < error)
+
+
+def largest_refuted(is_refuted, largest: float = LARGEST, resolution: float = RESOLUTION) -> float:
+    """Largest value up to `largest` for which the monotone `is_refuted` holds, from below; 0 where none is."""
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, largest
+    for _ in range(math.ceil(math.log2(largest / resolution))):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low
