@@ -3,6 +3,7 @@
 What is collected beside the statement (accuracy, norms, SNR) depends on the protected text without noise: for public corpora only.
 """
 
+import functools
 import json
 import math
 import statistics
@@ -200,6 +201,7 @@ def _number(value: int | float) -> str:
     return f"{value:.7g}"
 
 
+@functools.cache
 def _points_of(name: str) -> list[dict[str, str]]:
     """Knobs of every point of the recipe as it stands; none where there is no such recipe."""
     recipe = name.replace("laptop_", "laptop/", 1)

@@ -11,7 +11,7 @@ from dpx.report.theme import DASHES, INK, MARKERS, RULE, SERIES, SOFT, themed
 
 Curve = Sequence[tuple[int | float, int | float]]
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["system-ui", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
@@ -70,8 +70,15 @@ def scatter(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: st
     axes.scatter(xs, ys, s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0, label=label or None)
 
 
+def values(axes: Any, points: Sequence[tuple[Any, Any]]) -> None:
+    """Each mark's value written beside it, on the side where there is room."""
+    middle = sum(y for _, y in points) / len(points)
+    for x, y in points:
+        axes.annotate(f"{y:g}", (x, y), textcoords="offset points", xytext=(0, 7 if y <= middle else -15), ha="center", fontsize=9)
+
+
 def legend(axes: Any, title: str = "") -> None:
     """Where there is something to tell apart."""
     if not axes.get_legend_handles_labels()[0]:
         return
-    axes.legend(title=title or None, fontsize=9, title_fontsize=9, handlelength=3)
+    axes.legend(title=title or None, fontsize=9, title_fontsize=9, handlelength=3, loc="upper left", bbox_to_anchor=(1.0, 1.0))

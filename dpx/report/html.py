@@ -22,7 +22,8 @@ p { margin: .5rem 0; } a { color: var(--s1); }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: .36rem .7rem .36rem 0; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; color: var(--soft); border-bottom-width: 2px; }
-.verdict { white-space: nowrap; font-weight: 600; } .pass { color: var(--good); } .fail { color: var(--bad); } .none { color: var(--soft); }
+.verdict, th:last-child { white-space: nowrap; } .verdict { font-weight: 600; }
+.pass { color: var(--good); } .fail { color: var(--bad); } .none { color: var(--soft); }
 figure { margin: 1.1rem 0; } figure svg { display: block; width: 100%; height: auto; max-width: 58rem; }
 figcaption, details, li { font-size: .9rem; } figcaption { color: var(--soft); margin-top: .3rem; }
 summary { cursor: pointer; color: var(--soft); margin: .5rem 0; } ul { padding-left: 1.2rem; } li { margin: .2rem 0; }

@@ -1,5 +1,7 @@
 """A document as Markdown, its figures as files beside it."""
 
+from collections.abc import Sequence
+
 from dpx.report.document import Block, Document, Figure, Grid, Items, Paragraph
 
 _MARKS = {"pass": "✅ pass", "fail": "❌ fail", "not run": "◻️ not run"}
@@ -33,5 +35,5 @@ def _folded(summary: str, text: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
-def _line(cells) -> str:
+def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(_MARKS.get(cell, cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

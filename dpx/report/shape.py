@@ -9,6 +9,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Steps and knobs are integers in one run and not in another.
 Number = int | float
@@ -82,7 +83,7 @@ def all_above(upper: Sequence[Number], lower: Sequence[Number]) -> bool:
     return min(upper) > max(lower)
 
 
-def trend(groups: Mapping[Number, Sequence[Number]]) -> Trend:
+def trend(groups: Mapping[Any, Sequence[Number]]) -> Trend:
     """Do values rise with the key of their group? Raises `ValueError` for fewer than two groups."""
     if len(groups) < 2:
         raise ValueError("a trend needs two groups")
@@ -99,7 +100,7 @@ def trend(groups: Mapping[Number, Sequence[Number]]) -> Trend:
     return Trend(wins, pairs, p, against)
 
 
-def descending(groups: Mapping[Number, Sequence[Number]]) -> Trend:
+def descending(groups: Mapping[Any, Sequence[Number]]) -> Trend:
     """`trend` of the values with their sign turned: do they fall with the key?"""
     return trend({key: [-value for value in values] for key, values in groups.items()})
 

@@ -105,7 +105,9 @@ def _epsilon(runs: Sequence[Run], published: Sequence[Published]) -> list[Figure
     caption = "Figure 2: accuracy against ε. Left, the two values that the paper's text gives; right, the laptop analogue."
     groups = sweeps.by(sweeps.laptop(runs, "anil_epsilon_sweep"), "noise.epsilon")
     with drawing.panels("anil-figure-2", caption, 2 if groups else 1, found) as axes:
-        drawing.scatter(axes[0], 1, _numbers(published, "anil_epsilon_sweep", "noise.epsilon"))
+        numbers = _numbers(published, "anil_epsilon_sweep", "noise.epsilon")
+        drawing.scatter(axes[0], 1, numbers)
+        drawing.values(axes[0], numbers)
         axes[0].set(xlabel="ε", ylabel="masked-token accuracy, %", title=PUBLISHED, xlim=(0, 11), ylim=(25, 45))
         if groups:
             _against(axes[1], groups, "ε")
@@ -128,7 +130,9 @@ def _batch_sweep(runs: Sequence[Run], published: Sequence[Published]) -> list[Fi
             right.set(ylabel="held-out accuracy, %")
     caption = "Figure 3b's ends: accuracy against batch size. Left, the two values that the paper's text gives; right, the laptop analogue."
     with drawing.panels("anil-figure-3-ends", caption, 2 if groups else 1, found) as axes:
-        drawing.scatter(axes[0], 1, _numbers(published, "anil_batch_sweep", batches.SIZE))
+        numbers = _numbers(published, "anil_batch_sweep", batches.SIZE)
+        drawing.scatter(axes[0], 1, numbers)
+        drawing.values(axes[0], numbers)
         axes[0].axhline(70, color=drawing.SOFT, linewidth=1.2, linestyle=":")
         axes[0].annotate("70 % without privacy", (32768, 70), textcoords="offset points", xytext=(0, -13), fontsize=9)
         axes[0].set(xscale="log", xlabel="batch size", ylabel="masked-token accuracy, %", title=PUBLISHED)

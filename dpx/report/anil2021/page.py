@@ -30,6 +30,8 @@ _TITLES = {
     "A12": "Throughput (section 5.3)",
     "A13": "32 times the reference batch (sections 1.1, 5.3)",
 }
+# A8 is a point of the batch sweep, by name.
+_JUDGED_BY = {"A8": ("laptop_anil_batch_sweep",)}
 _UNTRAINED = ("A5", "A10", "A11", "A13")
 
 
@@ -97,9 +99,12 @@ def _experiment(
         Grid(("quantity", "published", "mark", "ours, full scale", "note"), [_published_row(line, runs) for line in lines]),
     ]
     if ours:
-        blocks.append(Grid(_POINT_COLUMNS, _points(ours), f"{len(ours)} laptop runs by point"))
-    said = privacy.statement([run for run in runs if run.experiment in (verdict.experiment, f"laptop_{verdict.experiment}")])
-    blocks.append(Items(said, "privacy of these runs") if said else Paragraph(_no_statement(verdict)))
+        blocks.append(Grid(_POINT_COLUMNS, _points(ours), f"laptop runs by point: {len(ours)} in all"))
+    names = (verdict.experiment, f"laptop_{verdict.experiment}", *_JUDGED_BY.get(verdict.item, ()))
+    said = privacy.statement([run for run in runs if run.experiment in names])
+    # One line is shown as it is; several (a sweep over epsilon, say) are folded.
+    several = f"privacy of these runs, {len(said)} kinds" if len(said) > 1 else ""
+    blocks.append(Items([f"Privacy: {line}" for line in said], several) if said else Paragraph(_no_statement(verdict)))
     return Section(f"{verdict.item}. {_TITLES[verdict.item]}", blocks, verdict.item.lower())
 
 
@@ -110,7 +115,8 @@ def _no_statement(verdict: Verdict) -> str:
 
 
 def _published_row(line: Published, runs: Sequence[Run]) -> tuple[str, ...]:
-    return (line.quantity, f"{line.value} {line.unit}".strip() if line.value else "–", line.mark, _ours(line, runs), line.note)
+    value = f"{int(line.value):,}" if line.value.isdigit() else line.value
+    return (line.quantity, f"{value} {line.unit}".strip() if line.value else "–", line.mark, _ours(line, runs), line.note)
 
 
 def _ours(line: Published, runs: Sequence[Run]) -> str:

@@ -25,6 +25,9 @@ OF_OURS = (
     "have to charge all of them together.",
     "Laptop learning rates, weight decays and batch sizes were chosen by looking at runs on the same text: not charged.",
 )
+_NOT_IN_EPSILON = (
+    "not in ε: settings chosen by looking at runs on this text; not protected: its public and held-out documents, and the figures here"
+)
 _ORDER = ("unit", "adjacency", "accountant", "delta", "declared_size")
 
 
@@ -50,6 +53,7 @@ def _line(run: Run) -> str:
         *[f"no guarantee because {reason}" for reason in json.loads(facts.get("reasons", "[]"))],
         *[f"not a bound: {one['name']} = {_number(one['value'])} ({one['reason']})" for one in json.loads(facts.get("unsupported", "[]"))],
         *_tokenizer(facts),
+        _NOT_IN_EPSILON,
     ]
     return "; ".join(part for part in parts if part) + "."
 
