@@ -106,3 +106,21 @@ def test_a_large_unit_at_a_small_rate_is_summed_without_loss_of_mass():
 def test_impossible_releases_are_refused(changes):
     with pytest.raises(Refused):
         Release(**({"noise_multiplier": 1.0} | changes))
+
+
+@pytest.mark.parametrize(("noise_multiplier", "steps"), [(1.0, 20_000), (0.5, 20), (0.05, 3)])
+def test_large_losses_take_a_coarser_grid_and_not_all_memory(noise_multiplier, steps):
+    charges = [(Release(noise_multiplier=noise_multiplier), steps)]
+    truth = closed_form.epsilon(steps**0.5 / noise_multiplier, DELTA)
+    assert truth * (1 - 1e-6) <= accounting.compose(charges).epsilon(DELTA) <= truth * 1.001
+
+
+def test_tiny_rates_take_a_finer_grid():
+    tiny, usual = ([(Release(noise_multiplier=0.5, sampling_probability=q), 1)] for q in (1e-7, 1e-2))
+    assert accounting.grid(tiny) == 1e-5 and accounting.grid(usual) == 1e-4
+
+
+@pytest.mark.slow
+def test_a_tiny_rate_is_not_drowned_by_the_grid():
+    charges = [(Release(noise_multiplier=0.5, sampling_probability=1e-7), 10**6)]
+    assert 0.0148 <= accounting.compose(charges).epsilon(1e-8) <= 0.0148 * 1.015
