@@ -21,7 +21,9 @@ class Guesses:
 
     def __post_init__(self) -> None:
         fits = 0 <= self.correct <= self.guesses <= self.canaries and self.guesses > 0
-        require(fits, f"guesses={self.guesses}", f"{self.correct} correct of {self.guesses} about {self.canaries} coins", "Guess some coins")
+        require(
+            fits, f"guesses={self.guesses}", f"{self.correct} correct of {self.guesses} about {self.canaries} coins", "Guess some coins"
+        )
 
 
 def guess(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"], guesses: int) -> Guesses:

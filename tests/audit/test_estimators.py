@@ -42,11 +42,11 @@ def test_delta_adds_its_worst_windows():
 
 def test_one_coin_is_bounded_by_its_own_curve():
     """With one guess of one coin (*) reads P[correct] <= F(P[wrong]): for pure DP e^eps / (1 + e^eps), exactly."""
-    seen, tight = Guesses(1, 1, 1), expit(1.5)
+    seen, tight = Guesses(1, 1, 1), float(expit(1.5))
     assert not trade_off.refutes(seen, trade_off.approximate(1.5, 0.0), tight * (1 - 1e-6))
     assert trade_off.refutes(seen, trade_off.approximate(1.5, 0.0), tight * (1 + 1e-6))
-    assert trade_off.refutes(seen, trade_off.gaussian(1.0), norm.cdf(0.5) * (1 + 1e-6))
-    assert not trade_off.refutes(seen, trade_off.gaussian(1.0), norm.cdf(0.5) * (1 - 1e-6))
+    assert trade_off.refutes(seen, trade_off.gaussian(1.0), float(norm.cdf(0.5)) * (1 + 1e-6))
+    assert not trade_off.refutes(seen, trade_off.gaussian(1.0), float(norm.cdf(0.5)) * (1 - 1e-6))
 
 
 def test_nothing_is_learnt_from_chance():

@@ -1,0 +1,133 @@
+"""Dirac canaries: units whose gradient lies along one coordinate of its own, sent through the step that trains.
+
+Everything between the per-example loss and the optimiser is the run's own code: clipping, accumulation, the reduction, the keys
+and slices of the noise, the divisor. The released noisy sums are read where the optimiser receives them; the score of a canary is
+the inner product of their total with its direction, the likelihood ratio of a Gaussian release.
+
+Shape legend: M canaries, B canaries of a microbatch, R rows and W columns of the table they lie in (R * W >= M).
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+from scipy.stats import chi2
+
+from dpx.clipping.ops import lookup
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.mechanism.noise import slice_keys
+from dpx.optimizer import Adam
+from dpx.privacy import closed_form
+from dpx.randomness import RootSecret
+from dpx.training.step import TASK_COUNTS, Step, as_chunk, make_step
+
+WIDTH = 100
+MICROBATCH = 500
+# Every canary is this many times longer than the clipping norm, so an unclipped one shows.
+LENGTH = 10.0
+
+
+@declaration
+class Setting:
+    """Full participation over `steps` releases, whose noise is just what (`epsilon`, `delta`) needs by the closed form."""
+
+    canaries: int = 20_000
+    steps: int = 2
+    epsilon: float = 2.0
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require(self.canaries >= 2, f"canaries={self.canaries}", "a guess needs canaries on both sides", "Use 10000 or more")
+        require(self.steps > 0, f"steps={self.steps}", "nothing would be released", "Use 1 or more")
+        require(self.epsilon > 0, f"epsilon={self.epsilon}", "epsilon must be positive", "Give a claim above 0")
+        require(0 < self.delta < 1, f"delta={self.delta}", "delta is a probability above 0 and below 1", "Use 1e-5")
+
+    @property
+    def mu(self) -> float:
+        """Sensitivity over deviation of all releases together."""
+        return closed_form.mu(self.epsilon, self.delta)
+
+    @property
+    def noise_multiplier(self) -> float:
+        return math.sqrt(self.steps) / self.mu
+
+    def claim(self, delta: float) -> float:
+        """The epsilon that this noise gives at any delta."""
+        return closed_form.epsilon(self.mu, delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Objective:
+    """Canary k loses `length` times parameter k: its gradient has that norm along one coordinate."""
+
+    rows: int
+    length: float
+
+    def init(self, key: Array) -> dict[str, Array]:
+        return {"table": jnp.zeros((self.rows, WIDTH))}
+
+    def batch(self, key: Array, rows: dict[str, Array]) -> dict[str, Array]:
+        return rows
+
+    def losses(self, params: Any, batch: dict[str, Array], dropout_key: Array | None = None) -> tuple[Array, dict[str, Array]]:
+        row_BW = lookup(params["table"], batch["record"][:, None] // WIDTH)[:, 0]
+        column_BW = jnp.arange(WIDTH) == batch["record"][:, None] % WIDTH
+        return self.length * jnp.sum(jnp.where(column_BW, row_BW, 0), axis=1), dict.fromkeys(TASK_COUNTS, jnp.zeros(len(row_BW)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Canaries:
+    """A compiled step for the canaries of `setting` under `experiment`'s clip, clipping method and mesh."""
+
+    experiment: Experiment
+    setting: Setting
+    step: Step
+
+    @classmethod
+    def of(cls, experiment: Experiment, setting: Setting) -> "Canaries":
+        require(experiment.is_private, "mechanism=none", "there is no claim to audit", "Audit a private experiment")
+        # Without memory Adam's first moment is the noisy mean gradient itself.
+        plain = Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0)
+        changed = dataclasses.replace(experiment, optimizer=plain)
+        objective = _Objective(-(-setting.canaries // WIDTH), LENGTH * experiment.clip.clipping_norm)
+        return cls(changed, setting, make_step(changed, objective, experiment.mesh.make(), MICROBATCH))
+
+    def coins(self, secret: RootSecret) -> Bool[np.ndarray, " M"]:
+        """Whether each canary takes part, by a fair coin of its own."""
+        return secret.generator("audit_coins").integers(0, 2, self.setting.canaries).astype(bool)
+
+    def scores(self, secret: RootSecret, is_in_M: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+        """Each canary's inner product with the mean of the released sums, in units of the clipping norm."""
+        setting, expected = self.setting, np.float32(self.setting.canaries)
+        deviation = np.float32(setting.noise_multiplier * self.experiment.clip.clipping_norm)
+        state, total_M = self.step.init(np.asarray(secret.key("init"))), np.zeros(setting.canaries)
+        for number in range(setting.steps):
+            sums = self._sums(state, np.flatnonzero(is_in_M).astype(np.int32))
+            keys = slice_keys(secret, number, state["params"])
+            state, _ = self.step.finish(state, sums, keys, deviation, expected, np.float32(0))
+            (moments, *_) = state["moments"]
+            total_M += np.asarray(moments.mu["table"], np.float64).ravel()[: setting.canaries]
+        return total_M * setting.canaries / (setting.steps * self.experiment.clip.clipping_norm)
+
+    def _sums(self, state: Any, records: np.ndarray) -> Any:
+        """Clipped sums of the canaries that take part."""
+        step, sums, none = self.step, self.step.zero(), np.zeros(2, np.uint32)
+        params = step.gather(state["params"])
+        for start in range(0, len(records), step.chunk * step.rows):
+            padded, is_padding, count = as_chunk({"record": records[start : start + step.chunk * step.rows]}, step)
+            sums = step.accumulate(params, sums, padded, is_padding, np.int32(count), none, none)
+        return sums
+
+    def noise_p_value(self, scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"]) -> float:
+        """Two-sided chi-square test that what is not signal has the variance claimed: too little noise and too much both show."""
+        squares = float(np.sum(np.square(scores_M - is_in_M))) * self.setting.steps / self.setting.noise_multiplier**2
+        return variance_p_value(squares, len(scores_M))
+
+
+def variance_p_value(squares: float, count: int) -> float:
+    """Two-sided p-value of a sum of `count` squared standard normal draws."""
+    return float(min(1.0, 2 * min(chi2.cdf(squares, count), chi2.sf(squares, count))))

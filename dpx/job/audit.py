@@ -1,0 +1,110 @@
+"""`job=audit`: attacks the mechanism of this config with Dirac canaries, and fails when what is proved exceeds what is claimed.
+
+No private row is read: the canaries are the whole data. What is attacked is the code between the loss and the optimiser under this
+config's clip, clipping method and mesh, in a stated setting; the sampler and the trained model are not.
+"""
+
+import os
+from typing import Any
+
+from dpx.audit.verdict import Estimator, Primary, Verdict
+from dpx.console import wide
+from dpx.declaration import Refused, declaration
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder, write_json
+
+# Noise further from its stated variance than this is a defect, whichever way.
+NOISE_ERROR = 1e-6
+
+
+@declaration
+class Audit:
+    """Writes `private/audit.json`, `private/audit_coins.npy` and, without coins or scores, `release/audit.json`.
+
+    Raises `Refused` after writing when a lower bound exceeds the claim or the noise has not the variance stated. The secret is kept:
+    the same audit again is the same audit, and cannot be repeated until it passes.
+    """
+
+    canaries: int = 20_000
+    steps: int = 2
+    epsilon: float = 2.0
+    delta: float = 1e-5
+    estimator: Estimator = "one_run"
+    guesses: int = 400
+    error: float = 0.05
+
+    def __post_init__(self) -> None:
+        self.primary()
+
+    def primary(self) -> Primary:
+        return Primary(estimator=self.estimator, guesses=self.guesses, delta=self.delta, error=self.error)
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        import numpy as np
+
+        from dpx.audit.dirac import Canaries, Setting
+        from dpx.audit.verdict import judge
+
+        setting = Setting(canaries=self.canaries, steps=self.steps, epsilon=self.epsilon, delta=self.delta)
+        attack = Canaries.of(experiment, setting)
+        with folder.claimed():
+            secret = _secret(folder, experiment)
+            is_in_M = attack.coins(secret)
+            np.save(folder.private / "audit_coins.npy", is_in_M)
+            scores_M = attack.scores(secret, is_in_M)
+            verdict = judge(scores_M, is_in_M, setting.claim, self.primary())
+            document = self._document(experiment, setting, verdict, attack.noise_p_value(scores_M, is_in_M))
+            write_json(folder.release / "audit.json", document)
+            write_json(folder.private / "audit.json", document | {"scores": _summary(scores_M, is_in_M)})
+        _show(document)
+        _fail(verdict, document["noise"]["p_value"])
+
+    def _document(self, experiment: Experiment, setting: Any, verdict: Verdict, noise_p_value: float) -> dict[str, Any]:
+        words = {"adversary": "sees every noisy sum, knows every canary but its coin", "participation": "every unit, every step"}
+        return {
+            "setting": words | {name: getattr(setting, name) for name in ("canaries", "steps", "epsilon", "delta", "noise_multiplier")},
+            "mechanism": {
+                "clip": experiment.clip.kind,
+                "clipping_norm": experiment.clip.clipping_norm,
+                "clipping": experiment.clipping.method,
+            },
+            "noise": {"p_value": noise_p_value, "passes": noise_p_value >= NOISE_ERROR},
+            "not_covered": ["the sampler", "the data and its units", "the optimiser and the trained parameters"],
+            **verdict.as_json(),
+        }
+
+
+def _secret(folder: RunFolder, experiment: Experiment) -> Any:
+    from dpx.randomness import RootSecret
+
+    if experiment.seed is not None:
+        return RootSecret.from_seed(experiment.seed)
+    path = folder.private / "audit_secret"
+    return RootSecret.load(path) if os.path.exists(path) else RootSecret.create(path)
+
+
+def _summary(scores_M: Any, is_in_M: Any) -> dict[str, float]:
+    """Scores in units of the clipping norm."""
+    groups = (("in", scores_M[is_in_M]), ("out", scores_M[~is_in_M]))
+    return {f"{name}_{of}": float(getattr(group, of)()) for name, group in groups for of in ("mean", "std", "min", "max")}
+
+
+def _show(document: dict[str, Any]) -> None:
+    from dpx.analysis.table import Table
+
+    columns = ("estimator", "guesses", "correct", "delta", "error", "epsilon", "claim", "refutes")
+    listed = [document["primary"], *document["others"], *document["without_guarantee"]]
+    rows = tuple(tuple(bound[column] for column in columns) for bound in listed)
+    title = "lower bounds on epsilon; the primary first; what has no error decides nothing"
+    wide().print(Table("audit", columns, rows, title).shown())
+    wide().print(f"noise variance: p = {document['noise']['p_value']:.3g}", highlight=False)
+
+
+def _fail(verdict: Verdict, noise_p_value: float) -> None:
+    if verdict.refuting:
+        worst = max(verdict.refuting, key=lambda bound: bound.epsilon - bound.claim)
+        reason = f"the lower bound {worst.epsilon:.3f} ({worst.estimator}, {worst.guesses} guesses) exceeds the claim {worst.claim:.3f}"
+        raise Refused("audit", reason, "Release nothing of this mechanism before its noise and clip are mended")
+    if noise_p_value < NOISE_ERROR:
+        reason = f"the released noise has not the variance stated (p = {noise_p_value:.1e})"
+        raise Refused("audit", reason, "Mend the deviation that is passed to the noise")
