@@ -1,5 +1,6 @@
 """The command line: compose, run, and answer what cannot stand with one line. Starts no jax."""
 
+import logging
 import os
 import sys
 
@@ -16,6 +17,8 @@ from dpx.launch import Launcher
 
 def main() -> None:
     """Exit code 0; 2 with `error: <value>: <reason>. <fix>` for what the user can correct; 1 for a defect."""
+    # A log that cannot be written (a full disk) must not bury the one line below.
+    logging.raiseExceptions = False
     config.register_resolvers()
     launcher = Launcher()
 

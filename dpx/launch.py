@@ -3,6 +3,7 @@
 The only module beside `__main__` that knows that Hydra is running.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -63,7 +64,9 @@ class Launcher:
             log.exception("the job stopped")
             self.failures.append(error)
             words = str(as_refused(error) or f"{type(error).__name__}: {error}")
-            status.write("failed", error=words)
+            # On a full disk the error is what the user must see, not that it could not be noted.
+            with contextlib.suppress(OSError):
+                status.write("failed", error=words)
             return self._record(path, point, "failed", error=words)
         return self._record(path, point, "finished", status.read().get("objective"))
 

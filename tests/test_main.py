@@ -25,6 +25,7 @@ def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["optimizer.bta1=0.1"], "optimizer.bta1: unknown key. Did you mean optimizer.beta1?"),
         (["run=nowhere", "job=plan"], "run=nowhere: no such run."),
+        (["data=text", "data.source.paths=[missing.txt]", "job=plan"], "missing.txt: no such file."),
         (["job=list", "list.match=nothing"], "list.match=nothing: no recipe has such a name."),
     ],
 )
