@@ -32,7 +32,7 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
     """
     found: dict[tuple[str, str], list[Row]] = {}
     left_out = []
-    for folder in sorted((path for path in outputs.glob("*") if path.name.startswith(match)), key=_finished_at):
+    for folder in sorted((path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)), key=_finished_at):
         try:
             name, rows = _folder(folder)
         except (OSError, ValueError, KeyError) as error:

@@ -24,7 +24,7 @@ th, td { text-align: left; vertical-align: top; padding: .36rem .7rem .36rem 0; 
 th { font-weight: 600; color: var(--soft); border-bottom-width: 2px; }
 .verdict, th:last-child { white-space: nowrap; } .verdict { font-weight: 600; }
 .pass { color: var(--good); } .fail { color: var(--bad); } .none { color: var(--soft); }
-figure { margin: 1.1rem 0; } figure svg { display: block; width: 100%; height: auto; max-width: 58rem; }
+figure { margin: 1.1rem 0; } figure svg { display: block; width: 100%; height: auto; }
 figcaption, details, li { font-size: .9rem; } figcaption { color: var(--soft); margin-top: .3rem; }
 summary { cursor: pointer; color: var(--soft); margin: .5rem 0; } ul { padding-left: 1.2rem; } li { margin: .2rem 0; }
 code { font-size: .92em; background: var(--shade); padding: .05em .3em; border-radius: 3px; overflow-wrap: anywhere; }

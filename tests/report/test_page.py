@@ -110,6 +110,14 @@ def test_full_scale_is_a_cost_until_it_runs(home: Path) -> None:
     assert page._ours(line, [full]) == "61 %"
 
 
+def test_growth_of_every_matrix_by_weight_decay() -> None:
+    curves, finals = {"weights/mlm/transform/kernel": ((1, 2.0),)}, {"weights/mlm/transform/kernel": 3.0}
+    runs = made.replicates("anil_weight_decay", [0.1, 0.2], curves=curves, finals=finals, optimizer__weight_decay=0.5)
+    (grid,) = page._matrices(runs)
+    assert grid.columns == ("matrix", "λ = 0.5") and grid.rows == [("`mlm/transform/kernel`", "1.5")]
+    assert page._matrices([]) == []
+
+
 def test_numbers_of_a_point_are_compared_as_numbers(home: Path) -> None:
     line = next(line for line in published.read(home / "published.csv") if line.point == "noise.epsilon=2.0")
     full = Run("anil_epsilon_sweep", "0", "-", 0, {"noise.epsilon": "2"}, {}, {"heldout/mlm_accuracy": 0.4}, {})

@@ -12,6 +12,10 @@ from dpx.report.rows import Run
 from dpx.report.shape import mean_curve
 
 PUBLISHED, LAPTOP = "published, full scale", "laptop: order only"
+_ENDS = {
+    True: "Left, the two values that the paper's text gives; right, the laptop analogue.",
+    False: "The two values that the paper's text gives; no laptop analogue has run.",
+}
 
 
 def figures(runs: Sequence[Run], published: Sequence[Published]) -> dict[str, list[Figure]]:
@@ -102,8 +106,8 @@ def _scale_invariance(runs: Sequence[Run]) -> list[Figure]:
 
 def _epsilon(runs: Sequence[Run], published: Sequence[Published]) -> list[Figure]:
     found: list[Figure] = []
-    caption = "Figure 2: accuracy against ε. Left, the two values that the paper's text gives; right, the laptop analogue."
     groups = sweeps.by(sweeps.laptop(runs, "anil_epsilon_sweep"), "noise.epsilon")
+    caption = f"Figure 2: accuracy against ε. {_ENDS[bool(groups)]}"
     with drawing.panels("anil-figure-2", caption, 2 if groups else 1, found) as axes:
         numbers = _numbers(published, "anil_epsilon_sweep", "noise.epsilon")
         drawing.scatter(axes[0], 1, numbers)
@@ -128,7 +132,7 @@ def _batch_sweep(runs: Sequence[Run], published: Sequence[Published]) -> list[Fi
                 right.axhline(100 * statistics.fmean(sweeps.accuracies(plain)), color=drawing.SOFT, linewidth=1.2, linestyle=":")
                 right.set_title("dotted: without privacy")
             right.set(ylabel="held-out accuracy, %")
-    caption = "Figure 3b's ends: accuracy against batch size. Left, the two values that the paper's text gives; right, the laptop analogue."
+    caption = f"Figure 3b's ends: accuracy against batch size. {_ENDS[bool(groups)]}"
     with drawing.panels("anil-figure-3-ends", caption, 2 if groups else 1, found) as axes:
         numbers = _numbers(published, "anil_batch_sweep", batches.SIZE)
         drawing.scatter(axes[0], 1, numbers)

@@ -100,12 +100,29 @@ def _experiment(
     ]
     if ours:
         blocks.append(Grid(_POINT_COLUMNS, _points(ours), f"laptop runs by point: {len(ours)} in all"))
+    if verdict.item == "A4":
+        blocks += _matrices(ours)
     names = (verdict.experiment, f"laptop_{verdict.experiment}", *_JUDGED_BY.get(verdict.item, ()))
     said = privacy.statement([run for run in runs if run.experiment in names])
     # One line is shown as it is; several (a sweep over epsilon, say) are folded.
     several = f"privacy of these runs, {len(said)} kinds" if len(said) > 1 else ""
     blocks.append(Items([f"Privacy: {line}" for line in said], several) if said else Paragraph(_no_statement(verdict)))
     return Section(f"{verdict.item}. {_TITLES[verdict.item]}", blocks, verdict.item.lower())
+
+
+def _matrices(runs: Sequence[Run]) -> list[Grid]:
+    """Norm of every weight matrix, end over start, by weight decay: the mean over replicates."""
+    groups = sweeps.by(runs, "optimizer.weight_decay")
+    names = sorted({name for run in runs for name in run.finals if name.startswith("weights/") and name in run.curves})
+    if not names:
+        return []
+    rows = [(f"`{name.removeprefix('weights/')}`", *(_growth(name, group) for group in groups.values())) for name in names]
+    return [Grid(("matrix", *(f"λ = {decay:g}" for decay in groups)), rows, "norm of every weight matrix, end over start")]
+
+
+def _growth(name: str, runs: Sequence[Run]) -> str:
+    ratios = [run.finals[name] / run.curves[name][0][1] for run in runs if name in run.finals and name in run.curves]
+    return f"{statistics.fmean(ratios):.3g}" if ratios else "–"
 
 
 def _no_statement(verdict: Verdict) -> str:
