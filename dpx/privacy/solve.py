@@ -51,6 +51,8 @@ def solve(
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
     require(bool(charges), "runs=[]", "no step is charged", "Give at least one run")
     accounting.check_delta(delta, accountant)
+    # What has no bound is refused before anything is solved for.
+    events.composed(charges, adjacency, accountant)
     question = {
         "charges": [[repr(release), count] for release, count in events.merge(charges)],
         "target": [epsilon, delta, accountant, adjacency, None if orders is None else list(orders), interval],
