@@ -47,11 +47,19 @@ class MckennaCalibrationProfiles:
         return Table("profiles", columns, tuple(rows), "profiles cross at the calibration point")
 
     def _excess(self, settings: dict) -> Table:
-        rows = [(one, two, excess_vulnerability(settings[one][1], settings[two][1])) for one, two in itertools.permutations(settings, 2)]
+        profiles = {batch: deltas(composed) for batch, (_, composed) in settings.items()}
+        rows = [(one, two, excess_vulnerability(profiles[one], profiles[two])) for one, two in itertools.permutations(settings, 2)]
         return Table("excess_vulnerability", ("instead_of", "uses", "excess"), tuple(rows), "Kaissis et al. 2024")
 
 
-def excess_vulnerability(base, other) -> float:
-    """max over eps of (delta_other(eps) - delta_base(eps)) / (1 + e^eps): how much worse `other` may be than `base`."""
-    epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30, 200)])
-    return max(0.0, *((other.delta(float(e)) - base.delta(float(e))) / (1 + np.exp(e)) for e in epsilons))
+EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 80)])
+
+
+def deltas(composed) -> np.ndarray:
+    """A composition's profile at `EPSILONS`."""
+    return np.array([composed.delta(float(epsilon)) for epsilon in EPSILONS])
+
+
+def excess_vulnerability(base: np.ndarray, other: np.ndarray) -> float:
+    """max over eps of (delta_other(eps) - delta_base(eps)) / (1 + e^eps), from two profiles: how much worse `other` may be."""
+    return max(0.0, float(((other - base) / (1 + np.exp(EPSILONS))).max()))

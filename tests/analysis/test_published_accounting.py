@@ -12,7 +12,7 @@ from dpx.analysis.dpfp_prop1_noise_dimension import DpfpProp1NoiseDimension
 from dpx.analysis.dpfp_prop3_noise_ratio import DpfpProp3NoiseRatio
 from dpx.analysis.dpfp_table2_accounting import Cell, DpfpTable2Accounting
 from dpx.analysis.legal_accounting import LegalAccounting
-from dpx.analysis.mckenna_calibration_profiles import MckennaCalibrationProfiles, excess_vulnerability
+from dpx.analysis.mckenna_calibration_profiles import MckennaCalibrationProfiles, deltas, excess_vulnerability
 from dpx.analysis.mckenna_diminishing_batch import MckennaDiminishingBatch
 from dpx.analysis.mckenna_fig4_vector_fields import MckennaFig4VectorFields
 from dpx.job.analyse import Analyse
@@ -139,7 +139,8 @@ def test_profiles_of_equal_claims_differ_elsewhere():
 def test_excess_vulnerability_of_two_gaussians():
     base, worse = (compose([(Release(noise_multiplier=1 / mu, kind="gaussian"), 1)], "deterministic") for mu in (1.0, 1.5))
     # Both other forms of the definition give 0.0819 here.
-    assert excess_vulnerability(base, worse) == pytest.approx(0.0819, abs=2e-4) and excess_vulnerability(worse, base) == 0.0
+    profiles = deltas(base), deltas(worse)
+    assert excess_vulnerability(*profiles) == pytest.approx(0.0819, abs=2e-4) and excess_vulnerability(*reversed(profiles)) == 0.0
     assert worse.delta(0.0) == pytest.approx(closed_form.delta(1.5, 0.0))
 
 
