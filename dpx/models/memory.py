@@ -9,7 +9,8 @@ slots and V words, of which `fsdp` devices share what is at rest:
     microbatch    4 P + b (4 P [vmap only] + s a)
     update        12 P / fsdp                  reduced sum, noise and direction; not at the same time as a microbatch
 
-    a = L (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each
+    a = L (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each,
+        + L T (H + F) [book_keeping only]                        cotangents that find no dead activation to be written over
 
 The peak is their sum with the larger of the last two. The compiler's own scratch is not in it; measured peaks lie above.
 """
@@ -60,6 +61,8 @@ def step_memory(
     example = number * activations(model, vocabulary_size, sequence_length, masked_slots)
     if method == "vmap":
         example += FLOAT32 * parameters
+    if method == "book_keeping":
+        example += number * model.layers * sequence_length * (model.width + model.feed_forward)
     return Memory(
         at_rest=3 * FLOAT32 * parameters // fsdp,
         gathered=(FLOAT32 * parameters if fsdp > 1 else 0) + (2 * parameters if number == 2 else 0),

@@ -109,6 +109,12 @@ def test_sharding_divides_what_is_at_rest_and_adds_the_gathered_copy() -> None:
     assert found.microbatch == 4_000 + 2 * 4 * 484
 
 
+def test_book_keeping_keeps_two_cotangents_of_a_layer_more() -> None:
+    shape = {"parameters": 1000, "vocabulary_size": 10, "sequence_length": 3, "masked_slots": 1, "microbatch": 2, "fsdp": 1}
+    more = step_memory(BERT, method="book_keeping", **shape).microbatch - step_memory(BERT, method="ghost", **shape).microbatch
+    assert more == 2 * 4 * (2 * 3 * (4 + 8))
+
+
 def test_memory_does_not_grow_with_the_logical_batch(headline: dict) -> None:
     small = _plan("+experiment=anil_2m_batch", "batch_schedule.size=65536")
     assert small["memory_bytes_per_device"] == headline["memory_bytes_per_device"]
