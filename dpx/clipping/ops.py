@@ -120,7 +120,7 @@ class Tie(NamedTuple):
     """What ties a decoder to the embedding of the same table: the ids looked up and two zeros, through whose cotangents the
     decoder's backward pass sends its part of the cross-term 2 <grad_embedding, grad_decoder> back to the embedding's."""
 
-    id_BT: Array
+    id_BT: Any
     gathered_BMT: Array
     hidden_BMd: Array
 

@@ -71,7 +71,7 @@ class Benchmark:
         import numpy as np
 
         from dpx.task import mlm
-        from dpx.training.cost import matmul_flops
+        from dpx.training.cost import compiled_temporaries, matmul_flops
         from dpx.training.synthetic_rows import synthetic_rows
 
         vocabulary = experiment.model.vocabulary_size or experiment.data.vocabulary.size
@@ -90,7 +90,7 @@ class Benchmark:
             "clipping": variant,
             "dtype": experiment.model.dtype,
             "mesh": experiment.mesh.name,
-            "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+            "temporary_bytes": compiled_temporaries(compiled),
             "matmul_flops": matmul_flops(_sum(objective, experiment, variant), params, one) // size,
             "call": lambda: compiled(params, batch),
         }

@@ -93,9 +93,12 @@ class LayerStack(Op):
         return (record["squares"],)
 
     def weighted_sum(self, leaves, record, weights):
-        return self.masked_sum(leaves, record, weights, None)
+        return self._summed(leaves, record, weights, None)
 
     def masked_sum(self, leaves, record, weights, keep_B):
+        return self._summed(leaves, record, weights, keep_B)
+
+    def _summed(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array | None) -> Any:
         def body(_, xs):
             p, r, w_B = xs
             # Masked layer by layer, so that never more than one layer's record is copied.

@@ -54,7 +54,8 @@ class Objective:
     def init(self, key: Key) -> Params:
         """Fresh float32 parameters, a nested dict with the paths of `Bert.parameter_shapes`."""
         token_BT = jnp.zeros((1, 2), jnp.int32)
-        return self.module.init(key, token_BT, token_BT, jnp.ones((1,), jnp.int32), jnp.zeros((1, 1), jnp.int32))["params"]
+        variables: Any = self.module.init(jnp.asarray(key), token_BT, token_BT, jnp.ones((1,), jnp.int32), jnp.zeros((1, 1), jnp.int32))
+        return variables["params"]
 
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
         """Masks rows as a store gives them; a row's masks are a function of (`key`, its `record`) alone."""
@@ -85,8 +86,10 @@ class Objective:
         return losses_B + next_losses_B, counts | {"next_sentence_correct": correct_B}
 
     def _composed(self, params: Params, batch: Batch, segment_BT: Array, keys_B: Array | None) -> tuple[Array, Counts, Array | None]:
-        masked_BMV, next_B2 = self.module.apply({"params": params}, batch["tokens"], segment_BT, batch["length"], batch["slots"], keys_B)
-        return *masked_losses(masked_BMV, batch["labels"], batch["is_slot"]), next_B2
+        rows = batch["tokens"], segment_BT, batch["length"], batch["slots"]
+        logits: Any = self.module.apply({"params": params}, *rows, keys_B)
+        losses_B, counts = masked_losses(logits[0], batch["labels"], batch["is_slot"])
+        return losses_B, counts, logits[1]
 
     def _fused(self, params: Params, batch: Batch, segment_BT: Array, keys_B: Array | None) -> tuple[Array, Counts, Array | None]:
         losses_B, correct_B, x_BTH = fused_bert.masked_losses(self.model, params, batch, segment_BT, keys_B)

@@ -40,4 +40,8 @@ def _bodies(params: dict[str, Any]) -> list[core.Jaxpr]:
 
 def temporary_bytes(function: Callable, *arguments: Any) -> int:
     """The compiler's own temporary buffers of the jitted function, on this machine's first device."""
-    return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+    return compiled_temporaries(jax.jit(function).lower(*arguments).compile())
+
+
+def compiled_temporaries(compiled: Any) -> int:
+    return compiled.memory_analysis().temp_size_in_bytes

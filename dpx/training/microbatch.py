@@ -24,6 +24,7 @@ from dpx.clipping.weights import clip_weights
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.run_folder import write_durably
+from dpx.training.cost import compiled_temporaries
 from dpx.training.synthetic_rows import synthetic_rows
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def _rates(objective: Any, experiment: Experiment, candidates: Sequence[int]) ->
     for candidate in candidates:
         batch = synthetic_batch(objective, experiment, candidate)
         compiled = jax.jit(microbatch_sum(objective, experiment)).lower(params, batch).compile()
-        if compiled.memory_analysis().temp_size_in_bytes > allowed:
+        if compiled_temporaries(compiled) > allowed:
             break
         rates[candidate] = candidate / probe(lambda compiled=compiled, batch=batch: compiled(params, batch))
         best = max(rates.values())
