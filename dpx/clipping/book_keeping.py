@@ -67,7 +67,10 @@ def _totals(params: Any, claims: Claims, leaves: Any, records: Any, weights: lis
 
 def _claim_total(claim: Claim, leaves: Any, record: Any, parts: tuple[Array, ...], keep_B: Array | None) -> Any:
     def one(xs):
-        return claim.op.weighted_sum(*xs) if keep_B is None else claim.op.masked_sum(*xs, keep_B)
+        leaves, record, parts = xs
+        if keep_B is None:
+            return claim.op.weighted_sum(leaves, record, parts)
+        return claim.op.masked_sum(leaves, record, parts, keep_B)
 
     # Where layers are stacked, one at a time: the scaled cotangents of a layer are as large as its record.
     return jax.lax.map(one, (leaves, record, parts)) if claim.layers else one((leaves, record, parts))

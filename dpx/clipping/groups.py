@@ -52,7 +52,7 @@ def _top(path: str) -> str:
 def _grouped(squares: list[Squares], is_counted_B: Array) -> tuple[list[str], Array]:
     """Names of the groups that are not layers, and all norms [K,B]: those first, then one for each layer."""
     names = sorted({_top(part.path) for part in squares} - {STACKED})
-    groups = [sum(part.total_B for part in squares if _top(part.path) == name)[None] for name in names]
+    groups = [jnp.stack([part.total_B for part in squares if _top(part.path) == name]).sum(0, keepdims=True) for name in names]
     layers = [part.values for part in squares if _top(part.path) == STACKED]
     if layers:
         groups.append(sum(layers[1:], layers[0]))

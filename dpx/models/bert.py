@@ -131,9 +131,8 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[Float[Array, "B M V"], Float[Array, "B 2"] | None]:
         model = self.model
         x_BTH, word_VH, tie = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, slot_BM.shape[1], keys_B)
-        stack = nn.scan(
-            Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=model.layers, in_axes=(0, nn.broadcast, nn.broadcast)
-        )
+        in_axes: Any = (0, nn.broadcast, nn.broadcast)
+        stack = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=model.layers, in_axes=in_axes)
         x_BTH, _ = stack(model, name="layers")(x_BTH, jnp.arange(model.layers), length_B, keys_B)
         x_BMH = jnp.take_along_axis(x_BTH, slot_BM[:, :, None], axis=1)
         masked_BMV = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH, tie)
