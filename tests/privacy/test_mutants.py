@@ -1,6 +1,7 @@
 """Deliberately broken claims, each with the check that catches it; the sound claim passes the same check."""
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import dp_accounting
@@ -71,7 +72,7 @@ def test_ledger_reset_on_resume(small, tmp_path):
 
     class Forgetful(Ledger):
         def __init__(self, path):
-            path.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
             super().__init__(path)
 
     def broken():
