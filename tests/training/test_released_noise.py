@@ -18,7 +18,7 @@ EXPECTED, DEVIATION = 10, 0.05
 ERROR = 1e-6
 
 
-def p_values(objective, mesh, seed=0, expected=EXPECTED):
+def p_values(objective, mesh, seed=0, expected=float(EXPECTED)):
     """{parameter: p-value} of what reaches the optimiser from an empty draw, as noise of deviation DEVIATION on the sum."""
     # Without memory the first moment is the noisy mean itself.
     experiment = declare(optimizer=Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), mesh=mesh)
