@@ -1,0 +1,284 @@
+"""Deliberately broken mechanisms: one edit of the source each, and the test of the sound code that must then fail.
+
+`python -m tests.audit.mutants` applies each edit to a copy of the project, runs its test there, and writes what came of it to
+`experiments/audit/mutants.md`. Names after it run only those mutants.
+"""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "experiments" / "audit" / "mutants.md"
+AUDIT = "tests/audit/test_dirac.py::test_sound_runs_stay_below_the_claim"
+LEAVES = "tests/training/test_released_noise.py::test_every_leaf_has_the_stated_variance_once_whatever_the_mesh"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """In `file`, `old` (which stands there once) becomes `new`; `test` is a pytest node that must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def apply(self, root: Path) -> None:
+        path = root / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} stands {text.count(self.old)} times in {self.file}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+STEP, LOOP, NOISE = "dpx/training/step.py", "dpx/training/loop.py", "dpx/mechanism/noise.py"
+NOISY = "_with_noise(total, keys, deviation) if keys"
+SLICE_KEY = 'secret.key("noise", step, path_name(path), index)'
+COUNTED = "is_counted_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B) & ~is_padding_B"
+EVENTS = "dpx/privacy/events.py"
+DRAW = "return poisson(size, q, generator_for, step)\n    if isinstance(sampler, TruncatedPoisson)"
+TRUNCATED = "\n    if isinstance(sampler, TruncatedPoisson)"
+
+MUTANTS = (
+    Mutant("no noise", STEP, NOISY, "_with_noise(total, keys, 0 * deviation) if keys", AUDIT),
+    Mutant("half the noise", STEP, NOISY, "_with_noise(total, keys, deviation / 2) if keys", AUDIT),
+    Mutant("clip off", STEP, "clip_weights(experiment.clip) if", "jnp.ones_like if", AUDIT),
+    Mutant("noise for the mean added to the sum", STEP, NOISY, "_with_noise(total, keys, deviation / expected_batch) if keys", AUDIT),
+    Mutant(
+        "noise for the mean asked of the step",
+        LOOP,
+        "calibrated.noise_multiplier * experiment.clip.clipping_norm",
+        "calibrated.noise_multiplier * experiment.clip.clipping_norm / size",
+        "tests/training/test_loop.py::test_the_deviation_is_of_the_sum",
+    ),
+    Mutant(
+        "tied cross-term dropped",
+        "dpx/clipping/ops.py",
+        "return (own_B + self.cross_term(record) if self.decoded else own_B,)",
+        "return (own_B,)",
+        "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
+    ),
+    Mutant(
+        "noise reused after a fork, the key inherited",
+        "dpx/training/beginning.py",
+        "+ (fork << 128)",
+        "",
+        "tests/training/test_session.py::test_a_fork_takes_a_fresh_key_and_the_whole_parents_ledger",
+    ),
+    Mutant(
+        "noise reused in a new epoch, the key kept",
+        "dpx/training/beginning.py",
+        'f"root_secret_{epoch}"',
+        '"root_secret_0"',
+        "tests/training/test_session.py::test_another_microbatch_starts_a_new_noise_epoch_and_charges_again",
+    ),
+    Mutant(
+        "equal-shaped leaves share noise",
+        NOISE,
+        SLICE_KEY,
+        'secret.key("noise", step, index)',
+        "tests/mechanism/test_noise.py::test_equal_shaped_leaves_and_steps_get_other_noise",
+    ),
+    Mutant(
+        "every step has the same noise",
+        NOISE,
+        SLICE_KEY,
+        'secret.key("noise", path_name(path), index)',
+        "tests/mechanism/test_noise.py::test_equal_shaped_leaves_and_steps_get_other_noise",
+    ),
+    Mutant(
+        "shuffled but charged as Poisson",
+        "dpx/privacy/calibration.py",
+        "sampler=sampler.name",
+        'sampler="poisson"',
+        "tests/privacy/test_statement.py::test_shuffled_passes_are_not_amplified",
+    ),
+    Mutant(
+        "a subset of fixed size drawn under poisson",
+        "dpx/sampler.py",
+        DRAW,
+        'return _subset(size, round(size * q), generator_for(step, "subset"))' + TRUNCATED,
+        "tests/test_sampler.py::test_counts_are_binomial",
+    ),
+    Mutant(
+        "surplus rows dropped by the sampler under poisson",
+        "dpx/sampler.py",
+        DRAW,
+        "return poisson(size, q, generator_for, step)[: round(size * q)]" + TRUNCATED,
+        "tests/test_sampler.py::test_counts_are_binomial",
+    ),
+    Mutant(
+        "surplus rows dropped after the first chunk",
+        LOOP,
+        "range(0, len(indices), capacity)",
+        "range(0, min(len(indices), capacity), capacity)",
+        "tests/training/test_loop.py::test_no_drawn_row_is_left_out",
+    ),
+    Mutant(
+        "padding rows counted",
+        "dpx/clipping/groups.py",
+        COUNTED,
+        COUNTED.removesuffix(" & ~is_padding_B"),
+        "tests/clipping/test_clipped_sum.py::test_padding_rows_contribute_exactly_zero",
+    ),
+    Mutant(
+        "non-finite example kept",
+        "dpx/clipping/groups.py",
+        COUNTED,
+        "is_counted_B = ~is_padding_B",
+        "tests/clipping/test_clipped_sum.py::test_a_non_finite_example_contributes_exactly_zero",
+    ),
+    Mutant(
+        "drawn size as divisor",
+        LOOP,
+        "np.float32(size), rate)",
+        "np.float32(max(1, len(indices))), rate)",
+        "tests/training/test_loop.py::test_the_divisor_is_the_expected_size",
+    ),
+    Mutant(
+        "counted N sampled from under add_remove",
+        LOOP,
+        "q, rows = size / calibrated.size,",
+        'q, rows = size / runtime.store.manifest.rows["protected"],',
+        "tests/training/test_loop.py::test_the_rate_and_the_charge_follow_the_declared_size",
+    ),
+    Mutant(
+        "counted N calibrated for under add_remove",
+        "dpx/privacy/calibration.py",
+        "size = declared or size",
+        "size = size or declared",
+        "tests/privacy/test_calibration.py::test_declared_size_stands_in_for_the_count",
+    ),
+    Mutant(
+        "ledger reset on resume",
+        "dpx/privacy/ledger.py",
+        "if not self.path.exists():\n            self._create()",
+        "self._create()",
+        "tests/training/test_session.py::test_a_replayed_run_ends_with_the_same_bits_and_ledger",
+    ),
+    Mutant(
+        "ledger written after release",
+        LOOP,
+        "_enter(runtime, beginning.epoch, step)\n        state, metrics = one_step(runtime, beginning.secret, step, state)",
+        "state, metrics = one_step(runtime, beginning.secret, step, state)\n        _enter(runtime, beginning.epoch, step)",
+        "tests/training/test_loop.py::test_the_ledger_is_written_before_the_noise_is_drawn",
+    ),
+    Mutant(
+        "row event for a document unit",
+        "dpx/privacy/ledger.py",
+        'kind = "group" if run["rows_per_unit"] > 1 else run["sampler"]',
+        'kind = run["sampler"]',
+        "tests/privacy/test_ledger.py::test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows",
+    ),
+    Mutant(
+        "mixture event replaced by the row event",
+        EVENTS,
+        '("group", "zero_out", "pld"): _mixture',
+        '("group", "zero_out", "pld"): _poisson',
+        "tests/privacy/test_events.py::test_a_unit_of_rows_costs_between_its_rows_apart_and_always_together",
+    ),
+    Mutant(
+        "RDP replace-one without the factor 2",
+        EVENTS,
+        "GaussianDpEvent(release.noise_multiplier / 2)",
+        "GaussianDpEvent(release.noise_multiplier)",
+        "tests/privacy/test_events.py::test_replaced_units_cost_twice_the_sensitivity_by_renyi",
+    ),
+    Mutant(
+        "sums of other devices left out of the reduction",
+        STEP,
+        "return jax.lax.psum(total[0], sharding.EXAMPLE_AXES)",
+        "return total[0]",
+        "tests/training/test_step.py::test_simulated_devices_agree_with_one",
+    ),
+    Mutant("noise added by each device (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * mesh.size**0.5) if keys", LEAVES),
+    Mutant(
+        "noise not divided with the sum (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * expected_batch) if keys", LEAVES
+    ),
+    Mutant("a tenth more noise than stated (over-noise)", STEP, NOISY, "_with_noise(total, keys, 1.1 * deviation) if keys", LEAVES),
+)
+
+NOT_RUN = "not run"
+
+# Asked for, and without a place in this code to be put.
+WITHOUT_CODE = (
+    ("adaptive count charged as a second subsampled event", "there is no adaptive clip yet"),
+    ("local norm under a model axis", "parameters are gathered whole before they are clipped, so no axis splits a norm"),
+)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """The project in a folder of its own: compiled programs are shared, solved calibrations are not (a mutant's are wrong)."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "dpx"
+        for name in ("dpx", "conf", "tests"):
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", root)
+        (root / "outputs" / "cache").mkdir(parents=True)
+        compiled = ROOT / "outputs" / "cache" / "compiled"
+        compiled.mkdir(parents=True, exist_ok=True)
+        (root / "outputs" / "cache" / "compiled").symlink_to(compiled)
+        yield root
+
+
+def fails(mutant: Mutant) -> tuple[bool, float]:
+    """Whether the mutant's test fails under it (a test that could not run is an error), and the seconds it took."""
+    with copied() as root:
+        mutant.apply(root)
+        began = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider", mutant.test]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+    if done.returncode not in (0, 1) or "error" in done.stdout.splitlines()[-1]:
+        raise RuntimeError(f"{mutant.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 1, time.monotonic() - began
+
+
+def known() -> dict[str, str]:
+    """What the table says so far: yes, **no** or not run, by mutant."""
+    lines = TABLE.read_text().splitlines() if TABLE.exists() else []
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return {row[0]: row[3] for row in rows[2:]}
+
+
+def write(caught: dict[str, str]) -> None:
+    lines = [
+        "# Mutants and what caught each",
+        "",
+        "Each is one edit of the source (`tests/audit/mutants.py`); its test passes without the edit, as part of the suite.",
+        "Written by `python -m tests.audit.mutants`; a name after it runs that mutant alone.",
+        "",
+        "| mutant | file | caught by | caught |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [f"| {m.name} | `{m.file}` | `{m.test}` | {caught.get(m.name, NOT_RUN)} |" for m in MUTANTS]
+    lines += [f"| {name} | | {why} | not applicable |" for name, why in WITHOUT_CODE]
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    TABLE.write_text("\n".join(lines) + "\n")
+
+
+def main(names: list[str]) -> int:
+    """Runs the named mutants, or all; the table is written after each."""
+    unknown = set(names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        print(f"no such mutant: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    caught = known()
+    for mutant in [mutant for mutant in MUTANTS if not names or mutant.name in names]:
+        seen, seconds = fails(mutant)
+        caught[mutant.name] = "yes" if seen else "**no**"
+        print(f"{'caught' if seen else 'MISSED'}  {seconds:5.1f} s  {mutant.name}", flush=True)
+        write(caught)
+    return int("**no**" in caught.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

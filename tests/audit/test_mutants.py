@@ -1,0 +1,33 @@
+"""The table of mutants is true of the source as it stands; `-m slow` runs every one of them."""
+
+import ast
+
+import pytest
+
+from .mutants import MUTANTS, ROOT, TABLE, WITHOUT_CODE, Mutant, fails
+
+NAMES = [mutant.name for mutant in MUTANTS]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
+def test_the_edit_fits_and_its_test_exists(mutant: Mutant):
+    source = (ROOT / mutant.file).read_text()
+    assert source.count(mutant.old) == 1
+    ast.parse(source.replace(mutant.old, mutant.new))
+    file, _, function = mutant.test.partition("::")
+    tests = [node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+    assert function in tests
+
+
+def test_the_written_table_holds_every_mutant_as_caught():
+    lines = TABLE.read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]
+    assert [row[0] for row in rows] == NAMES + [name for name, _ in WITHOUT_CODE]
+    for row, mutant in zip(rows, MUTANTS, strict=False):
+        assert row[1:] == [f"`{mutant.file}`", f"`{mutant.test}`", "yes"], f"run python -m tests.audit.mutants '{mutant.name}'"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
+def test_the_mutant_is_caught(mutant: Mutant):
+    assert fails(mutant)[0]
