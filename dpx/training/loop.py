@@ -41,22 +41,32 @@ def run(runtime: Runtime, beginning: Beginning, seen: Observer) -> State:
     """Trains from `beginning` to the last step; `seen(steps_done, state, metrics)` after each, metrics one step late."""
     experiment = runtime.experiment
     state = beginning.state
-    pending: tuple[int, float, dict[str, Any]] | None = None
+    pending: tuple[int, dict[str, Any]] | None = None
+    began = time.perf_counter()
     for step in range(beginning.first_step, experiment.steps):
-        began = time.perf_counter()
         _enter(runtime, beginning.epoch, step)
         state, metrics = one_step(runtime, beginning.secret, step, state)
         if pending is not None:
-            seen(pending[0], state, _readable(runtime, *pending))
-        pending = (step, began, metrics)
-        if (
-            (step + 1) % experiment.schedule.evaluate_every == 0
-            or (step + 1) % experiment.schedule.checkpoint_every == 0
-            or step + 1 == experiment.steps
-        ):
-            seen(step, state, _readable(runtime, *pending))
-            pending = None
+            began = _show(runtime, *pending, state, began, seen)
+        pending = (step, metrics)
+        if _pauses(experiment, step + 1):
+            _show(runtime, *pending, state, began, seen)
+            pending, began = None, time.perf_counter()
     return state
+
+
+def _pauses(experiment: Experiment, done: int) -> bool:
+    """After these steps the state is evaluated or saved, so nothing may run ahead of it."""
+    schedule = experiment.schedule
+    return done % schedule.evaluate_every == 0 or done % schedule.checkpoint_every == 0 or done == experiment.steps
+
+
+def _show(runtime: Runtime, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer) -> float:
+    """Waits for one step's metrics and hands them on; returns when they came, which is when the next step's time began."""
+    values = jax.device_get(metrics)
+    ended = time.perf_counter()
+    seen(step, state, _readable(runtime, values, ended - began))
+    return ended
 
 
 def _enter(runtime: Runtime, epoch: int, step: int) -> None:
@@ -97,15 +107,14 @@ def chunks(store: Store, indices: np.ndarray, step: Step) -> Iterator[tuple[dict
         yield as_chunk(store.rows("protected", indices[start : start + capacity]), step)
 
 
-def _readable(runtime: Runtime, step: int, began: float, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics of one step under their public names; waits for the device."""
-    values = {name: np.asarray(value) for name, value in jax.device_get(metrics).items()}
+def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Metrics of one step, which took `seconds`, under their public names."""
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
     named: dict[str, Any] = {f"train/{name}": value for name, value in accuracies(counts, runtime.experiment.task.next_sentence).items()}
     named |= {
         "train/examples": examples,
-        "train/examples_per_s": examples / (time.perf_counter() - began),
+        "train/examples_per_s": examples / seconds,
         "train/non_finite_examples": counts["non_finite"],
     }
     named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}

@@ -24,6 +24,7 @@ WAYS = {
     "ghost_ops": ("ghost", {"fused": False, "kept_bytes": 0}),
 }
 
+
 def ways(*fast: str, slow: tuple[str, ...] = ()):
     """One parameter a way; every way is a program to compile, and only the first run in the default suite."""
     return pytest.mark.parametrize("way", [*fast, *(pytest.param(way, marks=pytest.mark.slow) for way in slow)])
