@@ -1,0 +1,44 @@
+"""A changed byte of the package, a changed declaration or another compiler flag is another fingerprint; reporting is not."""
+
+from pathlib import Path
+
+import pytest
+
+from dpx.experiment import Schedule
+from dpx.training.fingerprint import code_of, differences, fingerprint
+
+from .conftest import declare
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "inner" / "b.py").write_text("y = 2\n")
+    return tmp_path
+
+
+def test_code_is_told_apart_by_content_name_and_place(package: Path):
+    seen = {code_of(package)}
+    (package / "a.py").write_text("x = 2\n")
+    seen.add(code_of(package))
+    (package / "a.py").rename(package / "c.py")
+    seen.add(code_of(package))
+    (package / "inner" / "b.py").rename(package / "b.py")
+    seen.add(code_of(package))
+    assert len(seen) == 4
+
+
+def test_files_that_are_not_code_change_nothing(package: Path):
+    before = code_of(package)
+    (package / "a.pyc").write_bytes(b"compiled")
+    assert code_of(package) == before
+
+
+def test_what_differs_is_named(monkeypatch):
+    first = fingerprint(declare(), "data", 4)
+    assert differences(first, fingerprint(declare(schedule=Schedule(evaluate_every=7)), "data", 4)) == []
+    assert differences(first, fingerprint(declare(steps=5), "data", 4)) == ["claim"]
+    assert differences(first, fingerprint(declare(), "other", 3)) == ["data", "microbatch"]
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    assert differences(first, fingerprint(declare(), "data", 4)) == ["environment"]
