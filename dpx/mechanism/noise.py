@@ -50,15 +50,16 @@ def add_noise(
     def add(flat_RN: Array, key: Array, start: Array | int, count: int) -> tuple[Array, Array]:
         noise_RN = deviation * gaussian(key, count, columns)
         part_RN = jax.lax.dynamic_slice_in_dim(flat_RN, start, count) + noise_RN
-        return jax.lax.dynamic_update_slice_in_dim(flat_RN, part_RN, start, axis=0), jnp.sum(noise_RN * noise_RN)
+        return jax.lax.dynamic_update_slice_in_dim(flat_RN, part_RN, start, axis=0), jnp.sum(noise_RN * noise_RN, axis=0)
 
     def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        flat_RN, squares = add(carry[0], keys[index], index * block, block)
-        return flat_RN, carry[1] + squares
+        flat_RN, squares_N = add(carry[0], keys[index], index * block, block)
+        return flat_RN, carry[1] + squares_N
 
     whole = rows // block
-    flat_RN, squares = jax.lax.fori_loop(0, whole, body, (flat_RN, jnp.zeros((), jnp.float32)))
+    # One square a column: where columns are sharded, a single sum would be reduced over devices in every round.
+    flat_RN, squares_N = jax.lax.fori_loop(0, whole, body, (flat_RN, jnp.zeros((columns,), jnp.float32)))
     if rows % block:
         flat_RN, tail = add(flat_RN, keys[whole], whole * block, rows % block)
-        squares = squares + tail
-    return flat_RN.reshape(total.shape), squares
+        squares_N = squares_N + tail
+    return flat_RN.reshape(total.shape), jnp.sum(squares_N)
