@@ -1,43 +1,18 @@
 """What crosses devices, counted in the compiled programs: nothing while microbatches are summed, each leaf once afterwards."""
 
-import re
-
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from dpx.mechanism import noise
 from dpx.mechanism.noise import slice_keys
 from dpx.mesh import Mesh
 from dpx.randomness import RootSecret
+from dpx.training.collectives import collectives
 from dpx.training.step import as_chunk, make_step
 
 from .conftest import declare, make_rows
-
-COLLECTIVE = re.compile(r"= (.*?) (all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)(?:-start)?\(")
-ARRAY = re.compile(r"f32\[([\d,]*)\]")
-
-
-def _computations(text: str) -> dict[str, str]:
-    """The bodies of a compiled module's computations by name."""
-    parts = re.split(r"\n(?=(?:ENTRY )?%?[\w.\-]+ \(.*\) -> .* \{\n)", text)
-    return {match.group(1): part for part in parts if (match := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(", part))}
-
-
-def _inside_loops(text: str) -> list[str]:
-    """Collectives of every computation that a loop's body or condition reaches."""
-    bodies = _computations(text)
-    reached, waiting = set(), re.findall(r"(?:body|condition)=%?([\w.\-]+)", text)
-    while waiting:
-        name = waiting.pop()
-        if name in bodies and name not in reached:
-            reached.add(name)
-            waiting += re.findall(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)", bodies[name])
-    return [kind for name in reached for _, kind in COLLECTIVE.findall(bodies[name])]
-
-
-def _elements(shapes: str) -> int:
-    return sum(int(np.prod([int(n) for n in dims.split(",") if n])) for dims in ARRAY.findall(shapes))
 
 
 @pytest.fixture(scope="module", params=[(8, 1), (4, 2)], ids=["8", "4x2"])
@@ -62,17 +37,28 @@ pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices"
 
 
 def test_nothing_crosses_devices_while_microbatches_are_summed(compiled):
-    assert COLLECTIVE.findall(compiled[0]) == []
+    assert collectives(compiled[0]) == []
 
 
 def test_no_loop_holds_a_collective(compiled):
     assert "while(" in compiled[1]
-    assert _inside_loops(compiled[1]) == []
+    assert not any(found.is_in_loop for found in collectives(compiled[1]))
 
 
 def test_each_leaf_is_reduced_once(compiled):
     _, text, parameters, fsdp = compiled
-    reduced = sum(_elements(shapes) for shapes, kind in COLLECTIVE.findall(text) if kind in ("all-reduce", "reduce-scatter"))
+    reduced = sum(found.elements for found in collectives(text) if found.kind in ("all-reduce", "reduce-scatter"))
     # Once over all devices; with fsdp a leaf is scattered and its part then reduced over data. The rest are norms and counts.
     expected = parameters if fsdp == 1 else parameters / fsdp * 2
     assert expected <= reduced <= 1.05 * expected + 200
+
+
+def test_a_collective_inside_a_loop_is_seen():
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("data",))
+
+    def summed(x):
+        return jax.lax.fori_loop(0, 3, lambda _, total: jax.lax.psum(total, "data"), x)
+
+    run = jax.shard_map(summed, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False)
+    (found,) = collectives(jax.jit(run).lower(np.ones((2, 5), np.float32)).compile().as_text() or "")
+    assert (found.kind, found.elements, found.is_in_loop) == ("all-reduce", 5, True)
