@@ -19,7 +19,7 @@ from dpx.report.rows import FINAL, Row
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
 _KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping", "optimizer", "lr_schedule", "privacy", "sampler")
-_KNOBS += ("accountant", "task", "microbatch", "data.sequence_length", "data.pairs", "data.source", "data.vocabulary", "data.declared_size")
+_KNOBS += ("accountant", "task", "microbatch", "data.sequence_length", "data.pairs", "data.vocabulary", "data.declared_size")
 # How a run is computed may differ from its recipe; what is computed may not.
 _FREE = ("microbatch", "clipping")
 _SEARCHED = ("optimizer", "lr_schedule", "clip")
@@ -54,14 +54,21 @@ def merged(kept: Iterable[Row], found: Iterable[Row]) -> tuple[list[Row], list[s
 
 
 def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """Why a run is not a point of its recipe as it stands, by (experiment, run); nothing for runs that are."""
+    """Why a run does not stand on the page, by (experiment, run): no point of its recipe as it stands, or another corpus than the
+    latest run's. Which corpus it is a recipe leaves open; runs that are compared share one."""
     knobs: dict[tuple[str, str], dict[str, str]] = {}
+    facts: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        if row.metric.startswith("config/"):
-            knobs.setdefault((row.experiment, row.run), {})[row.metric.removeprefix("config/")] = row.value
+        kind, _, name = row.metric.partition("/")
+        if kind in ("config", "fact"):
+            (knobs if kind == "config" else facts).setdefault((row.experiment, row.run), {})[name] = row.value
     wanted = {experiment: _points_of(experiment) for experiment in {experiment for experiment, _ in knobs}}
     reasons = {key: _stray(config, wanted[key[0]]) for key, config in knobs.items()}
-    return {key: reason for key, reason in reasons.items() if reason}
+    points = [key for key, reason in reasons.items() if not reason]
+    corpora = {key: facts.get(key, {}).get("corpus", "unknown") for key in points}
+    latest = max(points, key=lambda key: facts.get(key, {}).get("at", ""), default=None)
+    others = {key: f"trained on {corpus}, not on {corpora[latest]}" for key, corpus in corpora.items() if latest and corpus != corpora[latest]}
+    return {key: reason for key, reason in (reasons | others).items() if reason}
 
 
 def is_analysis(rows: Iterable[Row]) -> bool:
@@ -85,7 +92,7 @@ def _folder(folder: Path) -> tuple[str, list[Row]]:
     named = {str(key): value for key, value in plain.items()}
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     name, run, replicate = named["name"], _short(folder, named["name"]), int(named["replicate"])
-    facts = [*_config(named), *_statement(folder), *_finals(results, lines), *_curves(lines)]
+    facts = [*_config(named), *_statement(folder), _corpus(folder, named), *_finals(results, lines), *_curves(lines)]
     return name, [Row(name, run, replicate, metric, step, value) for metric, step, value in facts]
 
 
@@ -144,6 +151,17 @@ def _statement(folder: Path) -> Iterator[tuple[str, str, str]]:
         yield "fact/noise_multiplier", "", _text(claim["mechanism"]["noise_multiplier"])
     for key, value in _status(folder).items():
         yield f"fact/{key}", "", _text(value)
+
+
+def _corpus(folder: Path, plain: dict[str, Any]) -> tuple[str, str, str]:
+    """What text it was, by the names of files and the checksum of what was prepared from them."""
+    source = plain["data"]["source"]
+    names = [Path(path).name for path in source.get("paths", ())] or [corpus["name"] for corpus in source.get("corpora", ())]
+    try:
+        checksum = json.loads((folder / "private" / "epochs.json").read_text())[-1]["fingerprint"]["data"][:12]
+    except (OSError, ValueError, KeyError, IndexError):
+        checksum = "no checksum"
+    return "fact/corpus", "", f"{', '.join(names) or plain['data']['name']} ({checksum})"
 
 
 def _status(folder: Path) -> dict[str, Any]:
