@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dpx.clipping import groups, probes
+from dpx.clipping import groups, norms, probes
 from dpx.clipping.weights import Weights
 from dpx.declaration import Refused
 
@@ -44,7 +44,8 @@ def clipped_sum(
     kept_bytes: int = KEPT_BYTES,
     fused: bool = True,
 ) -> ClippedSum:
-    """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B).
+    """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B); float32 even
+    where parameters come in bfloat16.
 
     Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. `vmap` takes any loss;
     `ghost` and `book_keeping` take one whose parameters all go through ops (`dpx.clipping.ops`). `kept_bytes` bounds the
@@ -72,11 +73,12 @@ def plain_sum(
     is_real_B = jnp.ones((batch_size(batch),), bool) if is_padding_B is None else ~is_padding_B
     session = probes.Session("plain", probes.shapes_of(params)) if fused else None
 
-    def total_loss(params):
-        losses_B, counts = losses_fn(params if session is None else probes.wrap(params, session), batch)
+    def total_loss(leaves):
+        losses_B, counts = losses_fn(leaves if session is None else probes.wrap(params, session, sums=leaves), batch)
         return jnp.sum(jnp.where(is_real_B, losses_B, 0)), (losses_B, counts)
 
-    total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(params)
+    leaves = jax.tree.map(norms.wide, params) if session is None else probes.empty_sums(params)
+    total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(leaves)
     losses_B, counts = zero_unless(is_real_B, (losses_B, counts))
     return ClippedSum(total, None, losses_B, counts, is_real_B)
 
@@ -97,7 +99,8 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, is_pad
         losses_1, counts = losses_fn(params, jax.tree.map(lambda leaf: leaf[None], example))
         return losses_1[0], (losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts))
 
-    grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0))(params, batch)
+    wide = jax.tree.map(norms.wide, params)
+    grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0))(wide, batch)
     leaves = [(probes.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
     clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, is_padding_B)
     # A contraction with the clip vector: scaling and then summing over the batch is 16 times slower on XLA's CPU backend.

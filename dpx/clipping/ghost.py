@@ -10,7 +10,7 @@ from dpx.clipping import groups
 from dpx.clipping.book_keeping import leaves_of
 from dpx.clipping.claims import discover
 from dpx.clipping.clipped_sum import ClippedSum, zero_unless
-from dpx.clipping.probes import Session, shapes_of, wrap
+from dpx.clipping.probes import Session, empty_sums, shapes_of, wrap
 
 
 def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int, fused: bool) -> ClippedSum:
@@ -28,10 +28,10 @@ def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int
 
     probes = {key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), norm_shapes(key)) for key in claims}
 
-    def losses(params, probes):
-        return losses_fn(wrap(params, session, probes), batch)
+    def losses(sums, probes):
+        return losses_fn(wrap(params, session, probes, sums), batch)
 
-    losses_B, backward, counts = jax.vjp(losses, params, probes, has_aux=True)
+    losses_B, backward, counts = jax.vjp(losses, empty_sums(params), probes, has_aux=True)
     _, squared = backward(jnp.ones_like(losses_B))
     squares = [
         groups.Squares(path, values) for key, claim in claims.items() for path, values in zip(claim.part_paths(), squared[key], strict=True)
@@ -42,7 +42,7 @@ def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int
         weighing = Session("weighted", session.shapes, kept_bytes, fused, kept=session.kept)
         rest = iter(clipped.weights)
         parts = {key: tuple(next(rest) for _ in range(claim.op.parts)) for key, claim in claims.items()}
-        return jax.grad(lambda params: losses_fn(wrap(params, weighing, parts), batch)[0].sum())(params)
+        return jax.grad(lambda sums: losses_fn(wrap(params, weighing, parts, sums), batch)[0].sum())(empty_sums(params))
 
     # A second pass in bfloat16 would round the weighted cotangents anew: up to 0.3 % beyond the clipping norm.
     is_narrow = any(leaf.dtype.itemsize < 4 for claim in claims.values() for leaf in jax.tree.leaves(claim.record))

@@ -18,6 +18,9 @@ from jaxtyping import Array
 
 from dpx.declaration import Refused
 
+# The tap through which a parameter's summed gradient comes back.
+SUM = "sum"
+
 
 class Op:
     """One parametrised op or block. Subclasses are frozen dataclasses of static facts; arrays never hide in them.
@@ -145,16 +148,23 @@ def session_of(params: Any) -> Session | None:
     return first.session if is_probed(first) else None
 
 
-def wrap(params: Any, session: Session, taps: dict[tuple[str, str], Any] | None = None) -> Any:
-    """`params` with every leaf wrapped; `taps` by (path of a claim's first leaf, op name)."""
+def wrap(params: Any, session: Session, taps: dict[tuple[str, str], Any] | None = None, sums: Any = None) -> Any:
+    """`params` with every leaf wrapped; `taps` by (path of a claim's first leaf, op name); `sums` from `empty_sums`."""
     by_path: dict[str, dict[str, Any]] = {}
     for (path, name), tap in (taps or {}).items():
         by_path.setdefault(path, {})[name] = tap
 
-    def one(path, leaf):
-        return Probed(leaf, by_path.get(path_name(path), {}), path_name(path), session)
+    def one(path, leaf, total):
+        own = {} if sums is None else {SUM: total}
+        return Probed(leaf, by_path.get(path_name(path), {}) | own, path_name(path), session)
 
-    return jax.tree_util.tree_map_with_path(one, params)
+    return jax.tree_util.tree_map_with_path(one, params, params if sums is None else sums)
+
+
+def empty_sums(params: Any) -> Any:
+    """Zeros through whose cotangents gradients come back: float32 or wider even where parameters are bfloat16, whose own
+    cotangents would be rounded to that after they were weighted, beyond the clipping norm."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), params)
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
@@ -170,9 +180,12 @@ def apply(op: Op, leaves: Any, inputs: tuple) -> Any:
     values = jax.tree.unflatten(treedef, [leaf.value for leaf in wrapped])
     if session.mode == "discover":
         return _discover(op, session, wrapped, treedef, values, inputs)
+    if session.mode == "record":
+        return _recorded(op, values, inputs, wrapped[0].taps[op.name])
+    sums = jax.tree.unflatten(treedef, [leaf.taps[SUM] for leaf in wrapped])
     if session.mode == "plain":
-        return _plain(op, values, inputs)
-    return {"record": _recorded, "norm": _normed, "weighted": _weighted}[session.mode](op, values, inputs, wrapped[0].taps[op.name])
+        return _plain(op, values, inputs, sums)
+    return {"norm": _normed, "weighted": _weighted}[session.mode](op, values, inputs, wrapped[0].taps[op.name], sums)
 
 
 def _discover(op: Op, session: Session, wrapped: list, treedef: Any, values: Any, inputs: tuple) -> Any:
@@ -190,11 +203,12 @@ def _discover(op: Op, session: Session, wrapped: list, treedef: Any, values: Any
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _plain(op: Op, values: Any, inputs: tuple) -> Any:
+def _plain(op: Op, values: Any, inputs: tuple, sums: Any) -> Any:
     return op.forward(values, inputs)[0]
 
 
-def _plain_forward(op, values, inputs):
+def _saving(op, values, inputs, *_):
+    """What every forward pass saves but one that weighs."""
     outputs, residuals = op.forward(values, inputs)
     return outputs, (values, residuals)
 
@@ -202,19 +216,15 @@ def _plain_forward(op, values, inputs):
 def _plain_backward(op, saved, cotangent):
     values, residuals = saved
     input_cotangents, gradient = op.gradient(values, residuals, cotangent)
-    return gradient, input_cotangents
+    return None, input_cotangents, gradient
 
 
-_plain.defvjp(_plain_forward, _plain_backward)
+_plain.defvjp(_saving, _plain_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _recorded(op: Op, values: Any, inputs: tuple, tap: Any) -> Any:
     return op.forward(values, inputs)[0]
-
-
-def _recorded_forward(op, values, inputs, tap):
-    return _plain_forward(op, values, inputs)
 
 
 def _recorded_backward(op, saved, cotangent):
@@ -223,12 +233,12 @@ def _recorded_backward(op, saved, cotangent):
     return None, input_cotangents, record
 
 
-_recorded.defvjp(_recorded_forward, _recorded_backward)
+_recorded.defvjp(_saving, _recorded_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normed(op: Op, values: Any, inputs: tuple, probe: Any) -> Any:
-    """The probe's cotangent is the squared norm; the parameters' is the gradient, weighted by whatever cotangent came in."""
+def _normed(op: Op, values: Any, inputs: tuple, probe: Any, sums: Any) -> Any:
+    """The probe's cotangent is the squared norm; the sums' is the gradient, weighted by whatever cotangent came in."""
     return op.forward(values, inputs)[0]
 
 
@@ -236,19 +246,19 @@ def _normed_backward(op, saved, cotangent):
     values, residuals = saved
     input_cotangents, record = op.input_cotangent(values, residuals, cotangent)
     ones = jnp.ones((jax.tree.leaves(cotangent)[0].shape[0],), jnp.float32)
-    return op.weighted_sum(values, record, (ones,) * op.parts), input_cotangents, op.squared_norm(values, record)
+    return None, input_cotangents, op.squared_norm(values, record), op.weighted_sum(values, record, (ones,) * op.parts)
 
 
-_normed.defvjp(_recorded_forward, _normed_backward)
+_normed.defvjp(_saving, _normed_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _weighted(op: Op, values: Any, inputs: tuple, weights: Any) -> Any:
-    """The parameters' cotangent is their gradient weighted example by example, rows of weight zero masked."""
+def _weighted(op: Op, values: Any, inputs: tuple, weights: Any, sums: Any) -> Any:
+    """The sums' cotangent is the gradient weighted example by example, rows of weight zero masked."""
     return op.forward(values, inputs)[0]
 
 
-def _weighted_forward(op, values, inputs, weights):
+def _weighted_forward(op, values, inputs, weights, sums):
     outputs, residuals = op.forward(values, inputs)
     return outputs, (values, residuals, weights)
 
@@ -258,7 +268,7 @@ def _weighted_backward(op, saved, cotangent):
     input_cotangents, record = op.input_cotangent(values, residuals, cotangent)
     keep_B = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
     gradient = op.masked_sum(values, record, weights, keep_B)
-    return gradient, input_cotangents, jax.tree.map(jnp.zeros_like, weights)
+    return None, input_cotangents, jax.tree.map(jnp.zeros_like, weights), gradient
 
 
 _weighted.defvjp(_weighted_forward, _weighted_backward)

@@ -27,14 +27,17 @@ class PerLayerWeights:
         return limit / jnp.maximum(norms_KB, limit)
 
 
-def clip_weights(clip: Clip) -> Weights:
-    """`norms_B -> c_B` with c * norm <= clipping norm. Flat: min(1, C/norm). Normalised: C/(norm + stability) (Bu et al. 2023).
-    Per layer: `norms_KB -> c_KB`, one norm a group, marked by its attribute `per_layer`.
+def clip_weights(clip: Clip, margin: float = 0.0) -> Weights:
+    """`norms_B -> c_B` with c * norm <= C, the clipping norm less `margin` of itself (see rounding.py).
+
+    Flat: min(1, C/norm). Normalised: C/(norm + stability) (Bu et al. 2023). Per layer: `norms_KB -> c_KB`, one norm a group,
+    marked by its attribute `per_layer`.
     """
+    limit = clip.clipping_norm * (1 - margin)
     match clip:
         case Flat():
-            return lambda norms_B: clip.clipping_norm / jnp.maximum(norms_B, clip.clipping_norm)
+            return lambda norms_B: limit / jnp.maximum(norms_B, limit)
         case Normalised():
-            return lambda norms_B: clip.clipping_norm / (norms_B + clip.stability)
+            return lambda norms_B: limit / (norms_B + clip.stability)
         case PerLayer():
-            return PerLayerWeights(clip.clipping_norm)
+            return PerLayerWeights(limit)

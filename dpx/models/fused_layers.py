@@ -127,7 +127,8 @@ class LayerStack(Op):
             case "up":
                 return scaled(r["attention_norm"], p["attention_norm"]), r["g_up"]
             case _:
-                return jax.nn.gelu(r["u"], approximate=False), r["output_norm"]
+                # Rounded as in the pass that took the norm: in float32, then to the compute type.
+                return jax.nn.gelu(norms.wide(r["u"]), approximate=False).astype(r["u"].dtype), r["output_norm"]
 
     def gradient(self, leaves, residuals, cotangent):
         saved, length_B, keys_B = residuals

@@ -4,7 +4,7 @@ With P parameters, b examples of a microbatch on a device, T tokens, H width, F 
 slots and V words, of which `fsdp` devices share what is at rest:
 
     at rest       (4 + 8) P / fsdp             float32 parameters and Adam's two moments
-    gathered      4 P where fsdp > 1           the whole parameters during accumulation, + 2 P computed in bfloat16
+    gathered      s P where fsdp > 1 or s = 2  the whole parameters during accumulation, s bytes each in the compute type
     accumulator   4 P                          float32 sum on every device
     microbatch    4 P + b (4 P [vmap only] + s a)
     update        12 P / fsdp                  reduced sum, noise and direction; not at the same time as a microbatch
@@ -65,7 +65,7 @@ def step_memory(
         example += number * model.layers * sequence_length * (model.width + model.feed_forward)
     return Memory(
         at_rest=3 * FLOAT32 * parameters // fsdp,
-        gathered=(FLOAT32 * parameters if fsdp > 1 else 0) + (2 * parameters if number == 2 else 0),
+        gathered=number * parameters if fsdp > 1 or number < FLOAT32 else 0,
         accumulator=FLOAT32 * parameters,
         microbatch=FLOAT32 * parameters + microbatch * example,
         update=3 * FLOAT32 * parameters // fsdp,

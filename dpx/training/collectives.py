@@ -4,7 +4,9 @@ import dataclasses
 import math
 import re
 
-_COLLECTIVE = re.compile(r"= (.*?) (all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)(?:-start)?\(")
+import numpy as np
+
+_COLLECTIVE = re.compile(r"= (.*?) (all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)(?:-start)?\((.*)")
 _ARRAY = re.compile(r"[a-z]+\d*\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"\n(?=(?:ENTRY )?%?[\w.\-]+ \(.*\) -> .* \{\n)")
 _NAME = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(")
@@ -12,25 +14,34 @@ _LOOP = re.compile(r"(?:body|condition)=%?([\w.\-]+)")
 _REACHED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 
 
+# Which devices meet: listed, in rows of a shape that counts them (perhaps transposed), or as pairs of sender and receiver.
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+
+
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One instruction: its kind as XLA names it, the elements of its results on one device, and whether a loop runs it."""
+    """One instruction: its kind as XLA names it, the elements of its results on one device, whether a loop runs it, and the
+    groups of devices that meet in it (none named: all)."""
 
     kind: str
     elements: int
     is_in_loop: bool
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 def collectives(text: str) -> list[Collective]:
     """Every collective instruction of `compiled.as_text()`; one inside a loop's body stands once, marked."""
-    bodies = _computations(text)
+    bodies = computations(text)
     looped = _reached_by_loops(text, bodies)
     return [
-        Collective(kind, _elements(shapes), name in looped) for name, body in bodies.items() for shapes, kind in _COLLECTIVE.findall(body)
+        Collective(kind, _elements(shapes), name in looped, _groups(rest))
+        for name, body in bodies.items()
+        for shapes, kind, rest in _COLLECTIVE.findall(body)
     ]
 
 
-def _computations(text: str) -> dict[str, str]:
+def computations(text: str) -> dict[str, str]:
     """The bodies of a compiled module's computations by name."""
     return {match.group(1): part for part in _COMPUTATION.split(text) if (match := _NAME.match(part))}
 
@@ -44,6 +55,20 @@ def _reached_by_loops(text: str, bodies: dict[str, str]) -> set[str]:
             reached.add(name)
             waiting += _REACHED.findall(bodies[name])
     return reached
+
+
+def _groups(instruction: str) -> tuple[tuple[int, ...], ...]:
+    if listed := _LISTED.search(instruction):
+        return tuple(tuple(_numbers(group)) for group in re.findall(r"\{([\d,]*)\}", listed.group(1)))
+    if counted := _COUNTED.search(instruction):
+        shape, dims, order = (_numbers(part or "") for part in counted.groups())
+        devices = np.arange(math.prod(dims)).reshape(dims)
+        return tuple(tuple(row) for row in (devices.transpose(order) if order else devices).reshape(shape).tolist())
+    return ()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
 
 
 def _elements(shapes: str) -> int:

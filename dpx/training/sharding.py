@@ -1,39 +1,108 @@
-"""Where arrays live: parameters at rest over `fsdp`, accumulators and microbatches over `data` and `fsdp`."""
+"""Where parameters live, and how they travel: at rest, in the microbatch computation, and back as reduced sums.
 
+At rest every leaf is split over `tensor` and `fsdp` along its last axis. Never along the first axis of a table: 30,522 words have
+few divisors, and noise slices are cut along rows. While microbatches are summed, `fsdp` holds examples and every leaf is whole
+there; a layer's weights stay split over `tensor`, by output or, after such a one, by input (Shoeybi et al. 2019), and what the
+compiler does within a layer follows from that. Every other leaf is then whole on each device of `tensor`, and counts once.
+"""
+
+import dataclasses
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from dpx.mechanism.noise import path_name
 
 # The axes that split examples.
 EXAMPLE_AXES = ("data", "fsdp")
+STACKED = "layers/"
+# Weights of a layer that read what another has split: they are split by input.
+READERS = ("attention_out", "down")
 
 
-def parameter_spec(shape: tuple[int, ...], fsdp: int) -> P:
-    """Last axis over `fsdp` where it divides, else replicated.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One parameter: `shards` split its last axis at rest, `tensor_axis` is the axis split over `tensor` in computation, or None."""
 
-    Never the first axis of a table: 30,522 words have few divisors, and noise slices are cut along rows.
-    """
-    if fsdp > 1 and shape and shape[-1] % fsdp == 0:
-        return P(*([None] * (len(shape) - 1)), "fsdp")
-    return P()
+    ndim: int
+    shards: tuple[str, ...]
+    tensor_axis: int | None
+
+    @property
+    def rest(self) -> P:
+        return P(*[None] * (self.ndim - 1), self.shards) if self.shards else P()
+
+    @property
+    def compute(self) -> P:
+        return P() if self.tensor_axis is None else P(*["tensor" if axis == self.tensor_axis else None for axis in range(self.ndim)])
+
+    @property
+    def summed(self) -> P:
+        """Of the sums that devices keep apart, [D, ...]."""
+        return P(EXAMPLE_AXES, *self.compute)
+
+    def gather(self, leaf: Array, dtype: Any) -> Array:
+        """From this device's part at rest to its part in computation, in `dtype`."""
+        leaf, last = leaf.astype(dtype), self.ndim - 1
+        if "fsdp" in self.shards:
+            leaf = jax.lax.all_gather(leaf, "fsdp", axis=last, tiled=True)
+        if "tensor" not in self.shards or self.tensor_axis == last:
+            return leaf
+        if self.tensor_axis is None:
+            return jax.lax.all_gather(leaf, "tensor", axis=last, tiled=True)
+        return jax.lax.all_to_all(leaf, "tensor", split_axis=self.tensor_axis, concat_axis=last, tiled=True)
+
+    def reduce(self, total: Array) -> Array:
+        """From this device's sum to its part, at rest, of the sum over all examples: the way back, and each number once."""
+        last = self.ndim - 1
+        if "tensor" in self.shards and self.tensor_axis is None:
+            # The devices of `tensor` hold equal sums: each keeps its own part and none are added.
+            own = total.shape[last] // jax.lax.axis_size("tensor")
+            total = jax.lax.dynamic_slice_in_dim(total, jax.lax.axis_index("tensor") * own, own, axis=last)
+        elif "tensor" in self.shards and self.tensor_axis != last:
+            total = jax.lax.all_to_all(total, "tensor", split_axis=last, concat_axis=self.tensor_axis, tiled=True)
+        if "fsdp" not in self.shards:
+            return jax.lax.psum(total, EXAMPLE_AXES)
+        return jax.lax.psum(jax.lax.psum_scatter(total, "fsdp", scatter_dimension=last, tiled=True), "data")
 
 
-def parameter_specs(params: Any, mesh: Mesh) -> Any:
-    """A tree of `PartitionSpec` for parameters, or for any tree with leaves of their shapes (Adam's moments)."""
-    return jax.tree.map(lambda leaf: parameter_spec(leaf.shape, mesh.shape["fsdp"]), params)
+def layout(path: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    """The layout of a parameter; axes that do not divide it leave it whole."""
+    shards = _shards(shape, mesh)
+    axis = None
+    if "tensor" in shards and path.startswith(STACKED) and len(shape) > 2:
+        axis = len(shape) - (2 if path.split("/")[-2] in READERS else 1)
+        axis = axis if shape[axis] % mesh.shape["tensor"] == 0 else None
+    return Layout(len(shape), shards, axis)
+
+
+def _shards(shape: tuple[int, ...], mesh: Mesh) -> tuple[str, ...]:
+    wanted = tuple(axis for axis in ("tensor", "fsdp") if mesh.shape[axis] > 1)
+    for axes in (wanted, ("fsdp",) if "fsdp" in wanted else ()):
+        if shape and shape[-1] % math.prod(mesh.shape[axis] for axis in axes) == 0:
+            return axes
+    return ()
+
+
+def layouts(params: Any, mesh: Mesh) -> Any:
+    """A tree of `Layout` like `params`, or like any tree with leaves of their shapes (Adam's moments)."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: layout(path_name(path), leaf.shape, mesh), params)
 
 
 def at_rest(tree: Any, mesh: Mesh) -> Any:
     """A tree of `NamedSharding`, parameters' own layout."""
-    return jax.tree.map(lambda leaf: NamedSharding(mesh, parameter_spec(leaf.shape, mesh.shape["fsdp"])), tree)
+    return jax.tree.map(lambda found: NamedSharding(mesh, found.rest), layouts(tree, mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def microbatches(mesh: Mesh) -> NamedSharding:
-    """Rows [microbatch, example, ...] split by example."""
-    return NamedSharding(mesh, P(None, EXAMPLE_AXES))
+def computed_in(path: str, ndim: int, dtype: Any) -> Any:
+    """What a parameter is gathered in: matrices and tables in the model's compute type, vectors (LayerNorm's, biases) in float32."""
+    return dtype if ndim - path.startswith(STACKED) > 1 else jnp.float32

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from dpx.clipping.clipped_sum import ClippedSum, clipped_sum, plain_sum
+from dpx.clipping.rounding import MARGINS
 from dpx.clipping.weights import clip_weights
 from dpx.experiment import Experiment
 from dpx.mechanism.noise import add_noise, path_name
@@ -59,7 +60,7 @@ def _counts(result: ClippedSum, norm_limit: float | None, is_padding_B: Array) -
 def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
     """The functions of one run on `mesh`; `microbatch` is the number of examples one device holds at a time."""
     shapes = jax.eval_shape(objective.init, KEY)
-    specs = sharding.parameter_specs(shapes, mesh)
+    layouts = sharding.layouts(shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
 
@@ -68,27 +69,29 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         return {"params": params, "moments": transform.init(params)}
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
-    sum_specs = {"gradient": jax.tree.map(lambda _: P(sharding.EXAMPLE_AXES), shapes), "count": P(sharding.EXAMPLE_AXES)}
+    split = P(sharding.EXAMPLE_AXES)
+    summed = {"gradient": jax.tree.map(lambda found: found.summed, layouts), "count": dict.fromkeys(COUNTS, split)}
+    sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
 
     def zero() -> Sums:
         gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), jnp.float32), shapes)
         return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in COUNTS}}
 
-    sum_shardings = jax.tree.map(lambda _: jax.sharding.NamedSharding(mesh, P(sharding.EXAMPLE_AXES)), jax.eval_shape(zero))
+    # Only the axes of examples are named here: `tensor` stays with the compiler, which adds a norm's parts up over it.
     accumulate = jax.shard_map(
         _accumulate(experiment, objective),
         mesh=mesh,
-        in_specs=(P(), sum_specs, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P()),
-        out_specs=sum_specs,
+        in_specs=(P(), split, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P()),
+        out_specs=split,
         axis_names={"data", "fsdp"},
         check_vma=False,
     )
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
-        gather=jax.jit(lambda params: params, out_shardings=jax.tree.map(lambda _: sharding.replicated(mesh), shapes)),
+        gather=_gather(mesh, layouts, jnp.dtype(experiment.model.dtype)),
         zero=jax.jit(zero, out_shardings=sum_shardings),
-        accumulate=jax.jit(accumulate, donate_argnums=(1,)),
-        finish=_finish(experiment, transform, mesh, shapes, specs, sum_specs, state_shardings),
+        accumulate=jax.jit(accumulate, donate_argnums=(1,), out_shardings=sum_shardings),
+        finish=_finish(transform, mesh, layouts, summed, state_shardings),
         chunk=chunk,
         rows=microbatch * devices,
     )
@@ -96,7 +99,8 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
 def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
     """What each device does with its part of a chunk: no collective, no noise, only sums in float32."""
-    weights = clip_weights(experiment.clip) if experiment.is_private else None
+    margin = MARGINS[experiment.model.dtype]
+    weights = clip_weights(experiment.clip, margin) if experiment.is_private else None
     norm_limit = experiment.clip.clipping_norm if experiment.is_private else None
 
     def microbatch_sum(params: Any, rows: dict[str, Array], is_padding_B: Array, mask_key: Array, dropout_key: Array) -> ClippedSum:
@@ -122,22 +126,31 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
     return accumulate
 
 
-def _finish(
-    experiment: Experiment, transform: Any, mesh: Mesh, shapes: Any, specs: Any, sum_specs: Any, state_shardings: Any
-) -> Callable[..., Any]:
+def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any]:
+    """Parameters from rest to where microbatches are summed, once per logical batch, in the type they are computed with."""
+
+    def one(path: Any, leaf: Array, layout: sharding.Layout) -> Array:
+        dtype = sharding.computed_in(path_name(path), leaf.ndim, compute_dtype)
+        if layout.rest == layout.compute:
+            return leaf.astype(dtype)
+        to = jax.shard_map(
+            lambda part: layout.gather(part, dtype), mesh=mesh, in_specs=layout.rest, out_specs=layout.compute, check_vma=False
+        )
+        return to(leaf)
+
+    shardings = jax.tree.map(lambda layout: jax.sharding.NamedSharding(mesh, layout.compute), layouts)
+    return jax.jit(lambda params: jax.tree_util.tree_map_with_path(one, params, layouts), out_shardings=shardings)
+
+
+def _finish(transform: Any, mesh: Mesh, layouts: Any, summed: Any, state_shardings: Any) -> Callable[..., Any]:
     """Reduce once, add noise once, divide by the expected batch size, update."""
 
     def reduce(sums: Sums) -> tuple[Any, Any]:
-        def leaf(total: Array, spec: P) -> Array:
-            if "fsdp" in spec:
-                part = jax.lax.psum_scatter(total[0], "fsdp", scatter_dimension=total.ndim - 2, tiled=True)
-                return jax.lax.psum(part, "data")
-            return jax.lax.psum(total[0], sharding.EXAMPLE_AXES)
-
         counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
-        return jax.tree.map(leaf, sums["gradient"], specs), counts
+        return jax.tree.map(lambda total, layout: layout.reduce(total[0]), sums["gradient"], layouts), counts
 
-    reduced = jax.shard_map(reduce, mesh=mesh, in_specs=(sum_specs,), out_specs=(specs, P()), axis_names={"data", "fsdp"}, check_vma=False)
+    rest = jax.tree.map(lambda found: found.rest, layouts)
+    reduced = jax.shard_map(reduce, mesh=mesh, in_specs=(summed,), out_specs=(rest, P()), check_vma=False)
 
     def finish(
         state: State, sums: Sums, keys: Any, deviation: Array, expected_batch: Array, learning_rate: Array

@@ -50,7 +50,7 @@ TRUNCATED = "\n    if isinstance(sampler, TruncatedPoisson)"
 MUTANTS = (
     Mutant("no noise", STEP, NOISY, "_with_noise(total, keys, 0 * deviation) if keys", AUDIT),
     Mutant("half the noise", STEP, NOISY, "_with_noise(total, keys, deviation / 2) if keys", AUDIT),
-    Mutant("clip off", STEP, "clip_weights(experiment.clip) if", "jnp.ones_like if", AUDIT),
+    Mutant("clip off", STEP, "clip_weights(experiment.clip, margin) if", "jnp.ones_like if", AUDIT),
     Mutant("noise for the mean added to the sum", STEP, NOISY, "_with_noise(total, keys, deviation / expected_batch) if keys", AUDIT),
     Mutant(
         "noise for the mean asked of the step",
@@ -194,10 +194,18 @@ MUTANTS = (
     ),
     Mutant(
         "sums of other devices left out of the reduction",
-        STEP,
-        "return jax.lax.psum(total[0], sharding.EXAMPLE_AXES)",
-        "return total[0]",
-        "tests/training/test_step.py::test_simulated_devices_agree_with_one",
+        "dpx/training/sharding.py",
+        "return jax.lax.psum(total, EXAMPLE_AXES)",
+        "return total",
+        "tests/training/test_step.py::test_twenty_private_steps_agree_on_every_mesh",
+    ),
+    Mutant(
+        "local norm under a model axis",
+        "dpx/models/fused_layers.py",
+        'record["squares"] += norms.squares(gradient)',
+        'record["squares"] += jax.shard_map(norms.squares, in_specs=jax.P(None, None, "tensor"), out_specs=jax.P(), '
+        'axis_names={"tensor"}, check_vma=False)(gradient)',
+        "tests/training/test_step.py::test_a_model_axis_changes_neither_norms_nor_sums",
     ),
     Mutant("noise added by each device (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * mesh.size**0.5) if keys", LEAVES),
     Mutant(
@@ -209,10 +217,7 @@ MUTANTS = (
 NOT_RUN = "not run"
 
 # Asked for, and without a place in this code to be put.
-WITHOUT_CODE = (
-    ("adaptive count charged as a second subsampled event", "there is no adaptive clip yet"),
-    ("local norm under a model axis", "parameters are gathered whole before they are clipped, so no axis splits a norm"),
-)
+WITHOUT_CODE = (("adaptive count charged as a second subsampled event", "there is no adaptive clip yet"),)
 
 
 @contextmanager

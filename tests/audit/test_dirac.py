@@ -58,7 +58,7 @@ def test_noise_for_the_mean_on_the_sum_is_caught(canaries, monkeypatch):
 
 
 def test_a_clip_that_is_off_is_caught(canaries, monkeypatch):
-    monkeypatch.setattr(step, "clip_weights", lambda clip: jnp.ones_like)
+    monkeypatch.setattr(step, "clip_weights", lambda *_: jnp.ones_like)
     assert all(verdict.primary.refutes for verdict, _ in verdicts(canaries(), 3))
 
 

@@ -179,3 +179,25 @@ def test_bfloat16_is_close_to_float32_and_never_beyond_the_clipping_norm(way):
         assert np.sqrt(squared_norm(jax.tree.map(np.float64, found.total))) <= 0.01 * (1 + 1e-5)
         np.testing.assert_allclose(found.norms_B[b], norms[b], rtol=0.05)
         assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
+
+
+@ways("book_keeping", slow=("vmap", "ghost", "book_keeping_ops", "ghost_ops"))
+def test_narrow_parameters_give_float32_sums(way):
+    """Parameters gathered in bfloat16 and the same numbers in float32 give one result, though cotangents have their primals' type."""
+    method, options = WAYS[way]
+    params, rows = case()[:2]
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim > 1 else leaf, params)
+    function = clipped(method, dtype="bfloat16", **options)
+    found, wide = run(function, narrow, rows), run(function, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow), rows)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(found.norms_B, wide.norms_B, rtol=1e-2)
+    assert_trees_close(found.total, jax.tree.map(np.float64, wide.total), 2e-2)
+
+
+def test_plain_sums_of_narrow_parameters_are_float32():
+    subject, (params, rows) = objective(bert(dtype="bfloat16")), case()[:2]
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim > 1 else leaf, params)
+    found = jax.jit(lambda p, b: dpx.plain_sum(subject.losses, p, b))(narrow, rows)
+    total = run(clipped("book_keeping", dtype="bfloat16"), narrow, rows, limit=1e9).total
+    assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
+    assert_trees_close(found.total, jax.tree.map(np.float64, total), 2e-2)

@@ -76,7 +76,7 @@ def test_a_failed_audit_leaves_with_code_2(tmp_path):
     code = (
         "import sys, jax.numpy as jnp\n"
         "from dpx.training import step\n"
-        "step.clip_weights = lambda clip: jnp.ones_like\n"
+        "step.clip_weights = lambda *_: jnp.ones_like\n"
         f"sys.argv = ['dpx', 'job=audit', 'hydra.run.dir={tmp_path}/run']\n"
         "from dpx.__main__ import main\n"
         "main()\n"

@@ -1,56 +1,92 @@
 """What crosses devices, counted in the compiled programs: nothing while microbatches are summed, each leaf once afterwards."""
 
+from typing import Any, NamedTuple
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from dpx.clipping.declarations import Clipping
 from dpx.mechanism import noise
-from dpx.mechanism.noise import slice_keys
+from dpx.mechanism.noise import path_name, slice_keys
 from dpx.mesh import Mesh
 from dpx.randomness import RootSecret
+from dpx.training import sharding
 from dpx.training.collectives import collectives
 from dpx.training.step import as_chunk, make_step
 
 from .conftest import declare, make_rows
 
 
-@pytest.fixture(scope="module", params=[(8, 1), (4, 2)], ids=["8", "4x2"])
+class Texts(NamedTuple):
+    """The compiled programs of a step, and whose they are."""
+
+    gather: str
+    accumulate: str
+    finish: str
+    params: Any
+    mesh: Mesh
+
+
+@pytest.fixture(scope="module", params=[(8, 1, 1), (4, 2, 1), (2, 2, 2)], ids=["8", "4x2", "2x2x2"])
 def compiled(request, micro):
-    data, fsdp = request.param
-    experiment = declare(mesh=Mesh(name="m", data=data, fsdp=fsdp, flops_per_s=1e10, memory_bytes=1 << 30))
+    data, fsdp, tensor = request.param
+    mesh = Mesh(name="m", data=data, fsdp=fsdp, tensor=tensor, flops_per_s=1e10, memory_bytes=1 << 30)
+    experiment = declare(mesh=mesh, clipping=Clipping(method="book_keeping"))
     with pytest.MonkeyPatch.context() as patch:
         # Small slices, so that the noise of most leaves is a loop as it is for a large model.
         patch.setattr(noise, "SLICE_ELEMENTS", 256)
         step = make_step(experiment, micro[1], experiment.mesh.make(), 1, 2)
         state = step.init(np.zeros(2, np.uint32))
-        rows, is_padding, count = as_chunk(make_rows(9), step)
+        rows, is_padding, count = as_chunk(make_rows(7), step)
         key, one = np.zeros(2, np.uint32), np.float32(1)
         accumulate = step.accumulate.lower(step.gather(state["params"]), step.zero(), rows, is_padding, np.int32(count), key, key)
         keys = slice_keys(RootSecret.from_seed(0), 0, state["params"])
         finish = step.finish.lower(state, step.zero(), keys, one, one, one)
-        sizes = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
-        yield accumulate.compile().as_text(), finish.compile().as_text(), sizes, fsdp
+        gather = step.gather.lower(state["params"])
+        yield Texts(*(lowered.compile().as_text() for lowered in (gather, accumulate, finish)), state["params"], mesh)
 
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
 
 
-def test_nothing_crosses_devices_while_microbatches_are_summed(compiled):
-    assert collectives(compiled[0]) == []
+def crosses_examples(found, mesh):
+    """Whether devices that hold different examples meet: those of `tensor` stand next to each other."""
+    return not found.groups or any(len({device // mesh.tensor for device in group}) > 1 for group in found.groups)
 
 
-def test_no_loop_holds_a_collective(compiled):
-    assert "while(" in compiled[1]
-    assert not any(found.is_in_loop for found in collectives(compiled[1]))
+def test_nothing_crosses_examples_while_microbatches_are_summed(compiled):
+    found = collectives(compiled.accumulate)
+    assert not any(crosses_examples(one, compiled.mesh) for one in found)
+    assert bool(found) == (compiled.mesh.tensor > 1)
+
+
+def test_no_loop_crosses_examples(compiled):
+    assert "while(" in compiled.finish
+    for text in (compiled.gather, compiled.finish):
+        assert not any(found.is_in_loop for found in collectives(text))
+
+
+def test_parameters_are_gathered_once(compiled):
+    gathered = sum(found.elements for found in collectives(compiled.gather) if found.kind == "all-gather")
+    fsdp, tensor, split = compiled.mesh.fsdp, compiled.mesh.tensor, 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(compiled.params):
+        layout = sharding.layout(path_name(path), leaf.shape, compiled.mesh.make())
+        part = leaf.size if layout.tensor_axis is None else leaf.size // tensor
+        # Over fsdp to this device's part, and, of leaves that no layer splits, once more over tensor.
+        split += (part if layout.tensor_axis is not None or tensor == 1 else leaf.size // tensor + leaf.size) if layout.shards else 0
+    assert gathered == (split if fsdp > 1 else 0)
 
 
 def test_each_leaf_is_reduced_once(compiled):
-    _, text, parameters, fsdp = compiled
-    reduced = sum(found.elements for found in collectives(text) if found.kind in ("all-reduce", "reduce-scatter"))
-    # Once over all devices; with fsdp a leaf is scattered and its part then reduced over data. The rest are norms and counts.
-    expected = parameters if fsdp == 1 else parameters / fsdp * 2
-    assert expected <= reduced <= 1.05 * expected + 200
+    """Over all devices that hold examples; with fsdp a leaf is scattered and its part then reduced over data."""
+    found = [one for one in collectives(compiled.finish) if one.kind in ("all-reduce", "reduce-scatter")]
+    reduced = sum(one.elements for one in found if crosses_examples(one, compiled.mesh))
+    parameters, mesh = sum(leaf.size for leaf in jax.tree.leaves(compiled.params)), compiled.mesh
+    expected = parameters if mesh.fsdp == 1 else parameters / mesh.fsdp * 2
+    # The rest are norms and counts.
+    assert expected / mesh.tensor <= reduced <= 1.05 * expected / mesh.tensor + 200
 
 
 def test_a_collective_inside_a_loop_is_seen():

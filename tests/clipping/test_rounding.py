@@ -1,0 +1,68 @@
+"""What one example really adds to the sum, in float64 arithmetic on the float32 numbers that are added: never above the clipping norm.
+
+Inputs are chosen to hurt: flat activations under cotangents that sum to zero, so that Gram products cancel; huge and tiny gains,
+losses and weights beside each other; one token repeated; and each of them in bfloat16, where activations are had again.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.clipping.rounding import MARGINS
+from tests.clipping.batches import batch, objective, parameters, squared_norm
+from tests.clipping.compiled import clipped, run
+from tests.clipping.test_clipped_sum import WAYS
+
+SLOW = pytest.mark.slow
+WANTED = [
+    *((way, "bfloat16", SLOW if way in ("vmap", "ghost", "book_keeping_ops", "ghost_ops") else ()) for way in WAYS),
+    *((way, "float32", SLOW if way == "ghost_ops" else ()) for way in WAYS),
+]
+
+
+def _scaled(tree, factor):
+    return jax.tree.map(lambda leaf: leaf * factor, tree)
+
+
+def hard_cases():
+    """{name: (parameters, rows, factor of the loss)}."""
+    subject = objective()
+    far, near = parameters(subject), parameters(subject, spread=0.02)
+    for norm in (near["embeddings"]["norm"], near["mlm"]["norm"], near["layers"]["output_norm"], near["layers"]["attention_norm"]):
+        norm["scale"] = norm["scale"] + 1
+    rows = batch()
+    same = rows | {"tokens": jnp.full_like(rows["tokens"], 7), "length": jnp.full_like(rows["length"], rows["tokens"].shape[1])}
+    same |= {"segment_start": same["length"]}
+    flat = near | {"embeddings": near["embeddings"] | {"position": 0 * near["embeddings"]["position"]}}
+    faint = near | {"embeddings": near["embeddings"] | {"position": 1e-3 * near["embeddings"]["position"]}}
+    layers = near["layers"]
+    loud = near | {"layers": layers | {"attention_norm": _scaled(layers["attention_norm"], 300.0), "up": _scaled(layers["up"], 1e-3)}}
+    mixed = far | {"layers": far["layers"] | {"output_norm": _scaled(far["layers"]["output_norm"], 1e3)}, "mlm": _scaled(far["mlm"], 1e-2)}
+    cases = {
+        "far": (far, rows),
+        "near": (near, rows),
+        "flat": (flat, same),
+        "faint": (faint, same),
+        "loud": (loud, rows),
+        "mixed": (mixed, same),
+    }
+    sized = {f"{name} x {factor:g}": (*case, factor) for name, case in cases.items() for factor in (1.0, 1e6)}
+    return sized | {"far x 1e-06": (far, rows, 1e-6)}
+
+
+@pytest.mark.parametrize(("way", "dtype"), [pytest.param(way, dtype, marks=marks) for way, dtype, marks in WANTED])
+def test_no_example_adds_more_than_the_clipping_norm(way, dtype):
+    method, options = WAYS[way]
+    function, margin = clipped(method, dtype=dtype, **options), MARGINS[dtype]
+    worst = {}
+    for name, (params, rows, factor) in hard_cases().items():
+        for b in (1, 2):
+            alone = {"padding": jnp.arange(5) != b, "factor": jnp.full(5, factor)}
+            size = float(run(function, params, rows, limit=1.0, **alone).norms_B[b])
+            limit = np.float32(0.37 * size)
+            found = run(function, params, rows, limit=limit * np.float32(1 - margin), **alone)
+            assert bool(found.is_counted_B[b]), name
+            worst[name, b] = np.sqrt(squared_norm(jax.tree.map(np.float64, found.total))) / np.float64(limit)
+    print(way, dtype, {key: f"{value - 1 + margin:.1e}" for key, value in worst.items()})
+    assert max(worst.values()) <= 1, max(worst, key=lambda key: worst[key])
