@@ -96,7 +96,7 @@ def _by_losses(spent: Callable[[float, float | None], float], target: Real, inte
     """A coarse grid finds the place (its answer is never too small), the run's own grid the value."""
 
     def coarse(sigma: float) -> float:
-        return spent(sigma, 10 * interval)
+        return spent(sigma, max(interval, min(10 * interval, 1e-3)))
 
     def fine(sigma: float) -> float:
         return spent(sigma, None)

@@ -12,6 +12,7 @@ import dp_accounting
 from dp_accounting import dp_event
 
 from dpx.clipping.rounding import MARGINS
+from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, approximations, events, ledger
 from dpx.privacy.calibration import ASSUMED_ADJACENCY, Calibrated, assumed, compositions
@@ -104,7 +105,8 @@ class Spent:
         if len(self._charges) == len(self._exact):
             return None
         error = accounting.rounding_error(self._exact, self._delta, self._adjacency)
-        return {"distinct": len(self._exact), "composed": len(self._charges), "epsilon_error_at_most": accounting.finite(error)}
+        counts = {"distinct": len(self._exact), "composed": len(self._charges)}
+        return counts | {"epsilon_error_at_most": accounting.finite(error), "pld_grid": accounting.grid(self._charges)}
 
     def events(self) -> list[dict[str, Any]]:
         """The dp-accounting events composed by the run's own accountant: class, arguments and count."""
@@ -231,7 +233,11 @@ def _under_assumed_sampler(experiment: Experiment, runs: Runs) -> list[dict[str,
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
     found = []
     for accountant in ("pld", "rdp"):
-        value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(experiment.privacy.delta) if charges else 0.0
+        try:
+            value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(experiment.privacy.delta) if charges else 0.0
+        except Refused:
+            # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
+            continue
         found.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
     return found
 

@@ -1,0 +1,164 @@
+"""Random declarations of a private run, and what any statement about one must satisfy.
+
+`SUPPORTED` is written out by hand rather than read from the table of events: an entry lost or gained there shows here.
+"""
+
+import dataclasses
+import json
+import math
+import random
+
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+
+from dpx.batch_schedule import Constant, Linear, Staged
+from dpx.data.declarations import Vocabulary
+from dpx.declaration import Refused
+from dpx.mechanism.declarations import DpSgd, Flat, Multiplier, NoiseBatchRatio, NoPrivacy, Normalised, PerLayer, TargetEpsilon
+from dpx.privacy import accounting, calibration, closed_form, ledger, statement
+from dpx.privacy.calibration import calibrate
+from dpx.privacy.declarations import Deterministic as WithoutAmplification
+from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
+from dpx.privacy.ledger import Ledger
+from dpx.sampler import IN_PASSES, BallsInBins, Deterministic, FixedSize, Poisson, Shuffled, TruncatedPoisson, steps_per_pass
+
+# (sampler, adjacency) -> accountants that have a proof for it.
+SUPPORTED = {
+    ("poisson", "zero_out"): {"pld", "rdp", "deterministic"},
+    ("poisson", "add_remove"): {"pld", "rdp", "deterministic"},
+    ("poisson", "replace_one"): {"pld", "deterministic"},
+    ("group", "zero_out"): {"pld", "deterministic"},
+    ("group", "add_remove"): {"pld", "deterministic"},
+    ("truncated_poisson", "zero_out"): {"pld", "deterministic"},
+    ("truncated_poisson", "replace_one"): {"deterministic"},
+    ("fixed_size", "zero_out"): {"deterministic"},
+    ("fixed_size", "replace_one"): {"rdp", "deterministic"},
+    ("balls_in_bins", "add_remove"): {"pld", "rdp", "deterministic"},
+    **{(name, adjacency): {"pld", "rdp", "deterministic"} for name in IN_PASSES for adjacency in ("zero_out", "replace_one")},
+}
+
+DATA = [{}, {"declared_size": None}, {"vocabulary": "protected"}]
+
+
+def choices(size, steps):
+    """What a combination is drawn from, for data of `size` rows and runs of `steps` steps."""
+    return {
+        "sampler": [
+            Poisson(),
+            TruncatedPoisson(),
+            *(kind(assumed=assumed) for kind in (FixedSize, Shuffled, Deterministic, BallsInBins) for assumed in (None, "poisson")),
+        ],
+        "accountant": [Pld(), Rdp(), WithoutAmplification(), GdpClt()],
+        "mechanism": [DpSgd()] * 6 + [NoPrivacy()],
+        "clip": [Flat(clipping_norm=0.1), Normalised(clipping_norm=1.0), PerLayer(clipping_norm=0.5)],
+        "noise": [
+            Multiplier(noise_multiplier=0.8),
+            Multiplier(noise_multiplier=5.0),
+            NoiseBatchRatio(noise_batch_ratio=0.05),
+            TargetEpsilon(epsilon=3.0),
+        ],
+        "batch_schedule": [
+            Constant(size=size // 20),
+            Constant(size=size),
+            Staged(sizes=[size // 50, size // 20], stage_steps=max(1, steps // 3)),
+            Linear(start=size // 100 + 1, end=size // 20, ramp_steps=2 * steps // 3),
+        ],
+        "privacy": [
+            Privacy(delta=delta, adjacency=adjacency, unit=unit, rows_per_unit_max=rows, allow_large_delta=delta > 1e-3)
+            for delta in (1e-5, 1e-2)
+            for adjacency in ("zero_out", "add_remove", "replace_one")
+            for unit, rows in (("row", 1), ("document", 1), ("document", 3))
+        ],
+        "seed": [None] * 5 + [1],
+    }
+
+
+def drawn(base, seed, size_of, steps):
+    """Combination number `seed`; `size_of(data, privacy)` is its number of rows. `Refused` where two declarations contradict each other."""
+    choose = random.Random(seed)
+    places = {name: choose.randrange(len(options)) for name, options in choices(1000, steps).items()}
+    facts = choose.choice(DATA)
+    data = base.data
+    if "vocabulary" in facts:
+        data = dataclasses.replace(data, vocabulary=Vocabulary(size=data.vocabulary.size, fit_on="protected"))
+    privacy = choices(1000, steps)["privacy"][places["privacy"]]
+    size = size_of(data, privacy)
+    if "declared_size" in facts:
+        data = dataclasses.replace(data, declared_size=size)
+    changes = {name: options[places[name]] for name, options in choices(size, steps).items()}
+    return dataclasses.replace(base, name=f"combination_{seed}", steps=steps, data=data, **changes)
+
+
+def entered(experiment, calibrated, path):
+    """`(statement, ledger's runs)` of `experiment` with every step entered and nothing trained."""
+    if calibrated.noise_multiplier is None:
+        return statement.build(experiment, None, calibrated), []
+    with_steps = Ledger(path)
+    for step in range(experiment.steps):
+        batch = experiment.batch_schedule.at(step)
+        with_steps.append(step, calibration.entry(experiment, calibrated.size, calibrated.noise_multiplier, batch))
+    return statement.build(experiment, None, calibrated, with_steps), with_steps.runs()
+
+
+def is_one_line(refusal):
+    text = str(refusal)
+    return isinstance(refusal, Refused) and "\n" not in text and len(text) < 400 and bool(refusal.fix)
+
+
+def check(experiment, calibrated, document, runs):
+    """Everything in `document` follows from `runs`, what the ledger says ran."""
+    assert json.loads(json.dumps(document, allow_nan=False))["guarantee"] in ("dp", "none", "not_private")
+    assert (document["guarantee"] == "dp") == (not document["reasons"])
+    assert bool(document["epsilon"]) == (document["guarantee"] == "dp")
+    if document["guarantee"] == "not_private":
+        return
+    assert document["spent"]["epsilon"] == document["planned"]["epsilon"]
+    unsupported = {item["name"] for item in document["unsupported"]}
+    assert ("epsilon/gdp_clt" in unsupported) == isinstance(experiment.accountant, GdpClt)
+    assert ("epsilon/pld/poisson" in unsupported) == (experiment.sampler.assumed is not None)
+    _check_epsilon(experiment, document, ledger.releases(runs))
+    if isinstance(experiment.noise, TargetEpsilon) and experiment.sampler.assumed is None:
+        own = calibration.accountant_of(experiment)[0]
+        assert calibrated.epsilon[own] <= experiment.noise.epsilon
+
+
+def _check_epsilon(experiment, document, charges):
+    """Each value is allowed for the sampler that ran, is the ledger's own recomputation, and lies above what no proof can go below."""
+    sampler, privacy = experiment.sampler.name, experiment.privacy
+    kind = "group" if privacy.rows_per_unit_max > 1 and sampler == "poisson" else sampler
+    assert {release.kind for release, _ in charges} == {kind}
+    assert document["epsilon"].keys() <= SUPPORTED[(kind, privacy.adjacency)]
+    floor = _floor(experiment, document)
+    for name, value in document["epsilon"].items():
+        found = accounting.compose(accounting.bucketed(charges), name, privacy.adjacency).epsilon(privacy.delta)
+        assert value == accounting.finite(found)
+        assert value is None or value >= floor, (name, value, floor)
+
+
+def _floor(experiment, document):
+    """A lower bound on the true epsilon, from the declaration and dp-accounting's optimistic rounding alone."""
+    sigma, delta, size = document["mechanism"]["noise_multiplier"], document["delta"], document["declared_size"]
+    rates = [experiment.batch_schedule.at(step) / size for step in range(experiment.steps)]
+    if experiment.sampler.name in IN_PASSES:
+        passes = math.ceil(experiment.steps / steps_per_pass(rates[0]))
+        return closed_form.epsilon(math.sqrt(passes) / sigma, delta) * (1 - 1e-6)
+    least = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=min(rates), value_discretization_interval=1e-2, pessimistic_estimate=False
+    )
+    return least.self_compose(len(rates)).get_epsilon_for_delta(delta)
+
+
+def held_to(base, seed, path, size=1_000, steps=12):
+    """Whether combination `seed` stands; it is checked if it does, and must be refused in one line if not."""
+    # A coarse grid is sound and quick; what is checked here does not depend on it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounting, "grid", lambda _: 5e-3)
+        try:
+            experiment = drawn(base, seed, lambda *_: size, steps)
+            calibrated = calibrate(experiment, size)
+        except Refused as refusal:
+            assert is_one_line(refusal)
+            return False
+        # What calibrates may run, so nothing is refused from here on.
+        check(experiment, calibrated, *entered(experiment, calibrated, path))
+    return True

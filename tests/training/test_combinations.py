@@ -1,0 +1,103 @@
+"""Random combinations that train three steps: what they state afterwards is what their ledger recomputes to.
+
+Combinations of one clip share their compiled step, and every shape is that of test_session.py: 25 runs cost two compilations more.
+"""
+
+import functools
+import itertools
+import json
+import random
+
+import dp_accounting
+import pytest
+from dp_accounting import pld
+
+from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.data.prepare import prepare
+from dpx.declaration import Refused
+from dpx.experiment import Schedule
+from dpx.job.account import read
+from dpx.mechanism.declarations import TargetEpsilon
+from dpx.privacy import accounting, calibration, statement
+from dpx.privacy.calibration import calibrate
+from dpx.run_folder import RunFolder
+from dpx.training import session
+
+from ..privacy.combinations import check, drawn
+from .conftest import declare
+
+STEPS = 3
+TRAINED = 25
+
+
+@pytest.fixture(scope="module")
+def combinations(tmp_path_factory):
+    """The first `TRAINED` combinations, in an order chosen by seed, that stand with the data as it is."""
+    directory = str(tmp_path_factory.mktemp("data"))
+    source = Synthetic(documents=140, words_per_document=60, states=16)
+    data = Data(name="synthetic", source=source, vocabulary=Vocabulary(size=256), sequence_length=16, directory=directory)
+    base = declare(data=data, schedule=Schedule(evaluate_every=STEPS, evaluation_rows=32, checkpoint_every=STEPS))
+    size_of = functools.cache(lambda data, privacy: prepare(data, privacy).manifest.rows["protected"])
+    return list(itertools.islice(_standing(base, size_of), TRAINED))
+
+
+def _standing(base, size_of):
+    for seed in random.Random(1).sample(range(500), 500):
+        try:
+            experiment = drawn(base, seed, size_of, STEPS)
+            calibrate(experiment, size_of(experiment.data, experiment.privacy))
+        except Refused:
+            continue
+        yield experiment
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    """One compiled step per clip, one evaluation (of the first combination's held-out rows) for all, a coarse grid."""
+    kept = {}
+
+    def shared(make, key):
+        def made(*given):
+            name = (make.__name__, *key(*given))
+            if name not in kept:
+                kept[name] = make(*given)
+            return kept[name]
+
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        step_key = lambda experiment, objective, *_: (objective, experiment.mechanism, experiment.clip)  # noqa: E731
+        patch.setattr(session, "make_step", shared(session.make_step, step_key))
+        patch.setattr(session, "held_out", shared(session.held_out, lambda objective, *_: (objective,)))
+        patch.setattr(accounting, "grid", lambda _: 5e-3)
+        yield
+
+
+@pytest.mark.parametrize("number", range(TRAINED))
+def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinations, number, tmp_path):
+    experiment = combinations[number]
+    folder = RunFolder(tmp_path, "")
+    with folder.claimed(), session.Session.open(experiment, folder) as opened:
+        opened.train()
+        calibrated = opened.runtime.calibrated
+    document = json.loads((tmp_path / "release" / "privacy.json").read_text())
+    runs = read(tmp_path) if experiment.is_private else []
+    check(experiment, calibrated, document, runs)
+    if not experiment.is_private:
+        return
+    assert document["spent"]["steps"] == document["spent"]["charged_steps"] == STEPS
+    assert document["ledger"]["runs"] == runs
+    own = calibration.accountant_of(experiment)[0]
+    if own == "pld" and document["epsilon"]:
+        relation = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}[document["adjacency"]]
+
+        def by_dp_accounting_alone(event):
+            return pld.PLDAccountant(dp_accounting.NeighboringRelation[relation], 5e-3).compose(event).get_epsilon(document["delta"])
+
+        assert statement.recompute(document, by_dp_accounting_alone) == document["epsilon"]["pld"]
+
+
+def test_the_trained_combinations_are_not_all_alike(combinations):
+    kinds = {(experiment.sampler.name, experiment.clip.kind, experiment.accountant.name) for experiment in combinations}
+    assert len({sampler for sampler, *_ in kinds}) >= 4 and len({clip for _, clip, _ in kinds}) >= 3
+    assert any(isinstance(experiment.noise, TargetEpsilon) for experiment in combinations)
