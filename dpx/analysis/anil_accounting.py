@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dpx import privacy
 from dpx.analysis.anil_schedule_savings import readings
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.batch_schedule import runs as runs_of
 from dpx.declaration import declaration
@@ -17,7 +18,10 @@ Runs = list[tuple[float, int]]
 
 @declaration
 class AnilAccounting:
-    """Noise multipliers by Renyi accounting for every batch size and schedule, and epsilon at that noise by everything else."""
+    """Noise multipliers by Renyi accounting for every batch size and schedule, and epsilon at that noise by everything else.
+
+    `known_noise_multipliers` were worked out from the paper's settings by other implementations, by batch size or schedule option.
+    """
 
     epsilon: float
     delta: float
@@ -25,6 +29,7 @@ class AnilAccounting:
     steps: int
     batch_sizes: Sequence[int]
     curve_steps: Sequence[int]
+    known_noise_multipliers: dict[str, float]
 
     def __call__(self, experiment: Experiment) -> list[Table]:
         del experiment
@@ -41,6 +46,8 @@ class AnilAccounting:
             "epsilon (pld)",
             "sigma (pld)",
             "sigma (gdp_clt)",
+            "sigma known (rdp)",
+            "difference",
         )
         rows = []
         for batch in self.batch_sizes:
@@ -56,6 +63,7 @@ class AnilAccounting:
                     self._epsilon(runs, sigma, "pld"),
                     self._sigma(runs, "pld"),
                     gdp_clt_noise_multiplier(runs, epsilon=self.epsilon, delta=self.delta),
+                    *self._known(str(batch), sigma),
                 )
             )
         notes = ("gdp_clt is an approximation and bounds nothing: at its noise the true epsilon is above the target",)
@@ -67,8 +75,9 @@ class AnilAccounting:
         for option, reading, schedule in readings():
             runs = [(batch / self.size, steps) for batch, steps in runs_of(schedule, self.steps)]
             sigma = self._sigma(runs)
-            rows.append((option, reading, sigma, self._epsilon(runs, sigma, "rdp"), self._epsilon(runs, sigma, "pld")))
-        columns = ("option", "reading", "sigma (rdp)", "epsilon (rdp)", "epsilon (pld)")
+            bounds = (self._epsilon(runs, sigma, "rdp"), self._epsilon(runs, sigma, "pld"))
+            rows.append((option, reading, sigma, *bounds, *self._known(option, sigma)))
+        columns = ("option", "reading", "sigma (rdp)", "epsilon (rdp)", "epsilon (pld)", "sigma known (rdp)", "difference")
         return Table("sigma_by_schedule", columns, tuple(rows), "one noise multiplier for a rising batch")
 
     def fixed_size(self) -> Table:
@@ -93,6 +102,64 @@ class AnilAccounting:
                 rows.append((batch, steps, *bounds, gdp_clt_epsilon(charges, self.delta)))
         columns = ("batch size", "steps", "epsilon (rdp)", "epsilon (pld)", "gdp_clt (no bound)")
         return Table("epsilon_by_step", columns, tuple(rows), "epsilon spent as steps go by")
+
+    def pictures(self) -> list[Picture]:
+        """Noise and epsilon by batch size; what fixed-size draws cost, and epsilon as steps go by."""
+        batch = {"x": "batch size", "x_scale": "log"}
+        bounds = (("epsilon (rdp)", "RDP"), ("epsilon (pld)", "PLD"))
+        noise = (("sigma (rdp)", "RDP"), ("sigma (pld)", "PLD"), ("sigma (gdp_clt)", "CLT, no bound"), ("sigma known (rdp)", "RDP, known"))
+        return [
+            Picture(
+                "anil_noise",
+                f"Noise multiplier for epsilon {self.epsilon} at delta {self.delta} over {self.steps:,} steps, and epsilon at RDP's.",
+                (
+                    Lines(
+                        table="sigma_by_batch",
+                        y=("sigma (rdp)", "sigma (pld)", "sigma (gdp_clt)"),
+                        marks=("sigma known (rdp)",),
+                        names=noise,
+                        y_label="noise multiplier",
+                        **batch,
+                    ),
+                    Lines(
+                        table="sigma_by_batch",
+                        y=("epsilon (rdp)", "epsilon (pld)"),
+                        names=bounds,
+                        y_label="epsilon at RDP's noise",
+                        **batch,
+                    ),
+                ),
+            ),
+            Picture(
+                "anil_epsilon",
+                "Epsilon by RDP of fixed-size draws at the noise that Poisson draws need; epsilon as steps go by at two batch sizes.",
+                (
+                    Lines(
+                        table="fixed_size_sampling",
+                        y=("Poisson", "fixed size, record emptied (C)", "fixed size, record replaced (2C)"),
+                        names=(
+                            ("fixed size, record emptied (C)", "fixed, emptied"),
+                            ("fixed size, record replaced (2C)", "fixed, replaced"),
+                        ),
+                        y_scale="log",
+                        y_label="epsilon",
+                        **batch,
+                    ),
+                    Lines(
+                        table="epsilon_by_step",
+                        x="steps",
+                        y=("epsilon (rdp)", "epsilon (pld)", "gdp_clt (no bound)"),
+                        by="batch size",
+                        names=(*bounds, ("gdp_clt (no bound)", "CLT")),
+                        y_label="epsilon",
+                    ),
+                ),
+            ),
+        ]
+
+    def _known(self, name: str, sigma: float) -> tuple[float | None, float | None]:
+        known = self.known_noise_multipliers.get(name)
+        return (known, sigma / known - 1) if known else (None, None)
 
     def _sigma(self, runs: Runs, accountant: str = "rdp") -> float:
         return privacy.noise_multiplier(runs=runs, epsilon=self.epsilon, delta=self.delta, accountant=accountant)

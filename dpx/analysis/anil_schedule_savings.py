@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.batch_schedule import Constant, Linear, Staged, runs
 from dpx.declaration import declaration
@@ -29,8 +30,27 @@ class AnilScheduleSavings:
             "the stepped text saves 17.58 %, 10.55 % if its first rise is at step 0; the ramp and five stages of 1,500 save 14.06 %",
         )
         return [
-            Table("schedule_savings", ("option", "reading", "examples", "saved"), tuple(rows), "examples saved against 1,048,576", notes)
+            Table("schedule_savings", ("option", "reading", "examples", "saved"), tuple(rows), "examples saved against 1,048,576", notes),
+            self._by_step(),
         ]
+
+    def _by_step(self) -> Table:
+        """The batch size of each reading where it changes, and just before: what a picture joins by straight lines."""
+        rows = []
+        for _, reading, schedule in readings():
+            ends = [0]
+            for _, count in runs(schedule, self.steps):
+                ends.append(ends[-1] + count)
+            steps = sorted({step for end in ends for step in (end - 1, end) if 0 <= step < self.steps})
+            # A ramp changes at every step; a fiftieth of them draws the same line.
+            kept = steps if len(steps) < 100 else [step for step in steps if step % 150 == 0 or step == steps[-1]]
+            rows += [(reading, step, schedule.at(step)) for step in kept]
+        return Table("batch_by_step", ("reading", "step", "batch size"), tuple(rows), "batch size of each reading")
+
+    def pictures(self) -> list[Picture]:
+        """Every reading by step; what each saves."""
+        steps = Lines(table="batch_by_step", x="step", y=("batch size",), by="reading", y_label="batch size")
+        return [Picture("anil_schedules", "Readings of the rising batch; the paper says that it saves 14 % of the examples.", (steps,))]
 
 
 def readings() -> list[tuple[str, str, Any]]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
@@ -30,3 +31,19 @@ class DpfpProp1NoiseDimension:
             "fewer noisy coordinates is what the proposition counts; it says nothing of gradients that reach the encoder without noise",
         )
         return [Table("noise_dimension", columns, tuple(rows), "noise of DP-FP and of DP-SGD", notes)]
+
+    def pictures(self) -> list[Picture]:
+        """Noisy coordinates, and the noise's norm against a signal of norm at most 1."""
+        model = {"table": "noise_dimension", "x": "model", "x_scale": "category"}
+        counts = (("k", "DP-FP: k"), ("d", "DP-SGD: d"))
+        norms = (("forward_norm", "DP-FP, one row"), ("mean_gradient_norm", "DP-SGD, mean gradient"))
+        return [
+            Picture(
+                "dpfp_noise_dimension",
+                "Noisy coordinates of DP-FP and DP-SGD, and the norm of the noise against a signal of norm at most 1.",
+                (
+                    Lines(marks=("k", "d"), names=counts, y_scale="log", y_label="noisy coordinates", **model),
+                    Lines(marks=("forward_norm", "mean_gradient_norm"), names=norms, y_scale="log", y_label="norm of the noise", **model),
+                ),
+            )
+        ]

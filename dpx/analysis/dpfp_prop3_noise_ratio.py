@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dpx.analysis.dpfp_table2_accounting import own_runs
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
@@ -49,6 +50,34 @@ class DpfpProp3NoiseRatio:
             rows.append((epsilon, batch, max(self.micro_batches), *ends, (ends[1] / ends[0]) ** 2))
         columns = ("epsilon_pld", "batch_size", "micro_batches", "sigma_alone", "sigma", "power_ratio")
         return Table("power_by_pld", columns, tuple(rows), "the same by a bound instead of an approximation")
+
+    def pictures(self) -> list[Picture]:
+        """The ratio at each epsilon, and the claim."""
+        batch = self.batch_sizes[0]
+        panel = Lines(
+            table="power_by_equation_11",
+            x="micro_batches",
+            y=("power_ratio",),
+            by="epsilon_clt",
+            where=("batch_size", batch),
+            x_label="micro-batches M",
+            y_label="noise power over that of M = 1",
+            x_scale="log",
+            y_scale="log",
+        )
+        claim = Lines(
+            table="power_by_equation_11",
+            x="micro_batches",
+            y=("claimed_ratio",),
+            marks=("power_ratio",),
+            where=("epsilon_clt", self.epsilons[-2]),
+            title=f"at epsilon {self.epsilons[-2]:g}",
+            names=(("claimed_ratio", "claimed, 1/M"), ("power_ratio", "equation 11")),
+            x_label="micro-batches M",
+            x_scale="log",
+            y_scale="log",
+        )
+        return [Picture("dpfp_noise_ratio", f"Noise power by equation 11 at batch size {batch}; proposition 3 claims 1/M.", (panel, claim))]
 
     @property
     def _delta(self) -> float:

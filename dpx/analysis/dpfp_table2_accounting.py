@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
@@ -10,7 +11,10 @@ from dpx.experiment import Experiment
 
 @declaration
 class Cell:
-    """One task at one target: Li et al.'s DP-SGD setting, and the two epsilons that Table 2 prints for it."""
+    """One task at one target: Li et al.'s DP-SGD setting, and the two epsilons that Table 2 prints for it.
+
+    `clt_batch_size` is the batch size whose limit is the printed one, where that is not `li_batch_size`; its epochs are `clt_epochs`.
+    """
 
     task: str
     size: int
@@ -19,35 +23,53 @@ class Cell:
     epsilon_rdp: float
     published_clt: float
     published_pld: float
+    clt_batch_size: int | None = None
+    clt_epochs: int | None = None
 
 
 @declaration
 class DpfpTable2Accounting:
-    """`cells` as printed; DP-FP's own defaults are `micro_batches`, `batch_size`, `epochs` and clipping norm 1 (section 4.1)."""
+    """`cells` as printed; DP-FP's own defaults are `micro_batches`, `batch_size`, `epochs` and clipping norm 1 (section 4.1).
+
+    `tried` are `(batch size, epochs)` at which the cells with a `clt_batch_size` are computed: which one gives what is printed.
+    """
 
     cells: Sequence[Cell]
     micro_batches: int
     batch_size: int
     epochs: int
+    tried: Sequence[Sequence[int]] = ()
 
     def __call__(self, experiment: Experiment) -> list[Table]:
         del experiment
-        return [self._of_li(), self._of_their_own()]
+        return [self._of_li(), self._of_their_own(), *([self._tried()] if self.tried else [])]
 
     def _of_li(self) -> Table:
-        from dpx.privacy import accounting, solve
-        from dpx.privacy.approximations import gdp_clt_epsilon
-
         rows = []
         for cell in self.cells:
-            delta = 1 / (2 * cell.size)
-            runs = [(cell.li_batch_size / cell.size, cell.li_epochs * cell.size // cell.li_batch_size)]
-            sigma = solve.noise_multiplier(runs, epsilon=cell.epsilon_rdp, delta=delta, accountant="rdp")
-            limit = gdp_clt_epsilon(accounting.charges_of(runs, sigma), delta)
-            pld = accounting.epsilon(runs, noise_multiplier=sigma, delta=delta)
-            rows.append((cell.task, cell.epsilon_rdp, runs[0][1], sigma, limit, cell.published_clt, pld, cell.published_pld))
-        columns = ("task", "epsilon_rdp", "steps", "sigma", "clt", "clt_published", "pld", "pld_published")
-        return Table("settings_of_li", columns, tuple(rows), "DP-SGD of Li et al. at the printed epsilons: the published rows")
+            steps, sigma, limit, pld = _at(cell, cell.li_batch_size, cell.li_epochs)
+            read = limit
+            if cell.clt_batch_size is not None:
+                _, _, read, _ = _at(cell, cell.clt_batch_size, cell.clt_epochs or cell.li_epochs)
+            published = (cell.published_clt, read, read / cell.published_clt - 1, pld, cell.published_pld, pld / cell.published_pld - 1)
+            rows.append((cell.task, cell.epsilon_rdp, steps, sigma, limit, *published))
+        columns = ("task", "epsilon_rdp", "steps", "sigma", "clt", "clt_published", "clt_as_read", "clt_difference")
+        notes = (
+            "clt_as_read: SST-2's printed limits are those of batches of 2,000 where its printed PLD is that of 1,000 (settings_tried)",
+        )
+        columns += ("pld", "pld_published", "pld_difference")
+        return Table("settings_of_li", columns, tuple(rows), "DP-SGD of Li et al. at the printed epsilons: the published rows", notes)
+
+    def _tried(self) -> Table:
+        rows = []
+        for cell in self.cells:
+            for batch, epochs in self.tried if cell.clt_batch_size is not None else ():
+                steps, sigma, limit, pld = _at(cell, batch, epochs)
+                apart = (limit / cell.published_clt - 1, pld, pld / cell.published_pld - 1)
+                rows.append((cell.task, cell.epsilon_rdp, batch, epochs, steps, sigma, limit, *apart))
+        columns = ("task", "epsilon_rdp", "batch_size", "epochs", "steps", "sigma", "clt", "clt_difference", "pld", "pld_difference")
+        notes = ("no setting gives both printed rows: the limit at both targets is that of one, the PLD that of another",)
+        return Table("settings_tried", columns, tuple(rows), "which setting gives which of the two printed rows", notes)
 
     def _of_their_own(self) -> Table:
         from dpx.privacy import accounting
@@ -67,6 +89,53 @@ class DpfpTable2Accounting:
             "the noise is that of the central limit, which is an approximation and bounds nothing",
         )
         return Table("settings_of_dpfp", columns, tuple(rows), "DP-FP at its own defaults, noise from its equation 11", notes)
+
+    def pictures(self) -> list[Picture]:
+        """Computed beside printed, for the two settings."""
+        cell = {"table": "settings_of_li", "x": ("task", "epsilon_rdp"), "x_scale": "category"}
+        printed = (
+            ("clt", "CLT"),
+            ("clt_as_read", "CLT, as read"),
+            ("clt_published", "CLT, printed"),
+            ("pld", "PLD"),
+            ("pld_published", "PLD, printed"),
+        )
+        return [
+            Picture(
+                "dpfp_table2",
+                "Table 2's epsilon rows: reproduced by Li et al.'s DP-SGD settings (left), not by DP-FP's own noise (right).",
+                (
+                    Lines(
+                        marks=("clt", "clt_as_read", "clt_published", "pld", "pld_published"),
+                        names=printed,
+                        y_label="epsilon",
+                        title="Li et al.",
+                        **cell,
+                    ),
+                    Lines(
+                        table="settings_of_dpfp",
+                        x=("task", "clt_claimed"),
+                        x_scale="category",
+                        marks=("clt_claimed", "pld_published", "pld"),
+                        names=(("clt_claimed", "CLT, claimed"), ("pld_published", "printed"), ("pld", "PLD")),
+                        y_label="epsilon",
+                        title="DP-FP's own settings",
+                    ),
+                ),
+            )
+        ]
+
+
+def _at(cell: Cell, batch_size: int, epochs: int) -> tuple[int, float, float, float]:
+    """Steps, Renyi's noise for the cell's target, and the limit and PLD at that noise."""
+    from dpx.privacy import accounting, solve
+    from dpx.privacy.approximations import gdp_clt_epsilon
+
+    delta = 1 / (2 * cell.size)
+    runs = [(batch_size / cell.size, epochs * cell.size // batch_size)]
+    sigma = solve.noise_multiplier(runs, epsilon=cell.epsilon_rdp, delta=delta, accountant="rdp")
+    limit = gdp_clt_epsilon(accounting.charges_of(runs, sigma), delta)
+    return runs[0][1], sigma, limit, accounting.epsilon(runs, noise_multiplier=sigma, delta=delta)
 
 
 def own_runs(size: int, batch_size: int, micro_batches: int, epochs: int) -> list[tuple[float, int]]:

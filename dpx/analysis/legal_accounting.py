@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
@@ -45,6 +46,22 @@ class LegalAccounting:
         columns = ("batch_size", "steps", "sigma_rdp", "sigma_rdp_known", "difference", "pld_epsilon", "epsilon_as_read")
         notes = ("epsilon_as_read: no amplification, one release per epoch, which is what shuffled batches allow",)
         return Table("noise_by_batch_size", columns, tuple(rows), f"noise multiplier for epsilon {self.epsilon}", notes)
+
+    def pictures(self) -> list[Picture]:
+        """Noise by batch size beside the known values; epsilon at that noise."""
+        batch = {"table": "noise_by_batch_size", "x": "batch_size", "x_scale": "log"}
+        noise = (("sigma_rdp", "RDP"), ("sigma_rdp_known", "RDP, known"))
+        spent = (("pld_epsilon", "PLD, Poisson"), ("epsilon_as_read", "shuffled, as read"))
+        return [
+            Picture(
+                "legal_noise",
+                f"Noise multiplier for epsilon {self.epsilon} by RDP, and epsilon at that noise: Poisson by PLD, and as the data was read.",
+                (
+                    Lines(y=("sigma_rdp",), marks=("sigma_rdp_known",), names=noise, y_label="noise multiplier", **batch),
+                    Lines(y=("pld_epsilon", "epsilon_as_read"), names=spent, y_scale="log", y_label="epsilon", **batch),
+                ),
+            )
+        ]
 
     def _small(self) -> Table:
         """Noise of 0.1: the printed 4e5 is the order grid's, not the mechanism's."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
@@ -36,6 +37,20 @@ class MckennaDiminishingBatch:
         slope = float(np.polyfit(logs[:, 1], logs[:, 0], 1)[0])
         fit = Table("slope", ("slope", "claimed"), ((slope, 1.0),), "log batch size against log N sqrt(epsilon / T)")
         return [Table("turning_points", columns, tuple(rows), f"where doubling the batch gains {self.threshold:.0%}"), fit]
+
+    def pictures(self) -> list[Picture]:
+        """Turning points against the claimed scale, one series per number of records."""
+        panel = Lines(
+            table="turning_points",
+            x="scale",
+            marks=("batch_size",),
+            by="size",
+            x_label="N sqrt(epsilon / T)",
+            y_label=f"batch size where doubling gains {self.threshold:.0%}",
+            x_scale="log",
+            y_scale="log",
+        )
+        return [Picture("mckenna_diminishing_batch", "Where larger batches stop paying, against the claimed scale.", (panel,))]
 
     def _turning_point(self, size: int, epsilon: float | int, steps: int) -> float:
         """By bisection on the power of two, then a straight line between the two gains around the threshold."""

@@ -3,9 +3,12 @@
 import functools
 from collections.abc import Callable, Sequence
 
+from dpx.analysis.picture import Arrows, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
+
+PLANES = (("epsilon", "batch_size"), ("size", "batch_size"), ("epsilon", "size"))
 
 
 @declaration
@@ -30,8 +33,33 @@ class MckennaFig4VectorFields:
         ratio = functools.cache(self._ratio)
         place = {"size": self.fixed_size, "batch_size": self.fixed_batch_size, "epsilon": self.fixed_epsilon}
         axes = {"size": self.sizes, "batch_size": self.batch_sizes, "epsilon": self.epsilons}
-        planes = (("epsilon", "batch_size"), ("size", "batch_size"), ("epsilon", "size"))
-        return [plane(ratio, axes, place, *names) for names in planes]
+        return [plane(ratio, axes, place, *names) for names in PLANES]
+
+    def pictures(self) -> list[Picture]:
+        """The three panels; an arrow over a whole step of the axis halves the ratio."""
+        names = {"size": "data N", "batch_size": "batch size", "epsilon": "epsilon"}
+        fixed = {
+            "size": f"N = {self.fixed_size:,}",
+            "batch_size": f"batch {self.fixed_batch_size:,}",
+            "epsilon": f"epsilon {self.fixed_epsilon:g}",
+        }
+        panels = tuple(
+            Arrows(
+                table=f"{one}_{two}",
+                x=one,
+                y=two,
+                right=f"gain_of_{one}",
+                up=f"gain_of_{two}",
+                title=next(words for name, words in fixed.items() if name not in (one, two)),
+                x_label=names[one],
+                y_label=names[two],
+            )
+            for one, two in PLANES
+        )
+        caption = (
+            f"What doubling takes off the noise-batch ratio after {self.steps:,} steps at delta {self.delta:g}: ratio(x) / ratio(2x) - 1."
+        )
+        return [Picture("mckenna_vector_fields", caption, panels)]
 
     def _ratio(self, size: float | int, batch_size: float | int, epsilon: float | int) -> float:
         from dpx.privacy.noise_batch_ratio import noise_batch_ratio

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.console import wide
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.report import pictures
+from dpx.report.text_plot import text_plot
 from dpx.run_folder import RunFolder, write_json
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
@@ -22,7 +25,7 @@ POINTS = 8
 
 @declaration
 class Account:
-    """Writes `release/account.json`, a CSV of each table and, where matplotlib is installed, `account.png`.
+    """Prints tables and curves; writes `release/account.json`, a CSV of each table and, where matplotlib is installed, pictures.
 
     `ledgers` are run folders, ledger files or statements; none means the run itself. Several are charged jointly, common steps once.
     `delta` and `adjacency` default to the run's own.
@@ -48,7 +51,9 @@ class Account:
         for table in tables:
             table.write_csv(folder.release)
             console.print(table.shown())
-        _plot(tables, folder.release / "account.png")
+        for plot in _in_a_terminal(tables):
+            console.print(plot + "\n", highlight=False, markup=False)
+        console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -90,7 +95,10 @@ def account(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency
         ),
         _attacker(profile),
         Table(
-            "trade_off", ("false_positive_rate", "false_negative_rate"), _curve(profile), "least false-negative rate of any membership test"
+            "trade_off",
+            ("false_positive_rate", "false_negative_rate", "gaussian"),
+            _curve(profile),
+            "least false-negative rate of any membership test, and that of the Gaussian-DP parameter that bounds it",
         ),
     ]
 
@@ -134,22 +142,44 @@ def _attacker(profile: Any) -> Table:
     return Table("attacker", ("the most that is possible", "value"), tuple(rows), "against one unit")
 
 
-def _curve(profile: Any) -> tuple[tuple[float, float], ...]:
+def _curve(profile: Any) -> tuple[tuple[float, float, float], ...]:
+    from dpx.privacy import closed_form
+
     rates = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, *(number / 20 for number in range(1, 21)))
-    return tuple((rate, profile.type_two_error(rate)) for rate in rates)
+    mu = profile.gdp_parameter()
+    return tuple((rate, profile.type_two_error(rate), closed_form.type_two_error(mu, rate)) for rate in rates)
 
 
-def _plot(tables: list[Table], path: Path) -> None:
-    """The numeric two-column tables side by side; nothing without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    drawn = [table for table in tables if table.name in ("epsilon_of_delta", "epsilon_by_step", "trade_off")]
-    figure = Figure(figsize=(4 * len(drawn), 3.5), layout="constrained")
-    for axes, table in zip(figure.subplots(1, len(drawn)), drawn, strict=True):
-        axes.plot(*zip(*[row for row in table.rows if None not in row], strict=True), marker=".")
-        axes.set(xlabel=table.columns[0].replace("_", " "), ylabel=table.columns[1].replace("_", " "), title=table.title)
-        if table.columns[0] == "delta":
-            axes.set_xscale("log")
-    figure.savefig(path, dpi=120)
+PICTURES = [
+    Picture(
+        "account",
+        "Epsilon of delta, epsilon as steps go by, and the least false-negative rate of any membership test.",
+        (
+            Lines(table="epsilon_of_delta", x="delta", y=("epsilon",), x_scale="log"),
+            Lines(table="epsilon_by_step", x="steps", y=("epsilon",)),
+            Lines(
+                table="trade_off",
+                x="false_positive_rate",
+                y=("false_negative_rate", "gaussian"),
+                names=(("false_negative_rate", "this claim"), ("gaussian", "Gaussian DP")),
+                y_label="false negative rate",
+            ),
+        ),
+    ),
+    Picture(
+        "account_profile", "The profile: delta of epsilon.", (Lines(table="delta_of_epsilon", x="epsilon", y=("delta",), y_scale="log"),)
+    ),
+]
+
+
+def _in_a_terminal(tables: list[Table]) -> list[str]:
+    """The curves of `PICTURES` in characters."""
+    rows = {table.name: [row for row in table.rows if None not in row] for table in tables}
+    trade_off = {"this claim": [row[:2] for row in rows["trade_off"]], "Gaussian DP": [(row[0], row[2]) for row in rows["trade_off"]]}
+    plots = [
+        text_plot({"epsilon": rows["epsilon_of_delta"]}, "delta", "epsilon", log_x=True),
+        text_plot({"delta": rows["delta_of_epsilon"]}, "epsilon", "delta", log_y=True),
+        text_plot({"epsilon": rows["epsilon_by_step"]}, "steps", "epsilon"),
+        text_plot(trade_off, "false positive rate", "false negative rate"),
+    ]
+    return [plot for plot in plots if plot]

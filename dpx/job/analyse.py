@@ -6,6 +6,7 @@ from dpx.analysis.table import Table
 from dpx.console import wide
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.report import pictures
 from dpx.run_folder import RunFolder, write_json
 
 
@@ -13,7 +14,8 @@ from dpx.run_folder import RunFolder, write_json
 class Analyse:
     """Calls `analysis(experiment)`, a declaration that returns tables; writes `release/analysis.json` and a CSV of each.
 
-    An analysis may have `inputs() -> list[Path]`: what it reads and somebody else has to have made.
+    An analysis may have `inputs() -> list[Path]`, what it reads and somebody else has to have made, and
+    `pictures() -> list[dpx.analysis.picture.Picture]`, drawn beside the tables where matplotlib (extra `plots`) is installed.
     """
 
     analysis: Any = None
@@ -31,6 +33,9 @@ class Analyse:
             console.print(table.shown())
             for note in table.notes:
                 console.print(f"  {note}", highlight=False)
+        drawn = pictures.write(getattr(self.analysis, "pictures", list)(), tables, folder.release)
+        if drawn:
+            console.print(drawn, highlight=False, soft_wrap=True)
 
 
 def inputs(analysis: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import dp_accounting
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from dpx.declaration import Refused
 
@@ -36,6 +36,11 @@ def mu(target_epsilon: float | int, target_delta: float) -> float:
     while delta(high, target_epsilon) < target_delta:
         high *= 2
     return root(lambda value: delta(value, target_epsilon) - target_delta, low, high, 1e-13) * (1 - 1e-10)
+
+
+def type_two_error(mu: float, alpha: float) -> float:
+    """Least false-negative rate at false-positive rate `alpha` against a Gaussian release: Phi(Phi^-1(1 - alpha) - mu)."""
+    return float(ndtr(-ndtri(alpha) - mu)) if math.isfinite(mu) else 0.0
 
 
 def root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:

@@ -28,11 +28,12 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """An SVG drawing that follows the reader's theme; `name` is its file name without ending."""
+    """An SVG drawing that follows the reader's theme; `name` is its file name without ending, `png` the same on white where asked for."""
 
     name: str
     svg: str
     caption: str
+    png: bytes = b""
 
 
 Block = Paragraph | Items | Grid | Figure

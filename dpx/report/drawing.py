@@ -37,13 +37,13 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextlib.contextmanager
-def panels(name: str, caption: str, count: int, into: list[Figure]) -> Iterator[Sequence[Any]]:
-    """`count` axes side by side; when the block ends the figure is drawn and appended to `into`."""
+def panels(name: str, caption: str, count: int, into: list[Figure], raster: bool = False) -> Iterator[Sequence[Any]]:
+    """`count` axes side by side; when the block ends the figure is drawn and appended to `into`, with `raster` as PNG too."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as Canvas
     except ImportError:
-        raise Refused("job=report", "figures need matplotlib", "Install dpx[plots]") from None
+        raise Refused("plots", "figures need matplotlib", "Install dpx[plots]") from None
     # The salt makes ids, and so the file, a function of the content.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         canvas = Canvas(figsize=(4.9 * count, 3.3), layout="constrained")
@@ -51,12 +51,25 @@ def panels(name: str, caption: str, count: int, into: list[Figure]) -> Iterator[
         written = io.StringIO()
         # A font that the reader's browser has and this machine lacks is no reason to warn.
         canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    into.append(Figure(name, themed(written.getvalue(), name, caption.replace('"', "'")), caption))
+        pixels = io.BytesIO()
+        if raster:
+            _installed_font(canvas)
+            canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None})
+    into.append(Figure(name, themed(written.getvalue(), name, caption.replace('"', "'")), caption, pixels.getvalue()))
+
+
+def _installed_font(canvas: Any) -> None:
+    """Pixels need a font of this machine: matplotlib brings one."""
+    from matplotlib.text import Text
+
+    for text in canvas.findobj(Text):
+        text.set_fontfamily("DejaVu Sans")
 
 
 def lines(axes: Any, number: int, label: str, curves: Sequence[Curve], mean: Curve, markers: bool = False) -> None:
     """Replicates thin, their mean thick; colour, dash and marker by the series' number."""
-    colour, dash, marker = SERIES[number % 5], DASHES[number % 5], MARKERS[number % 5]
+    # From the sixth on colours repeat, with another dash and marker.
+    colour, dash, marker = SERIES[number % 5], DASHES[(number + number // 5) % 5], MARKERS[(number + number // 5) % 5]
     for curve in curves if len(curves) > 1 else ():
         axes.plot(*zip(*curve, strict=True), color=colour, linewidth=0.8, alpha=0.35)
     every = max(1, len(mean) // 6)

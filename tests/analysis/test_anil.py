@@ -65,7 +65,7 @@ def test_epsilon_grows_along_the_curve() -> None:
 
 
 def test_savings_of_each_reading() -> None:
-    (table,) = AnilScheduleSavings()(_main())
+    table, _ = AnilScheduleSavings()(_main())
     assert [row["saved"] for row in _rows(table)] == pytest.approx([0.17578125, 0.10546875, 0.140625, 0.140625], abs=1e-12)
 
 

@@ -42,7 +42,18 @@ def test_a_run_folder_is_accounted_again(run, experiment, capsys):
     assert found == pytest.approx(expected, rel=1e-9)
     assert table(run, "epsilon_by_step")[-1] == {"steps": 20, "epsilon": pytest.approx(expected, rel=1e-9)}
     assert "membership advantage" in capsys.readouterr().out
-    assert {path.suffix for path in run.release.iterdir()} >= {".csv", ".json"}
+    assert {path.suffix for path in run.release.iterdir()} == {".csv", ".json", ".svg", ".png"}
+
+
+def test_what_an_attacker_reaches_is_printed_as_tables_and_curves(run, experiment, capsys):
+    Account(delta=1e-6, accountant="rdp")(experiment, run)
+    shown = capsys.readouterr().out
+    for words in ("membership advantage", "at 0.10% false positives", "at 1.00% false positives", "Gaussian-DP parameter mu"):
+        assert words in shown
+    assert "● this claim   ○ Gaussian DP" in shown and shown.count("└") >= 4 + 6
+    for row in table(run, "trade_off"):
+        # The parameter bounds the claim: its test errs no more often than the best test of the claim.
+        assert row["gaussian"] <= row["false_negative_rate"] + 1e-9
 
 
 def test_epsilon_grows_step_by_step(run, experiment):

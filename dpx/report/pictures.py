@@ -1,0 +1,126 @@
+"""Pictures of tables, drawn by the helpers of every figure here: SVG that follows the reader's theme, and PNG on white."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpx.analysis.picture import Arrows, Cells, Lines, Picture
+from dpx.analysis.table import Table
+from dpx.declaration import Refused
+from dpx.report import drawing
+from dpx.report.document import Figure
+from dpx.report.theme import SERIES, SOFT, standalone
+
+Row = dict[str, Any]
+
+
+def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) -> str:
+    """Draws each picture to `<name>.svg` and `<name>.png` in `folder`; returns what to tell the user, without matplotlib why not."""
+    if not pictures:
+        return ""
+    try:
+        figures = draw(pictures, tables)
+    except Refused as refusal:
+        return f"no pictures: {refusal.reason}. {refusal.fix}"
+    for figure in figures:
+        (folder / f"{figure.name}.svg").write_text(standalone(figure.svg))
+        (folder / f"{figure.name}.png").write_bytes(figure.png)
+    return "pictures: " + ", ".join(str(folder / f"{figure.name}.svg") for figure in figures)
+
+
+def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
+    """One figure per picture; raises `Refused` without matplotlib, `KeyError` for a table or column that is not there."""
+    rows = {table.name: table.as_json()["rows"] for table in tables}
+    figures: list[Figure] = []
+    for picture in pictures:
+        with drawing.panels(picture.name, picture.caption, len(picture.panels), figures, raster=True) as axes:
+            for panel, at in zip(picture.panels, axes, strict=True):
+                _labels(panel, at)
+                match panel:
+                    case Lines():
+                        _lines(panel, rows[panel.table], at)
+                    case Arrows():
+                        _arrows(panel, rows[panel.table], at)
+                    case Cells():
+                        _cells(panel, rows[panel.table], at)
+    return figures
+
+
+def _labels(panel: Any, axes: Any) -> None:
+    x = panel.x if isinstance(panel.x, str) else ""
+    y = panel.y if isinstance(panel.y, str) else ""
+    axes.set(title=panel.title, xlabel=panel.x_label or x.replace("_", " "), ylabel=panel.y_label or y.replace("_", " "))
+
+
+def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
+    kept = [row for row in rows if panel.where is None or row[panel.where[0]] == panel.where[1]]
+    names, number = dict(panel.names), 0
+    for value in dict.fromkeys(row[panel.by] for row in kept) if panel.by else (None,):
+        own = [row for row in kept if not panel.by or row[panel.by] == value]
+        for column in (*panel.y, *panel.marks):
+            points = [(_place(panel, row), row[column]) for row in own if row[column] is not None]
+            column_name = names.get(column, column.replace("_", " "))
+            one_column = len(panel.y) + len(panel.marks) == 1
+            label = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+            label = column_name if not panel.by else label if one_column else f"{column_name}, {label}"
+            if column in panel.marks:
+                drawing.scatter(axes, number, points, label)
+            else:
+                drawing.lines(axes, number, label, [points], points, markers=len(points) <= 30)
+            number += 1
+    if panel.x_scale == "log":
+        axes.set_xscale("log")
+    if panel.x_scale == "category":
+        axes.tick_params(axis="x", labelrotation=30)
+        for tick in axes.get_xticklabels():
+            tick.set_horizontalalignment("right")
+    if panel.y_scale == "log":
+        axes.set_yscale("log")
+    if number > 1:
+        drawing.legend(axes, panel.by.replace("_", " "))
+
+
+def _place(panel: Lines, row: Row) -> Any:
+    if isinstance(panel.x, tuple):
+        return " ".join(f"{row[column]:g}" if isinstance(row[column], float) else str(row[column]) for column in panel.x)
+    return str(row[panel.x]) if panel.x_scale == "category" else row[panel.x]
+
+
+def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:
+    """Every place is one step of a doubling axis away from the next, so a part of 1 would reach it."""
+    columns, lines = _ticks(panel, rows, axes)
+    x, y = [columns[row[panel.x]] for row in rows], [lines[row[panel.y]] for row in rows]
+    right, up = [row[panel.right] for row in rows], [row[panel.up] for row in rows]
+    axes.quiver(
+        x, y, right, up, angles="xy", scale_units="xy", scale=1.15, color=SERIES[0], width=0.006, headwidth=4, headlength=4.5, zorder=3
+    )
+    axes.scatter(x, y, s=7, color=SOFT, linewidths=0, zorder=2)
+    axes.set(xlim=(-0.4, len(columns) - 0.1), ylim=(-0.4, len(lines) - 0.1))
+
+
+def _cells(panel: Cells, rows: list[Row], axes: Any) -> None:
+    columns, lines = _ticks(panel, rows, axes)
+    largest = max(row[panel.value] for row in rows) or 1.0
+    for row in rows:
+        share = row[panel.value] / largest
+        place = (columns[row[panel.x]], lines[row[panel.y]])
+        axes.scatter(*place, s=620, marker="s", color=SERIES[0], alpha=0.06 + 0.34 * share, linewidths=0)
+        axes.annotate(f"{row[panel.value]:.3f}".lstrip("0") if row[panel.value] else "0", place, ha="center", va="center", fontsize=8.5)
+    axes.grid(False)
+    axes.set(xlim=(-0.6, len(columns) - 0.4), ylim=(-0.6, len(lines) - 0.4))
+
+
+def _ticks(panel: Arrows | Cells, rows: list[Row], axes: Any) -> tuple[dict[Any, int], dict[Any, int]]:
+    """Equally spaced places of both columns' values, and their ticks."""
+    columns, lines = ({value: place for place, value in enumerate(sorted({row[name] for row in rows}))} for name in (panel.x, panel.y))
+    axes.set_xticks(list(columns.values()), [_short(value) for value in columns], rotation=45, ha="right")
+    axes.set_yticks(list(lines.values()), [_short(value) for value in lines])
+    return columns, lines
+
+
+def _short(value: Any) -> str:
+    """1,250,000 as 1.25M, 16,384 as 16K: powers of two in thousands of 1,024, others of 1,000."""
+    if not isinstance(value, int | float) or value < 1000:
+        return f"{value:g}" if isinstance(value, int | float) else str(value)
+    base = 1024 if value == int(value) and int(value) & (int(value) - 1) == 0 else 1000
+    return f"{value / base**2:g}M" if value >= base**2 else f"{value / base:g}K"
