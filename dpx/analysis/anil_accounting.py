@@ -1,6 +1,7 @@
 """Anil et al. 2021, sections 3 and 5.1: the noise nobody printed, and what each accountant and sampler makes of it (A11)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from dpx import privacy
 from dpx.analysis.anil_schedule_savings import readings
@@ -105,7 +106,7 @@ class AnilAccounting:
 
     def pictures(self) -> list[Picture]:
         """Noise and epsilon by batch size; what fixed-size draws cost, and epsilon as steps go by."""
-        batch = {"x": "batch size", "x_scale": "log"}
+        batch: dict[str, Any] = {"x": "batch size", "x_scale": "log"}
         bounds = (("epsilon (rdp)", "RDP"), ("epsilon (pld)", "PLD"))
         noise = (("sigma (rdp)", "RDP"), ("sigma (pld)", "PLD"), ("sigma (gdp_clt)", "CLT, no bound"), ("sigma known (rdp)", "RDP, known"))
         return [

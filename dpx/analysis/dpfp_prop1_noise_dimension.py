@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
@@ -34,7 +35,7 @@ class DpfpProp1NoiseDimension:
 
     def pictures(self) -> list[Picture]:
         """Noisy coordinates, and the noise's norm against a signal of norm at most 1."""
-        model = {"table": "noise_dimension", "x": "model", "x_scale": "category"}
+        model: dict[str, Any] = {"table": "noise_dimension", "x": "model", "x_scale": "category"}
         counts = (("k", "DP-FP: k"), ("d", "DP-SGD: d"))
         norms = (("forward_norm", "DP-FP, one row"), ("mean_gradient_norm", "DP-SGD, mean gradient"))
         return [
@@ -43,7 +44,7 @@ class DpfpProp1NoiseDimension:
                 "Noisy coordinates of DP-FP and DP-SGD, and the norm of the noise against a signal of norm at most 1.",
                 (
                     Lines(marks=("k", "d"), names=counts, y_scale="log", y_label="noisy coordinates", **model),
-                    Lines(marks=("forward_norm", "mean_gradient_norm"), names=norms, y_scale="log", y_label="norm of the noise", **model),
+                    Lines(marks=("forward_norm", "mean_gradient_norm"), names=norms, y_label="norm of the noise", **model),
                 ),
             )
         ]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
@@ -92,7 +93,7 @@ class DpfpTable2Accounting:
 
     def pictures(self) -> list[Picture]:
         """Computed beside printed, for the two settings."""
-        cell = {"table": "settings_of_li", "x": ("task", "epsilon_rdp"), "x_scale": "category"}
+        cell: dict[str, Any] = {"table": "settings_of_li", "x": ("task", "epsilon_rdp"), "x_scale": "category"}
         printed = (
             ("clt", "CLT"),
             ("clt_as_read", "CLT, as read"),

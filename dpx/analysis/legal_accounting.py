@@ -1,6 +1,7 @@
 """Yin and Habernal 2022, section 6.2.1 and Table 3: the noise of their epsilon 5, and where "4e5" comes from."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
@@ -49,7 +50,7 @@ class LegalAccounting:
 
     def pictures(self) -> list[Picture]:
         """Noise by batch size beside the known values; epsilon at that noise."""
-        batch = {"table": "noise_by_batch_size", "x": "batch_size", "x_scale": "log"}
+        batch: dict[str, Any] = {"table": "noise_by_batch_size", "x": "batch_size", "x_scale": "log"}
         noise = (("sigma_rdp", "RDP"), ("sigma_rdp_known", "RDP, known"))
         spent = (("pld_epsilon", "PLD, Poisson"), ("epsilon_as_read", "shuffled, as read"))
         return [

@@ -67,7 +67,9 @@ def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
     points = [key for key, reason in reasons.items() if not reason]
     corpora = {key: facts.get(key, {}).get("corpus", "unknown") for key in points}
     latest = max(points, key=lambda key: facts.get(key, {}).get("at", ""), default=None)
-    others = {key: f"trained on {corpus}, not on {corpora[latest]}" for key, corpus in corpora.items() if latest and corpus != corpora[latest]}
+    others = {
+        key: f"trained on {corpus}, not on {corpora[latest]}" for key, corpus in corpora.items() if latest and corpus != corpora[latest]
+    }
     return {key: reason for key, reason in (reasons | others).items() if reason}
 
 

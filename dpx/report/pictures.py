@@ -71,11 +71,17 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     if panel.x_scale == "log":
         axes.set_xscale("log")
     if panel.x_scale == "category":
+        axes.margins(x=0.15)
+        if panel.y_scale == "linear":
+            axes.set_ylim(bottom=0)
         axes.tick_params(axis="x", labelrotation=30)
         for tick in axes.get_xticklabels():
             tick.set_horizontalalignment("right")
     if panel.y_scale == "log":
         axes.set_yscale("log")
+    for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
+        if scale == "linear" and axis.get_view_interval()[1] > 10_000:
+            axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K")
     if number > 1:
         drawing.legend(axes, panel.by.replace("_", " "))
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import random
+from typing import Literal
 
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -37,6 +38,7 @@ SUPPORTED = {
     **{(name, adjacency): {"pld", "rdp", "deterministic"} for name in IN_PASSES for adjacency in ("zero_out", "replace_one")},
 }
 
+UNITS: tuple[tuple[Literal["row", "document"], int], ...] = (("row", 1), ("document", 1), ("document", 3))
 DATA = [{}, {"declared_size": None}, {"vocabulary": "protected"}]
 
 
@@ -67,7 +69,7 @@ def choices(size, steps):
             Privacy(delta=delta, adjacency=adjacency, unit=unit, rows_per_unit_max=rows, allow_large_delta=delta > 1e-3)
             for delta in (1e-5, 1e-2)
             for adjacency in ("zero_out", "add_remove", "replace_one")
-            for unit, rows in (("row", 1), ("document", 1), ("document", 3))
+            for unit, rows in UNITS
         ],
         "seed": [None] * 5 + [1],
     }
