@@ -29,10 +29,12 @@ def main() -> None:
         hydra.main(config_path=str(config.conf_directory()), config_name="config", version_base="1.3")(run)()
     except Exception as error:
         launcher.failures.append(error)
-    if launcher.is_sweep:
+    # A search ends with a table of its own: of all trials, also those of earlier launches.
+    if launcher.is_sweep and launcher.study is None:
         sweep.show(launcher.outcomes, wide())
     if launcher.failures:
-        sys.exit(max(_answer(error) for error in launcher.failures))
+        # One line for a reason that stopped every point.
+        sys.exit(max(_answer(error) for error in {str(error): error for error in launcher.failures}.values()))
 
 
 def _answer(error: Exception) -> int:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import dpx
-from dpx.declaration import Refused
+from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.node import checked_arguments, nearest, unknown_key
 from dpx.run_folder import RunFolder
@@ -23,9 +23,9 @@ from dpx.run_folder import RunFolder
 Job = Callable[[Experiment, RunFolder], Any]
 
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
-_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "report", "tune", "hydra")
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "report", "hydra")
 # These never change which run it is (design: how a config becomes a run).
-_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "report", "name", "run")
+_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "report", "tune", "name", "run")
 
 
 def conf_directory() -> Path:
@@ -121,10 +121,23 @@ def _short_hash(plain: Any) -> str:
 
 
 def register_resolvers() -> None:
-    """`${run_name:}` for Hydra's folder settings, `${one_minus:x}` for a search over 1 - x; safe to call twice."""
+    """`${run_name:}` for Hydra's folder settings, for a search `${one_minus:x}` and `${trials_left:}`; safe to call twice."""
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
     # Twelve digits are what a person writes: 1 - 0.9 is 0.1 and not 0.09999999999999998.
     OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
+    OmegaConf.register_new_resolver("trials_left", lambda *, _root_: _trials_left(_root_), replace=True)
+
+
+def _trials_left(root: DictConfig) -> int:
+    """What the recipe's study still has to begin: a search launched again goes on to its number, not past it."""
+    from dpx.tuning.study import Study, check_charge
+
+    node = resolved(OmegaConf.create({"tune": root.get("tune")}))["tune"]
+    require(node is not None, "hydra/sweeper=search", "no search is declared", "Add tune=search")
+    tune = _instantiate(node, "tune")
+    # Before the first trial, not at each.
+    check_charge(root.hydra.sweeper, tune)
+    return Study(Path(root.hydra.sweep.dir), root.name).left(tune)
 
 
 def load(run: str) -> tuple[DictConfig, Path]:

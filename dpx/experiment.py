@@ -14,6 +14,7 @@ from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.sampler import Sampler
 from dpx.task.declarations import Task
+from dpx.tuning.declarations import Tune
 
 
 @declaration
@@ -54,6 +55,7 @@ class Experiment:
     microbatch: int | Literal["auto"]
     replicate: int = 0
     seed: int | None = None
+    tune: Tune | None = None
 
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")

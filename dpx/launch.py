@@ -4,25 +4,32 @@ The only module beside `__main__` that knows that Hydra is running.
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import config
+from dpx import config, sweep
 from dpx.command_line import as_refused
 from dpx.commit import commit
+from dpx.config import build
+from dpx.console import wide
 from dpx.declaration import Refused
+from dpx.experiment import Experiment
 from dpx.mesh import Mesh
 from dpx.run_folder import RunFolder
 from dpx.sweep import Outcome, Status
+from dpx.tuning.study import Study, check_charge
 
 log = logging.getLogger("dpx")
 
@@ -37,6 +44,7 @@ class Launcher:
         self.failures: list[Exception] = []
         self.outcomes: list[Outcome] = []
         self.is_sweep = False
+        self.study: Study | None = None
         self._mesh: Any = None
 
     def __call__(self, cfg: DictConfig) -> float:
@@ -59,7 +67,7 @@ class Launcher:
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
-            self._run(cfg, path, status)
+            self._run(cfg, path, status, point)
         except Exception as error:
             log.exception("the job stopped")
             self.failures.append(error)
@@ -70,13 +78,30 @@ class Launcher:
             return self._record(path, point, "failed", error=words)
         return self._record(path, point, "finished", status.read().get("objective"))
 
-    def _run(self, cfg: DictConfig, path: Path, status: Status) -> None:
-        experiment, job = config.build(cfg)
+    def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
+        experiment, job = build(cfg)
         simulate_devices(experiment.mesh)
         began, code = time.monotonic(), commit()
-        status.write("running", pid=os.getpid(), commit=code)
-        job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
-        status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path), commit=code)
+        with self._trial(experiment, path, status, point) as experiment:
+            status.write("running", pid=os.getpid(), commit=code)
+            job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
+            status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path), commit=code)
+
+    @contextlib.contextmanager
+    def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...]) -> Iterator[Experiment]:
+        """Counts a search's trial, whatever becomes of it; a run on its own, or another job, is no trial."""
+        if experiment.tune is None or not self.is_sweep or status.job != "train":
+            yield dataclasses.replace(experiment, tune=None)
+            return
+        check_charge(HydraConfig.get().sweeper, experiment.tune)
+        self.study = study = Study(path.parent, experiment.name)
+        study.begin(experiment, path, point)
+        try:
+            yield experiment
+        except Exception as error:
+            study.end(experiment, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
+            raise
+        study.end(experiment, path, "finished", _objective(path))
 
     def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
         self.outcomes.append(Outcome(path, point, state, objective, error))
@@ -92,6 +117,20 @@ class Launcher:
         if self._mesh not in (None, mesh):
             raise Refused(f"mesh={cfg.mesh.get('name')}", "one process holds one mesh", "Launch each mesh by itself")
         self._mesh = mesh
+
+
+class CloseStudy(Callback):
+    """Hydra's callback at the end of a search, also of one that had no trial left: its statement, and a table of all trials."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """`config` is the recipe's base point, Hydra's own node included."""
+        experiment, job = build(config)
+        if experiment.tune is None or type(job).__name__ != "Train":
+            return
+        study = Study(Path(config.hydra.sweep.dir), experiment.name)
+        trials = study.close(experiment)
+        shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.objective, one.error) for one in trials]
+        sweep.show(shown, wide())
 
 
 def _objective(path: Path) -> float | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import Refused
+from dpx.randomness import sync_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +53,7 @@ def write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

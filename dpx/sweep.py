@@ -30,16 +30,16 @@ class Status:
     """One job's entry in a run's `private/status.json`; written atomically, so that a kill leaves the last state."""
 
     def __init__(self, folder: Path, job: str):
-        self._path, self._job = folder / "private" / "status.json", job
+        self._path, self.job = folder / "private" / "status.json", job
 
     def read(self) -> dict[str, Any]:
         """This job's entry; empty where it has never run here, or where what is there cannot be read."""
-        return self._all().get(self._job, {})
+        return self._all().get(self.job, {})
 
     def write(self, state: str, **facts: Any) -> None:
         entry = {"state": state, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | facts
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, self._all() | {self._job: entry})
+        write_json(self._path, self._all() | {self.job: entry})
 
     def _all(self) -> dict[str, Any]:
         try:

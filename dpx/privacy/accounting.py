@@ -115,8 +115,14 @@ def compose(
         return closed_form.Gaussians(event)
     with quiet():
         if accountant == "rdp":
-            return _Renyi(orders, relation).compose(event)  # pyright: ignore[reportReturnType]
+            return renyi(event, adjacency, orders)
         return _Losses(relation, interval or grid(charges)).compose(event)  # pyright: ignore[reportReturnType]
+
+
+def renyi(event: dp_accounting.DpEvent, adjacency: str = "zero_out", orders: Sequence[Real] | None = None) -> Composition:
+    """An event composed by Renyi accounting; raises what dp-accounting raises for one it does not know."""
+    with quiet():
+        return _Renyi(orders, events.RELATION[adjacency]).compose(event)  # pyright: ignore[reportReturnType]
 
 
 def bucketed(charges: Charges, rates: int | None = None) -> Charges:

@@ -37,6 +37,7 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
     """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far."""
     reasons = reasons_against(experiment, manifest)
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
+    common |= tuning_facts(experiment)
     if not experiment.is_private:
         return common | {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": list(NOT_COVERED)}
     runs = entered.runs() if entered is not None else []
@@ -74,6 +75,20 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
             "identity": entered.identity if entered is not None else None,
         },
     }
+
+
+_OF_A_TRIAL = {
+    "uncharged": "one trial of a search; the choice of its settings and the choice among the trials are not charged, here or elsewhere",
+    "composition": "one trial of a search; its settings follow from other trials, so the statement of the whole study is the claim",
+    "repeat_and_select": "one trial of a search that releases its winner alone, under the statement of the whole study",
+}
+
+
+def tuning_facts(experiment: Experiment) -> dict[str, Any]:
+    """`tuning` of a run that is a trial of a search: how the choice is charged, in a word and in a sentence."""
+    if experiment.tune is None:
+        return {}
+    return {"tuning": {"charge": experiment.tune.charge, "meaning": _OF_A_TRIAL[experiment.tune.charge]}}
 
 
 class Spent:

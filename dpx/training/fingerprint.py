@@ -12,7 +12,7 @@ import dpx
 from dpx.experiment import Experiment
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
-_WITHOUT_EFFECT = ("schedule", "name")
+_WITHOUT_EFFECT = ("schedule", "name", "tune")
 # These change how bits are computed, never what is claimed.
 _COMPUTATION = ("mesh", "clipping", "microbatch")
 

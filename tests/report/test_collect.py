@@ -1,5 +1,6 @@
 """Run folders to rows and back: what is kept, what is left out and why, and that nothing changes on the way through the file."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,22 @@ def test_rows_of_a_folder_that_is_gone_stay_while_their_recipe_stands(outputs: P
     assert len({row.run for row in kept}) == 2
     gone = [Row("laptop_anil_nowhere", "1", 0, "config/steps", "", "3")]
     assert collect.merged(gone, [])[0] == []
+
+
+def test_runs_of_another_corpus_than_the_latest_are_left_out_and_named(tmp_path: Path) -> None:
+    """A recipe leaves the corpus open; the rows say which it was, without the place where it lay."""
+    for number, (checksum, at) in enumerate([("aaaa", "2026-01-01"), ("bbbb", "2026-01-02"), ("bbbb", "2026-01-03")]):
+        corpus = ["data=text", f"data.source.paths=[/some/where/{checksum}.jsonl.gz]"]
+        folder = made.folder(tmp_path, SWEEP, _plain(*_point(number), *corpus), 0.1 * number)
+        (folder / "private" / "epochs.json").write_text(json.dumps([{"epoch": 0, "fingerprint": {"data": checksum * 16}}]))
+        (folder / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "at": at}}))
+    found, _ = collect.collect(tmp_path, ("laptop_anil_",))
+    assert "bbbb.jsonl.gz (bbbbbbbbbbbb)" in {row.value for row in found} and not any("/some/where" in row.value for row in found)
+    kept, left_out = collect.merged([], found)
+    assert [line.partition(": ")[2] for line in left_out] == [
+        "trained on aaaa.jsonl.gz (aaaaaaaaaaaa), not on bbbb.jsonl.gz (bbbbbbbbbbbb)"
+    ]
+    assert len({row.run for row in kept}) == 2
 
 
 def test_only_the_latest_analysis_counts() -> None:

@@ -51,13 +51,15 @@ def _lead(judged: Sequence[Verdict], runs: Sequence[Run]) -> list[str]:
     count = {state: sum(verdict.state == state for verdict in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN)}
     trained = [run for run in runs if sweeps.ACCURACY in run.finals]
     commits = sorted({run.facts["commit"] for run in trained if "commit" in run.facts})
+    corpora = sorted({run.facts["corpus"] for run in trained if "corpus" in run.facts})
+    text = f" Their text: {'; '.join(corpora)}, the checksum being that of the prepared rows." if corpora else ""
     made = f" made by commits {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
     return [
         f"Laptop shapes: {count['pass']} pass, {count['fail']} fail, {count['not run']} not run. From {len(trained)} trained runs{made}; "
-        "generated from `results.csv` and `published.csv` by `python -m dpx job=report report.paper=anil2021`.",
+        f"generated from `results.csv` and `published.csv` by `python -m dpx job=report report.paper=anil2021`.{text}",
         "Three columns never mix. **Published** is what the paper says, marked text, picture (blank: not digitised), computed (worked "
         "out by us from the paper's own settings) or claim (words without a number). **Ours, full scale** is the same experiment at the "
-        "same size, or its cost in hours of one H200 at half of 790 TFLOP/s. **Laptop shape** judges only order, on a BERT-Tiny with "
+        "same size, or its cost in hours of one H200 at half of 790 TFLOP/s. **Laptop shape** judges only order, on a two-layer BERT with "
         "another text, batch and number of steps; its values say nothing about the paper's.",
     ]
 
