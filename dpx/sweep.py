@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dpx.run_folder import write_json
@@ -55,11 +56,7 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     table = Table("point", "state", "held-out accuracy", "folder", "error", title="points of the sweep", title_justify="left")
     for outcome in outcomes:
         objective = "" if outcome.objective is None else f"{outcome.objective:.2%}"
-        table.add_row(
-            " ".join(part for part in outcome.point if part not in shared),
-            outcome.state,
-            objective,
-            outcome.folder.name,
-            outcome.error or "",
-        )
+        point = " ".join(part for part in outcome.point if part not in shared)
+        # A path in brackets is no markup.
+        table.add_row(escape(point), outcome.state, objective, outcome.folder.name, escape(outcome.error or ""))
     console.print(table)

@@ -49,10 +49,10 @@ def test_drawn_numbers_follow_the_truncated_negative_binomial(mean: float, shape
     assert numbers.min() == 1
     assert numbers.mean() == pytest.approx(mean, rel=0.05)
     assert selection._mean(gamma, shape) <= mean, "rounded towards fewer repetitions"
-    known = stats.logser(1 - gamma) if shape == 0 else stats.nbinom(shape, gamma)
     for number in (1, 2, 3, 10):
         # scipy's negative binomial starts at zero; here zero is cut off.
-        expected = known.pmf(number) / (1 if shape == 0 else 1 - known.pmf(0))
+        cut = stats.nbinom.pmf(number, shape, gamma) / (1 - stats.nbinom.pmf(0, shape, gamma)) if shape else 0.0
+        expected = cut if shape else stats.logser.pmf(number, 1 - gamma)
         assert (numbers == number).mean() == pytest.approx(expected, abs=2e-3)
 
 
@@ -60,7 +60,7 @@ def test_a_poisson_number_may_be_nought() -> None:
     uniforms = (np.arange(1_000) + 0.5) / 1_000
     numbers = np.array([selection.quantile(float(u), 3.0, math.inf) for u in uniforms])
     for number in range(6):
-        assert (numbers == number).mean() == pytest.approx(stats.poisson(3).pmf(number), abs=2e-3)
+        assert (numbers == number).mean() == pytest.approx(stats.poisson.pmf(number, 3), abs=2e-3)
 
 
 def test_a_mean_of_one_is_one_trial_and_costs_next_to_nothing() -> None:
