@@ -23,7 +23,7 @@ from dpx.run_folder import RunFolder
 Job = Callable[[Experiment, RunFolder], Any]
 
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
-_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "report", "hydra")
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "report", "benchmark", "hydra")
 # These never change which run it is (design: how a config becomes a run).
 _NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "report", "tune", "name", "run")
 

@@ -5,6 +5,7 @@ import fnmatch
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -13,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from dpx.config import conf_directory, register_resolvers
+from dpx.config import build, conf_directory, register_resolvers
 
 # A recipe may ask for a sweeper that is not installed; a plan does not run it.
 _PLAIN_SWEEPER = "hydra/sweeper=basic"
@@ -31,6 +32,11 @@ def compose(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
     register_resolvers()
     with _started():
         return hydra_compose("config", overrides, return_hydra_config=with_hydra)
+
+
+def option(group: str, name: str) -> Any:
+    """What `group=name` declares."""
+    return getattr(build(compose([f"{group}={name}"]))[0], group)
 
 
 @contextlib.contextmanager

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpx import privacy
 from dpx.analysis.anil_schedule_savings import readings
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.batch_schedule import runs as runs_of
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
-from dpx.privacy import accounting
+from dpx.privacy import accounting, solve
 from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
 from dpx.privacy.events import Release
 
@@ -22,6 +21,7 @@ class AnilAccounting:
     """Noise multipliers by Renyi accounting for every batch size and schedule, and epsilon at that noise by everything else.
 
     `known_noise_multipliers` were worked out from the paper's settings by other implementations, by batch size or schedule option.
+    `interval` is the PLD grid, which errs upward.
     """
 
     epsilon: float
@@ -31,6 +31,7 @@ class AnilAccounting:
     batch_sizes: Sequence[int]
     curve_steps: Sequence[int]
     known_noise_multipliers: dict[str, float]
+    interval: float | None = None
 
     def __call__(self, experiment: Experiment) -> list[Table]:
         del experiment
@@ -163,11 +164,12 @@ class AnilAccounting:
         return (known, sigma / known - 1) if known else (None, None)
 
     def _sigma(self, runs: Runs, accountant: str = "rdp") -> float:
-        return privacy.noise_multiplier(runs=runs, epsilon=self.epsilon, delta=self.delta, accountant=accountant)
+        charges = accounting.charges_of(runs, 1.0)
+        return solve.solve(charges, epsilon=self.epsilon, delta=self.delta, accountant=accountant, interval=self.interval)
 
     def _epsilon(self, runs: Runs, sigma: float, accountant: str) -> float:
         charges = accounting.bucketed(accounting.charges_of(runs, sigma), 30)
-        return accounting.compose(charges, accountant).epsilon(self.delta)
+        return accounting.compose(charges, accountant, interval=self.interval).epsilon(self.delta)
 
     def _without_replacement(self, batch: int, sigma: float) -> float:
         """The event halves sigma for a replaced record (sensitivity 2C); twice the noise undoes that for an emptied one (C)."""

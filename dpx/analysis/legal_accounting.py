@@ -11,7 +11,10 @@ from dpx.experiment import Experiment
 
 @declaration
 class LegalAccounting:
-    """`orders` are those of the library they used; the lists of batch sizes and computed values go together."""
+    """`orders` are those of the library they used; the lists of batch sizes and computed values go together.
+
+    `interval` is the PLD grid, which errs upward.
+    """
 
     size: int
     delta: float
@@ -25,6 +28,7 @@ class LegalAccounting:
     small_batch_size: int
     small_steps: int
     published: dict[str, float]
+    interval: float | None = None
 
     def __call__(self, experiment: Experiment) -> list[Table]:
         del experiment
@@ -40,7 +44,7 @@ class LegalAccounting:
             steps = self.epochs * per_epoch
             runs = [(1 / per_epoch, steps)]
             sigma = solve.noise_multiplier(runs, epsilon=self.epsilon, delta=self.delta, accountant="rdp", orders=self.orders)
-            pld = accounting.epsilon(runs, noise_multiplier=sigma, delta=self.delta)
+            pld = accounting.compose(accounting.charges_of(runs, sigma), interval=self.interval).epsilon(self.delta)
             # Their data is shuffled once an epoch and read in order.
             as_read = closed_form.epsilon(self.epochs**0.5 / sigma, self.delta)
             rows.append((batch, steps, sigma, known, sigma / known - 1, pld, as_read))
@@ -73,7 +77,9 @@ class LegalAccounting:
         for text, published in self.published.items():
             charges = accounting.charges_of(runs, float(text))
             by = (("rdp", self.orders), ("rdp", None), ("pld", None))
-            found = [accounting.compose(charges, name, orders=orders).epsilon(self.small_delta) for name, orders in by]
+            found = [
+                accounting.compose(charges, name, orders=orders, interval=self.interval).epsilon(self.small_delta) for name, orders in by
+            ]
             rows.append((float(text), published, *found))
         columns = ("noise_multiplier", "published", "rdp_old_orders", "rdp_default_orders", "pld")
         notes = ("the size of the small corpus is not printed; this one is inferred",)

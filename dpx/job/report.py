@@ -23,10 +23,18 @@ class Report:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment, folder
-        from dpx.report import collect, rows
+        from dpx.report import benchmarks, collect, rows
         from dpx.report.papers import PAPERS
 
-        require(self.paper in PAPERS, f"report.paper={self.paper}", "no page is made of that paper", f"There are {', '.join(PAPERS)}")
+        if self.paper == "benchmarks":
+            wide().print(f"{benchmarks.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
+            return
+        require(
+            self.paper in PAPERS,
+            f"report.paper={self.paper}",
+            "no page is made of that paper",
+            f"There are {', '.join(PAPERS)}, benchmarks",
+        )
         paper, home = PAPERS[self.paper], Path(self.evidence) / self.paper
         published = home / "published.csv"
         require(published.is_file(), published, "the published values are not there", "Run from the checkout, or set report.evidence")

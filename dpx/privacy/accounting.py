@@ -81,7 +81,7 @@ def grid(charges: Charges) -> float:
     coarsest, finest = (1e-3, 5e-5) if any(r.kind == "group" for r, _ in charges) else (1e-4, 1e-5)
     # Each rate of a ramp is a distribution to build, point by point. Rounding a ramp's rates up costs ten times what this does:
     # 0.05 % of epsilon at 30 rates, against a grid of 2e-4.
-    coarsest *= min(5.0, max(1.0, len(charges) / 6))
+    coarsest *= min(5.0, max(1.0, len({release for release, _ in charges}) / 6))
     return max(min(coarsest, max(finest, 5 * min(amplified, default=1.0))), _loss_range(charges) / POINTS_MAX)
 
 

@@ -83,6 +83,13 @@ def scatter(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: st
     axes.scatter(xs, ys, s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0, label=label or None)
 
 
+def ring(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: str) -> None:
+    """Open marks that grow with the series' number, so that equal values of several series are all seen."""
+    xs, ys = zip(*points, strict=True)
+    size = 14 + 26 * number
+    axes.scatter(xs, ys, s=size, marker=MARKERS[number % 5], facecolors="none", edgecolors=SERIES[number % 5], linewidths=1.4, label=label)
+
+
 def values(axes: Any, points: Sequence[tuple[Any, Any]]) -> None:
     """Each mark's value written beside it, on the side where there is room."""
     middle = sum(y for _, y in points) / len(points)

@@ -64,7 +64,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
             label = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
             label = column_name if not panel.by else label if one_column else f"{column_name}, {label}"
             if column in panel.marks:
-                drawing.scatter(axes, number, points, label)
+                drawing.ring(axes, number, points, label)
             else:
                 drawing.lines(axes, number, label, [points], points, markers=len(points) <= 30)
             number += 1
@@ -80,10 +80,18 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     if panel.y_scale == "log":
         axes.set_yscale("log")
     for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
-        if scale == "linear" and axis.get_view_interval()[1] > 10_000:
+        low, high = axis.get_view_interval()
+        if scale == "linear" and high > 10_000:
             axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K")
+        if scale == "log" and 1e-3 < low and high < 1000:
+            axis.set_major_formatter(_plain)
+            axis.set_minor_formatter(lambda value, _: _plain(value) if f"{value:e}"[0] in "25" else "")
     if number > 1:
         drawing.legend(axes, panel.by.replace("_", " "))
+
+
+def _plain(value: float, _: int | None = None) -> str:
+    return f"{value:g}"
 
 
 def _place(panel: Lines, row: Row) -> Any:

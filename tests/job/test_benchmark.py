@@ -1,43 +1,131 @@
-"""Benchmark rows against known times, and one real round on the smallest model."""
+"""Benchmark rows against known times, and real rounds on the smallest model in processes of their own."""
 
+import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
 from dpx import config, recipes
+from dpx.benchmark.rows import rows
+from dpx.benchmark.setting import Setting
+from dpx.benchmark.worker import worker
 from dpx.declaration import Refused
-from dpx.job.benchmark import Benchmark, rows
+from dpx.job import benchmark as job
+from dpx.job.benchmark import Benchmark
 from dpx.run_folder import RunFolder
 
+MICRO = ["model=micro", "task=mlm_nsp", "data.pairs=same_document", "data.vocabulary.size=64", "data.sequence_length=16", "job=benchmark"]
 
-def program(clipping, size, flops):
-    return {"clipping": clipping, "physical_batch": size, "matmul_flops": flops, "call": None}
+
+def fact(clipping, size, flops, **changes):
+    fields = {"kind": "sum", "model": "m", "sequence_length": 16, "dtype": "float32", "mesh": "single", "clipping": clipping}
+    none = {"per_logical_batch": 0, "in_loops": 0, "elements": 0}
+    return fields | {"physical_batch": size, "matmul_flops": flops, "model_flops": 9, "collectives": none} | changes
+
+
+def update(is_private, mesh="single"):
+    crossing = {"per_logical_batch": 3, "in_loops": 0, "elements": 70}
+    return {"kind": "update", "mesh": mesh, "is_private": is_private, "collectives": crossing}
 
 
 def test_ratios_are_medians_of_rounds_against_the_baselines_best_batch():
-    programs = [program("autodiff", 4, 10), program("autodiff", 8, 10), program("plain", 8, 10), program("book_keeping", 8, 12)]
+    facts = [fact("autodiff", 4, 10), fact("autodiff", 8, 10), fact("plain", 8, 10), fact("book_keeping", 8, 12)]
     # The machine is four times slower in the last round, for everyone.
     seconds = [[3.0, 3.0, 12.0], [2.0, 2.0, 8.0], [1.0, 1.0, 4.0], [1.0, 1.25, 5.0]]
-    found = rows(programs, seconds, 8)
+    found = rows(facts, seconds, 8)
     assert [row["ratio_to_autodiff"] for row in found] == pytest.approx([2 / 3, 1.0, 2.0, 1.6])
     assert found[3]["ratio_to_plain"] == pytest.approx(0.8) and found[3]["ratio_to_plain_spread"] == pytest.approx([0.8, 1.0])
     assert found[3]["flops_ratio_to_plain"] == pytest.approx(1.2)
     assert found[3]["examples_per_s"] == pytest.approx(8 / 1.25)
-    assert "call" not in found[0]
+    assert found[3]["model_flops_per_s"] == pytest.approx(9 * 8 / 1.25)
+    assert found[3]["update_seconds"] is None and "kind" not in found[3]
+
+
+def test_a_row_is_held_against_baselines_of_its_own_dtype_and_mesh():
+    facts = [
+        fact("plain", 8, 10),
+        fact("plain", 8, 10, dtype="bfloat16"),
+        fact("plain", 8, 10, mesh="two"),
+        fact("ghost", 8, 15, dtype="bfloat16"),
+        fact("ghost", 8, 15, mesh="two"),
+        update(True, "two"),
+        fact("opacus_ew", 8, None, collectives=None),
+    ]
+    found = rows(facts, [[1.0], [2.0], [4.0], [4.0], [4.0], [0.5], [2.0]], 8)
+    assert [row["ratio_to_plain"] for row in found] == pytest.approx([1.0, 1.0, 1.0, 0.5, 1.0, 0.5])
+    assert found[4]["collectives"] == {"per_logical_batch": 3, "in_loops": 0, "elements": 70} and found[4]["update_seconds"] == 0.5
+    assert found[5]["update_seconds"] is None and found[5]["flops_ratio_to_plain"] is None
+    assert all(row["ratio_to_autodiff"] is None for row in found)
 
 
 @pytest.mark.parametrize(
     "changes, words",
-    [({"variants": ["fast"]}, "job.variants=fast"), ({"physical_batches": [5]}, "job.physical_batches=5"), ({"rounds": 0}, "job.rounds=0")],
+    [
+        ({"variants": ["fast"]}, "job.variants=fast"),
+        ({"dtypes": ["float16"]}, "job.dtypes=float16"),
+        ({"physical_batches": [5]}, "job.physical_batches=5"),
+        ({"peer_batches": [5]}, "job.peer_batches=5"),
+        ({"rounds": 0}, "job.rounds=0"),
+    ],
 )
 def test_bad_settings_are_refused(changes, words):
     with pytest.raises(Refused, match=words):
         Benchmark(**changes)
 
 
-def test_one_round_of_the_smallest_model(tmp_path: Path):
-    overrides = ["model=micro", "data.vocabulary.size=64", "data.sequence_length=16", "job=benchmark"]
-    job = ["job.variants=[plain,book_keeping]", "job.logical_batch=4", "job.physical_batches=[2]", "job.rounds=1"]
-    experiment, benchmark = config.build(recipes.compose(overrides + job))
+def test_a_batch_that_a_mesh_cannot_share_is_refused():
+    experiment, _ = config.build(recipes.compose(MICRO))
+    subject = Benchmark(meshes=["single", "cpu8"], logical_batch=8, physical_batches=[2])
+    with pytest.raises(Refused, match="physical_batches=2 on mesh=cpu8"):
+        list(subject.settings(experiment))
+
+
+def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
+    monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: None)
+    experiment, _ = config.build(recipes.compose(MICRO))
+    with pytest.raises(Refused, match=r"job.variants=opacus_ew: torch is not installed. Install the extra: pip install 'dpx\[bench\]'"):
+        list(Benchmark(variants=["plain", "opacus_ew"]).settings(experiment))
+
+
+def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
+    """Every dtype and mesh by its own process; two simulated devices add up what they summed once."""
+    settings = ["benchmark.variants=[plain,book_keeping]", "benchmark.logical_batch=4", "benchmark.physical_batches=[2]"]
+    settings += ["benchmark.rounds=1", f"benchmark.output={tmp_path / 'copy.json'}"]
+    experiment, benchmark = config.build(recipes.compose([*MICRO, *settings, "mesh=cpu8", "mesh.data=2", "mesh.simulated_devices=2"]))
     benchmark(experiment, RunFolder(tmp_path))
-    assert (tmp_path / "private" / "benchmark.json").exists()
+    document = json.loads((tmp_path / "private" / "benchmark.json").read_text())
+    assert document == json.loads((tmp_path / "copy.json").read_text())
+    plain, private = document["rows"]
+    assert (plain["clipping"], private["clipping"], private["devices"]) == ("plain", "book_keeping", 2)
+    assert private["collectives"]["per_logical_batch"] >= 1 and private["collectives"]["in_loops"] == 0
+    assert private["is_exact"] is True and private["clipped_sum_error"] < 1e-5 and plain["is_exact"] is None
+    assert private["ratio_to_plain"] > 0 and private["flops_ratio_to_plain"] > 1 and private["update_seconds"] > 0
+    assert plain["ratio_to_plain"] == 1.0 and private["temporary_bytes"] > 0
+
+
+def test_what_fails_in_a_process_is_said_in_the_parent():
+    experiment, _ = config.build(recipes.compose(MICRO))
+    setting = Setting(experiment, ["nothing"], ["float32"], 4, [4])
+    with pytest.raises(RuntimeError, match="a benchmark process failed"), worker("dpx.benchmark.nothing", setting):
+        pass
+
+
+@pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="needs the extra bench")
+@pytest.mark.filterwarnings("default")
+def test_opacus_rows(tmp_path: Path):
+    variants = "benchmark.variants=[torch,opacus_hooks,opacus_ew,opacus_ghost]"
+    settings = [variants, "benchmark.logical_batch=4", "benchmark.physical_batches=[2]", "benchmark.rounds=1"]
+    experiment, benchmark = config.build(recipes.compose([*MICRO, *settings]))
+    found = {row["clipping"]: row for row in benchmark.document(experiment)["rows"]}
+    assert [row["is_exact"] for row in found.values()] == [None, True, True, True]
+    assert [row["is_tied"] for row in found.values()] == [True, True, True, False]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="needs the extra bench")
+@pytest.mark.filterwarnings("default")
+def test_a_jax_privacy_row(tmp_path: Path):
+    settings = ["benchmark.variants=[jax_privacy]", "benchmark.logical_batch=4", "benchmark.peer_batches=[1]", "benchmark.rounds=1"]
+    experiment, benchmark = config.build(recipes.compose([*MICRO, *settings, "benchmark.physical_batches=[2]"]))
+    (row,) = benchmark.document(experiment)["rows"]
+    assert row["is_exact"] is True and row["physical_batch"] == 1

@@ -120,6 +120,11 @@ def test_tiny_rates_take_a_finer_grid():
     assert accounting.grid(tiny) == 1e-5 and accounting.grid(usual) == 1e-4
 
 
+def test_a_ramp_takes_a_coarser_grid_than_its_rates_alone():
+    ramp = [(Release(noise_multiplier=0.8, sampling_probability=1e-3 + 1e-4 * number), 250) for number in range(30)]
+    assert accounting.grid(ramp) == pytest.approx(5e-4) and accounting.grid(ramp[:1] * 30) == accounting.grid(ramp[:6]) == 1e-4
+
+
 @pytest.mark.slow
 def test_a_tiny_rate_is_not_drowned_by_the_grid():
     charges = [(Release(noise_multiplier=0.5, sampling_probability=1e-7), 10**6)]

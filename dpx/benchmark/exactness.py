@@ -1,0 +1,75 @@
+"""Is a clipped sum the sum of clipped gradients? A small model of the same kind against float64, one example at a time."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpx.benchmark.sums import microbatch_sum
+from dpx.experiment import Experiment
+from dpx.mechanism.declarations import Flat
+from dpx.task import mlm
+from dpx.training.synthetic_rows import synthetic_rows
+
+EXAMPLES, LENGTH, VOCABULARY = 5, 12, 16
+_SMALL = {"layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "dtype": "float32", "dropout": 0.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Parameters far from initialisation, repeated words, labels that also stand in the input, and padding."""
+
+    objective: Any
+    params: Any
+    batch: dict[str, jax.Array]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Case":
+        model = dataclasses.replace(experiment.model, **_SMALL)
+        objective = mlm.objective(model, experiment.task, VOCABULARY, mlm.Special(0, 1, 2, 3, 4))
+        key, drawn = np.zeros(2, np.uint32), np.random.default_rng(0)
+        shapes = jax.eval_shape(objective.init, key)
+        params = jax.tree.map(lambda leaf: jnp.asarray(drawn.normal(0, 0.3, leaf.shape), jnp.float32), shapes)
+        return cls(objective, params, jax.jit(objective.batch)(key, synthetic_rows(EXAMPLES, LENGTH, VOCABULARY)))
+
+    def gradients(self) -> list[Any]:
+        """Each example's own gradient, float64."""
+        with jax.enable_x64(True):
+            wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), self.params)
+            one = jax.jit(jax.grad(lambda params, row: self.objective.losses(params, row)[0][0]))
+            rows = [jax.tree.map(lambda leaf, b=b: leaf[b : b + 1], self.batch) for b in range(EXAMPLES)]
+            return [jax.tree.map(np.asarray, one(wide, row)) for row in rows]
+
+
+class Exactness:
+    """Compares variants with one oracle, made when it is first asked for."""
+
+    def __init__(self, experiment: Experiment):
+        self._experiment = experiment
+
+    @functools.cached_property
+    def _expected(self) -> tuple[Case, Any, float]:
+        case = Case.of(self._experiment)
+        return case, *clipped(case.gradients())
+
+    def error(self, variant: str) -> float:
+        """Largest error of any entry, relative to the largest entry of its parameter. The clipping norm is half the smallest norm."""
+        case, expected, clipping_norm = self._expected
+        run = microbatch_sum(case.objective, Flat(clipping_norm=clipping_norm), variant, 1)
+        return error(jax.jit(run)(case.params, case.batch), expected)
+
+
+def clipped(gradients: list[Any]) -> tuple[Any, float]:
+    """sum_b g_b C / |g_b| and C, half the smallest norm, so that every example is clipped and a wrong norm shows."""
+    norms = [float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))) for gradient in gradients]
+    clipping_norm = 0.5 * min(norms)
+    scaled = [jax.tree.map(lambda leaf, n=norm: leaf * (clipping_norm / n), one) for one, norm in zip(gradients, norms, strict=True)]
+    return jax.tree.map(lambda *leaves: sum(leaves), *scaled), clipping_norm
+
+
+def error(found: Any, expected: Any) -> float:
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(float(np.max(np.abs(np.asarray(leaf) - wanted)) / np.max(np.abs(wanted))) for leaf, wanted in pairs)

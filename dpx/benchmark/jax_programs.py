@@ -1,0 +1,142 @@
+"""Our own steps and jax-privacy's, compiled: the sums of one logical batch, and what follows them once (reduction, noise, update).
+
+Shape legend: K microbatches of a logical batch, B examples of one on a device, D devices.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dpx.benchmark.exactness import Exactness
+from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, vocabulary_size
+from dpx.benchmark.sums import microbatch_sum
+from dpx.mechanism.declarations import NoPrivacy
+from dpx.mechanism.noise import slice_keys
+from dpx.randomness import RootSecret
+from dpx.task import mlm
+from dpx.training import sharding
+from dpx.training.collectives import collectives
+from dpx.training.cost import compiled_temporaries, matmul_flops
+from dpx.training.step import Step, make_step
+from dpx.training.synthetic_rows import synthetic_rows
+
+KEY = np.zeros(2, np.uint32)
+# A relative error of float32 sums that is rounding; a forgotten term is some per cent.
+EXACT = 1e-4
+
+
+def programs(setting: Setting) -> list[Program]:
+    """A sum for every (dtype, variant, physical batch), and an update for private and for plain steps."""
+    bench = _Bench(setting)
+    found = [
+        bench.sum(variant, dtype, size) for dtype in setting.dtypes for variant in setting.variants for size in setting.physical_batches
+    ]
+    return found + [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
+
+
+class _Bench:
+    """What the programs of one process share: parameters, the accumulator (handed from call to call) and the mesh."""
+
+    def __init__(self, setting: Setting):
+        self.setting, self.experiment = setting, setting.experiment
+        self.mesh = self.experiment.mesh.make()
+        self.axes = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        first = self.step(True, setting.dtypes[0])
+        self.state, self.sums = first.init(KEY), first.zero()
+        self.params = {dtype: self.step(True, dtype).gather(self.state["params"]) for dtype in setting.dtypes}
+        self.oracle, self.errors = Exactness(self.experiment), dict[str, float]()
+
+    def objective(self, dtype: str) -> Any:
+        experiment = self.experiment
+        model = dataclasses.replace(experiment.model, dtype=dtype)
+        return mlm.objective(model, experiment.task, vocabulary_size(experiment), mlm.Special(0, 1, 2, 3, 4))
+
+    def step(self, is_private: bool, dtype: str) -> Step:
+        """The product's own step: its layout of arrays, the parameters it gathers, and its update."""
+        experiment = dataclasses.replace(self.experiment, model=dataclasses.replace(self.experiment.model, dtype=dtype))
+        experiment = experiment if is_private else dataclasses.replace(experiment, mechanism=NoPrivacy())
+        return make_step(experiment, self.objective(dtype), self.mesh, 1)
+
+    def sum(self, variant: str, dtype: str, size: int) -> Program:
+        objective, params = self.objective(dtype), self.params[dtype]
+        # jax-privacy loops over microbatches itself; to it a physical batch is its `microbatch_size`.
+        held = self.setting.logical_batch // self.axes if variant == "jax_privacy" else size
+        batch, count = self.batch(objective, held)
+        microbatch = microbatch_sum(objective, self.experiment.clip, variant, size)
+        where = jax.tree.map(lambda leaf: leaf.sharding, self.sums["gradient"])
+        step = jax.jit(logical_sum(microbatch, self.mesh), donate_argnums=(1,), out_shardings=where)
+        compiled = step.lower(params, self.sums["gradient"], batch, count).compile()
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape[2:]), leaf.dtype), batch)
+        facts = identity(self.setting, variant, dtype, size) | {"kind": "sum", "framework": f"jax {jax.__version__}"}
+        facts |= {
+            "temporary_bytes": compiled_temporaries(compiled),
+            # jax-privacy's loop does not say its length to a trace.
+            "matmul_flops": None if variant == "jax_privacy" else matmul_flops(microbatch, params, one) // held,
+            "collectives": self.collectives(compiled),
+        }
+
+        def call() -> None:
+            self.sums["gradient"] = jax.block_until_ready(compiled(params, self.sums["gradient"], batch, count))
+
+        return Program(facts | self.exactness(variant), call)
+
+    def batch(self, objective: Any, held: int) -> tuple[Any, np.int32]:
+        """One masked logical batch of random rows, [K, B * D, ...], and K."""
+        logical, rows = self.setting.logical_batch, held * self.axes
+        drawn = synthetic_rows(logical, self.experiment.data.sequence_length, objective.vocabulary_size)
+        batch = jax.jit(objective.batch)(KEY, drawn)
+        shaped = jax.tree.map(lambda leaf: leaf.reshape(-1, rows, *leaf.shape[1:]), batch)
+        return jax.device_put(shaped, NamedSharding(self.mesh, P(None, sharding.EXAMPLE_AXES))), np.int32(logical // rows)
+
+    def exactness(self, variant: str) -> dict[str, Any]:
+        """How far the clipped sum is from float64 gradients taken one example at a time; of a plain sum, nothing."""
+        if variant in NON_PRIVATE:
+            return {"clipped_sum_error": None, "is_exact": None, "is_tied": True}
+        if variant not in self.errors:
+            self.errors[variant] = self.oracle.error(variant)
+        return {"clipped_sum_error": self.errors[variant], "is_exact": self.errors[variant] <= EXACT, "is_tied": True}
+
+    def update(self, is_private: bool) -> Program:
+        """Reduction, noise if private, division and optimiser: the product's `finish`, once per logical batch."""
+        keys = slice_keys(RootSecret.from_seed(0), 0, self.state["params"]) if is_private else None
+        deviation = np.float32(self.experiment.clip.clipping_norm if is_private else 0)
+        arguments = keys, deviation, np.float32(self.setting.logical_batch), np.float32(0)
+        step = self.step(is_private, self.setting.dtypes[0])
+        compiled = step.finish.lower(self.state, self.sums, *arguments).compile()
+        gathered = step.gather.lower(self.state["params"]).compile()
+        facts = {"kind": "update", "mesh": self.experiment.mesh.name, "is_private": is_private}
+
+        def call() -> None:
+            self.state, _ = jax.block_until_ready(compiled(self.state, self.sums, *arguments))
+
+        return Program(facts | {"collectives": self.collectives(compiled, gathered)}, call)
+
+    def collectives(self, *compiled: Any) -> dict[str, int]:
+        """Instructions, those of them inside loops, and elements of their results on a device. One device sums with itself alone."""
+        found = [one for program in compiled for one in collectives(program.as_text())] if self.mesh.size > 1 else []
+        return {
+            "per_logical_batch": len(found),
+            "in_loops": sum(one.is_in_loop for one in found),
+            "elements": sum(one.elements for one in found),
+        }
+
+
+def logical_sum(microbatch: Callable[[Any, Any], Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """(parameters, float32 sums [D, ...], batch [K, B * D, ...], K) -> sums, as a step does it: each device loops over its own part,
+    the accumulator in place, and nothing crosses."""
+
+    def on_device(params: Any, sums: Any, batch_KB: Any, count: jax.Array) -> Any:
+        def body(index: jax.Array, sums: Any) -> Any:
+            rows = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), batch_KB)
+            return jax.tree.map(lambda total, part: total + part[None], sums, microbatch(params, rows))
+
+        return jax.lax.fori_loop(0, count, body, sums)
+
+    split = P(sharding.EXAMPLE_AXES)
+    specs = (P(), split, P(None, sharding.EXAMPLE_AXES), P())
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=split, axis_names={"data", "fsdp"}, check_vma=False)

@@ -1,0 +1,190 @@
+"""torch's plain step and Opacus's private ones on the model of torch_bert.py: the sums of one logical batch. No jax in this process."""
+
+# torch and opacus are in the extra `bench`.
+# pyright: reportMissingImports=false
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpx.benchmark.setting import Program, Setting, identity, vocabulary_size
+from dpx.benchmark.torch_bert import Rows, TorchBert, inputs, losses
+from dpx.declaration import require
+from dpx.experiment import Experiment
+from dpx.models.shape import Bert
+from dpx.task.declarations import MaskedLanguageModel
+from dpx.training.synthetic_rows import synthetic_rows
+
+# Opacus adds 1e-6 to a norm before it divides; a forgotten term is some per cent.
+EXACT = 1e-4
+_SMALL = {"layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "dropout": 0.0}
+
+Sums = Callable[[list[Rows]], None]
+
+
+def programs(setting: Setting) -> list[Program]:
+    """A sum for every (variant, physical batch)."""
+    experiment = setting.experiment
+    require(isinstance(experiment.model, Bert), f"model={experiment.model.name}", "the torch peers are written for BERT", "Leave them out")
+    require(
+        tuple(setting.dtypes) == ("float32",), "dtypes", "the torch peers compute in float32", "Use dtypes=[float32], or leave them out"
+    )
+    # Opacus's hooks sit on embeddings too, whose inputs are indices.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    return [program for variant in setting.variants for program in _programs(setting, variant)]
+
+
+def _programs(setting: Setting, variant: str) -> list[Program]:
+    """One variant at every physical batch; they share one model."""
+    experiment = setting.experiment
+    vocabulary, length = vocabulary_size(experiment), experiment.data.sequence_length
+    subject = Subject.make(variant, experiment.model, experiment.task, vocabulary, experiment.clip.clipping_norm)
+    rows = masked_rows(experiment.task, setting.logical_batch, length, vocabulary)
+    error = None if variant == "torch" else clipped_sum_error(experiment, variant)
+    facts = {"kind": "sum", "framework": f"torch {torch.__version__}"}
+    facts |= {"temporary_bytes": None, "matmul_flops": None, "collectives": None, "clipped_sum_error": error}
+    facts |= {"is_exact": None if error is None else error <= EXACT, "is_tied": variant != "opacus_ghost"}
+
+    def program(size: int) -> Program:
+        parts = [{name: value[at : at + size] for name, value in rows.items()} for at in range(0, setting.logical_batch, size)]
+        return Program(identity(setting, variant, "float32", size) | facts, lambda: subject.sum(parts))
+
+    return [program(size) for size in setting.physical_batches]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model and the way a library sums its gradients over microbatches; `summed` gives the result under the model's names."""
+
+    model: TorchBert
+    sum: Sums
+    is_private: bool
+
+    @classmethod
+    def make(cls, variant: str, model: Bert, task: MaskedLanguageModel, vocabulary: int, clipping_norm: float) -> "Subject":
+        torch.manual_seed(0)
+        # Ghost clipping refuses a weight that is used twice, so its row is of another model: one with a decoder of its own.
+        bare = TorchBert(model, vocabulary, task.next_sentence, is_tied=variant != "opacus_ghost")
+        make = {"torch": _plain, "opacus_hooks": _per_example, "opacus_ew": _per_example, "opacus_ghost": _ghost}[variant]
+        return cls(bare, make(bare, variant, clipping_norm), variant != "torch")
+
+    def summed(self) -> dict[str, Tensor]:
+        return {name: p.summed_grad if self.is_private else p.grad for name, p in self.model.named_parameters()}
+
+
+def _plain(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
+    del variant, clipping_norm
+
+    def run(parts: list[Rows]) -> None:
+        model.zero_grad()
+        for rows in parts:
+            losses(model(*inputs(rows, _dtype(model))), rows).sum().backward()
+
+    return run
+
+
+def _per_example(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
+    """Per-example gradients in memory, by hooks or by torch's expanded weights."""
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleExpandedWeights
+    from opacus.optimizers import DPOptimizer
+
+    kind = GradSampleModule if variant == "opacus_hooks" else GradSampleModuleExpandedWeights
+    wrapped = kind(model, batch_first=True, loss_reduction="sum")
+    optimizer = DPOptimizer(_idle(model), noise_multiplier=0.0, max_grad_norm=clipping_norm, expected_batch_size=None, loss_reduction="sum")
+
+    def backward(rows: Rows) -> None:
+        losses(wrapped(*inputs(rows, _dtype(model))), rows).sum().backward()
+
+    return _accumulated(model, optimizer, backward)
+
+
+def _ghost(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
+    """Norms without gradients, then a second backward pass."""
+    del variant
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+    wrapped = GradSampleModuleFastGradientClipping(model, batch_first=True, loss_reduction="sum", max_grad_norm=clipping_norm)
+    optimizer = DPOptimizerFastGradientClipping(
+        _idle(model), noise_multiplier=0.0, max_grad_norm=clipping_norm, expected_batch_size=None, loss_reduction="sum"
+    )
+
+    def backward(rows: Rows) -> None:
+        losses_B = losses(wrapped(*inputs(rows, _dtype(model))), rows)
+        DPTensorFastGradientClipping(wrapped, optimizer, losses_B, "sum").backward()
+
+    return _accumulated(model, optimizer, backward)
+
+
+def _accumulated(model: TorchBert, optimizer: Any, backward: Callable[[Rows], None]) -> Sums:
+    """Clipped sums of all microbatches, as Opacus adds them up when the optimiser is told to skip its step."""
+
+    def run(parts: list[Rows]) -> None:
+        for parameter in model.parameters():
+            parameter.summed_grad = None  # pyright: ignore[reportAttributeAccessIssue]
+        for rows in parts:
+            optimizer.zero_grad()
+            backward(rows)
+            optimizer.signal_skip_step(True)
+            optimizer.step()
+        # The last microbatch's gradients would otherwise stay in memory while others are timed.
+        optimizer.zero_grad()
+
+    return run
+
+
+def _idle(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+def _dtype(model: TorchBert) -> torch.dtype:
+    return model.word.weight.dtype
+
+
+def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabulary: int) -> Rows:
+    """Random rows with slots and labels: the shapes of a masked batch; the labels are the tokens that stand there."""
+    rows = synthetic_rows(examples, length, vocabulary)
+    drawn = np.random.default_rng(1)
+    order = np.argsort(drawn.random((examples, length)) + 2 * (np.arange(length) >= rows["length"][:, None]), axis=1)
+    slots = order[:, : task.slots(length)]
+    wanted = np.maximum(1, (task.masking_rate * rows["length"]).astype(int))
+    rows |= {"slots": slots, "labels": np.take_along_axis(rows["tokens"], slots, 1)}
+    rows["is_slot"] = np.arange(slots.shape[1]) < wanted[:, None]
+    return {name: torch.tensor(value) for name, value in rows.items()}
+
+
+def clipped_sum_error(experiment: Experiment, variant: str) -> float:
+    """As `dpx.benchmark.exactness`, for torch: a small model against float64 gradients, one example at a time."""
+    model = dataclasses.replace(experiment.model, **_SMALL)
+    rows = masked_rows(experiment.task, 5, 12, 16)
+    probe = Subject.make(variant, model, experiment.task, 16, 1.0).model
+    values = {name: torch.randn(p.shape, generator=torch.Generator().manual_seed(2)) * 0.3 for name, p in probe.named_parameters()}
+    wide = TorchBert(model, 16, experiment.task.next_sentence, is_tied=variant != "opacus_ghost").double()
+    _set(wide, values)
+    gradients = []
+    for b in range(5):
+        alone = {name: value[b : b + 1] for name, value in rows.items()}
+        wide.zero_grad()
+        losses(wide(*inputs(alone, torch.float64)), alone).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in wide.named_parameters() if p.grad is not None})
+    norms = [torch.sqrt(torch.stack([leaf.square().sum() for leaf in one.values()]).sum()).item() for one in gradients]
+    clipping_norm = 0.5 * min(norms)
+    subject = Subject.make(variant, model, experiment.task, 16, clipping_norm)
+    _set(subject.model, values)
+    subject.sum([rows])
+    summed = subject.summed()
+    weights = [clipping_norm / norm for norm in norms]
+    expected = {name: torch.stack([one[name] * w for one, w in zip(gradients, weights, strict=True)]).sum(0) for name in values}
+    return max(float((summed[name] - wanted).abs().max() / wanted.abs().max()) for name, wanted in expected.items())
+
+
+def _set(model: TorchBert, values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])

@@ -1,0 +1,49 @@
+"""Programs on shapes alone: products by tracing, temporaries by compiling; nothing is allocated or run."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpx.benchmark.sums import microbatch_sum
+from dpx.mechanism.declarations import Flat
+from dpx.task import mlm
+from dpx.task.declarations import MaskedLanguageModel
+from dpx.training.cost import matmul_flops, temporary_bytes
+
+KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """Shapes of parameters and of a masked batch of `examples`."""
+
+    objective: Any
+    params: Any
+    batch: Any
+    examples: int
+
+    @classmethod
+    def of(cls, model: Any, length: int, vocabulary: int, examples: int) -> "Traced":
+        task = MaskedLanguageModel(next_sentence=False, masked_slots=length)
+        objective = mlm.objective(model, task, vocabulary, mlm.Special(0, 1, 2, 3, 4))
+        scalar = jax.ShapeDtypeStruct((examples,), jnp.int32)
+        rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
+        rows["tokens"] = jax.ShapeDtypeStruct((examples, length), jnp.int32)
+        return cls(objective, jax.eval_shape(objective.init, KEY), jax.eval_shape(objective.batch, KEY, rows), examples)
+
+    @property
+    def parameters(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    def flops(self, variant: str, **options: Any) -> int:
+        """Matrix-product FLOPs of one example."""
+        return matmul_flops(self._sum(variant, **options), self.params, self.batch) // self.examples
+
+    def temporary_bytes(self, variant: str, **options: Any) -> int:
+        """The compiler's temporaries for the whole batch, on this machine's first device."""
+        return temporary_bytes(self._sum(variant, **options), self.params, self.batch)
+
+    def _sum(self, variant: str, **options: Any) -> Any:
+        return microbatch_sum(self.objective, Flat(clipping_norm=1.0), variant, self.examples, **options)

@@ -1,0 +1,88 @@
+"""Programs in a process of their own: one process holds one device count and one framework, and waits while others are timed."""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dpx.benchmark.setting import Setting
+from dpx.declaration import Refused
+
+# Threads that spin while they wait would slow whoever is timed meanwhile.
+_PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+
+
+class Worker:
+    """The parent's end of one process. `facts` are those of its programs, in their order."""
+
+    def __init__(self, connection: Connection, process: Any):
+        self._connection, self._process = connection, process
+        self.facts: list[dict[str, Any]] = self._answer()
+
+    def seconds(self, index: int) -> float:
+        """One timed call of program `index`."""
+        self._connection.send(index)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            kind, value = self._connection.recv()
+        except EOFError:
+            self._process.join()
+            raise RuntimeError(f"a benchmark process died with exit code {self._process.exitcode} (out of memory?)") from None
+        if kind == "refused":
+            raise Refused(*value)
+        if kind == "failed":
+            raise RuntimeError(f"a benchmark process failed: {value}")
+        return value
+
+
+@contextlib.contextmanager
+def worker(module: str, setting: Setting) -> Iterator[Worker]:
+    """Starts a process that imports `module` and serves `module.programs(setting)`; ends it on leaving."""
+    spawned = multiprocessing.get_context("spawn")
+    here, there = spawned.Pipe()
+    process = spawned.Process(target=serve, args=(there, module, setting), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield Worker(here, process)
+        here.send(None)
+        process.join(timeout=10)
+    finally:
+        process.kill()
+        process.join()
+
+
+def serve(connection: Connection, module: str, setting: Setting) -> None:
+    """The child: builds the programs, then times one whenever its index arrives, until None does."""
+    try:
+        _prepare(setting)
+        programs = importlib.import_module(module).programs(setting)
+        connection.send(("facts", [program.facts for program in programs]))
+        while (index := connection.recv()) is not None:
+            began = time.perf_counter()
+            programs[index].call()
+            connection.send(("seconds", time.perf_counter() - began))
+    except Refused as refused:
+        connection.send(("refused", (refused.value, refused.reason, refused.fix)))
+    except Exception:
+        connection.send(("failed", traceback.format_exc()))
+
+
+def _prepare(setting: Setting) -> None:
+    """This process's device count and waiting policy, before any framework is imported."""
+    from dpx.launch import simulate_devices
+
+    for name, value in _PATIENT.items():
+        os.environ.setdefault(name, value)
+    if setting.experiment.mesh.simulated_devices is None:
+        # The parent's own mesh may have left its count here.
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if "xla_force_host_platform_device_count" not in flag)
+    simulate_devices(setting.experiment.mesh)

@@ -1,0 +1,52 @@
+"""The benchmark tables against rows whose ratios are known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpx.declaration import Refused
+from dpx.report import benchmarks
+
+
+def row(clipping, size, rate, to_autodiff, **changes):
+    fields = {"clipping": clipping, "physical_batch": size, "examples_per_s": rate, "dtype": "float32", "mesh": "single"}
+    ratios = {"ratio_to_autodiff": to_autodiff, "ratio_to_autodiff_spread": [to_autodiff - 0.1, to_autodiff + 0.1]}
+    ratios |= {"ratio_to_plain": None, "ratio_to_plain_spread": None, "flops_ratio_to_plain": None}
+    return fields | ratios | {"temporary_bytes": None, "is_exact": None, "clipped_sum_error": None} | changes
+
+
+ROWS = [
+    row("autodiff", 4, 10.0, 1.0),
+    row("autodiff", 8, 8.0, 0.8),
+    row("book_keeping", 4, 9.0, 0.9, is_exact=True, clipped_sum_error=3e-7),
+    row("book_keeping", 8, 12.0, 1.2, is_exact=True, clipped_sum_error=3e-7),
+    row("jax_privacy", 1, 6.0, 0.6, is_exact=True, clipped_sum_error=3e-7),
+    row("opacus_hooks", 4, 3.0, 0.3, is_exact=True, clipped_sum_error=3e-6),
+    row("opacus_ew", 4, 9.9, 0.99, is_exact=False, clipped_sum_error=0.12),
+]
+
+
+def home(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "README.md").write_text(text)
+    document = {"cores": 2, "logical_batch": 8, "rounds": 3, "versions": {"jax": "0"}, "rows": ROWS}
+    (tmp_path / "tiny_128.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+def test_the_summary_compares_each_at_its_best_and_no_wrong_sum(tmp_path: Path):
+    folder = home(tmp_path, f"before\n{benchmarks.BEGIN}\nold\n{benchmarks.END}\nafter\n")
+    assert benchmarks.write(folder) == 1
+    text = (folder / "README.md").read_text()
+    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    expected = (
+        "| tiny_128 | 8 | 1.20 [1.10, 1.30] |  | 4: 0.90, 8: 1.50 | 2.00 (jax_privacy at 1) | 4.00 (opacus_hooks at 4) | yes (3e-07) |"
+    )
+    assert expected in text
+    assert "NO (1e-01)" in text
+    assert benchmarks.write(folder) == 1 and (folder / "README.md").read_text() == text
+
+
+def test_a_readme_without_marks_is_refused(tmp_path: Path):
+    with pytest.raises(Refused, match="has no place for tables"):
+        benchmarks.write(home(tmp_path, "nothing"))
