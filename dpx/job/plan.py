@@ -1,4 +1,5 @@
-"""`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated and jax does not start."""
+"""`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated, and jax does not start unless
+`plan.compile=true` asks for the real step to be compiled on simulated devices of the declared mesh."""
 
 from typing import Any
 
@@ -9,6 +10,7 @@ from dpx.data.declarations import Hub
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.job.analyse import inputs
+from dpx.mesh import simulate_devices
 from dpx.models.flops import published_flops, training_matmul_flops
 from dpx.models.memory import Memory, step_memory
 from dpx.privacy import statement
@@ -21,9 +23,13 @@ LARGEST_MICROBATCH = 1024
 
 @declaration
 class Plan:
-    """Writes `release/plan.json` and prints it as a table. Of an analysis it says which inputs are read and whether they exist."""
+    """Writes `release/plan.json` and prints it as a table. Of an analysis it says which inputs are read and whether they exist.
+
+    `compile` adds what the compiled step holds, sends and multiplies, under `compiled`.
+    """
 
     analysis: Any = None
+    compile: bool = False
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document(experiment)
@@ -34,7 +40,8 @@ class Plan:
     def document(self, experiment: Experiment) -> dict[str, Any]:
         """What plan.json will hold."""
         if self.analysis is None:
-            return plan(experiment)
+            found = plan(experiment)
+            return found | {"compiled": _compiled(experiment, found)} if self.compile else found
         return {"name": experiment.name, "analysis": type(self.analysis).__name__, "inputs": inputs(self.analysis), "device_hours": 0.0}
 
 
@@ -52,6 +59,13 @@ def plan(experiment: Experiment) -> dict[str, Any]:
         | _memory(experiment, parameters, vocabulary)
         | _claim(experiment, manifest, calibrated)
     )
+
+
+def _compiled(experiment: Experiment, found: dict[str, Any]) -> dict[str, Any]:
+    simulate_devices(experiment.mesh, experiment.mesh.devices)
+    from dpx.training.dry_run import dry_run
+
+    return dry_run(experiment, found["vocabulary_size"], found["microbatch"])
 
 
 def _manifest(experiment: Experiment) -> Any:
@@ -105,7 +119,7 @@ def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, micro
         sequence_length=experiment.data.sequence_length,
         masked_slots=experiment.task.slots(experiment.data.sequence_length),
         microbatch=microbatch,
-        fsdp=experiment.mesh.fsdp,
+        fsdp=experiment.mesh.fsdp * experiment.mesh.tensor,
         method=experiment.clipping.method if experiment.is_private else "plain",
     )
 
@@ -144,6 +158,8 @@ def show(document: dict[str, Any], console: Console) -> None:
     table = Table(title=f"plan of {document['name']}", show_header=False, title_justify="left")
     for name, text in _lines(document):
         table.add_row(name, text)
+    for name, text in _compiled_lines(document.get("compiled")):
+        table.add_row(name, text)
     console.print(table)
     for name in ("reasons", "assumptions", "not_covered"):
         if document[name]:
@@ -175,3 +191,20 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("epsilon", ", ".join(f"{value:.4g} ({name})" for name, value in document["epsilon"].items()) or "none"),
         ("guarantee", document["guarantee"]),
     ]
+
+
+def _compiled_lines(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    programs = found["programs"].items()
+    held = ", ".join(f"{name} {sum(sizes.values()) / 1e9:.2f}" for name, sizes in programs)
+    lines = [
+        ("compiled, GB per device", f"{found['peak_bytes_per_device'] / 1e9:.2f} at most ({held})"),
+        ("compiled FLOPs", f"{found['flops_per_device_and_microbatch']:.3g} of a microbatch of {found['microbatch']} on one device"),
+    ]
+    for name, crossing in found["collectives"].items():
+        kinds = [
+            f"{one['number']} {one['kind']}{' in a loop' if one['in_loop'] else ''} of {one['elements']:,} numbers" for one in crossing
+        ]
+        lines.append((f"collectives, {name}", "; ".join(kinds) or "none"))
+    return lines
