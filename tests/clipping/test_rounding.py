@@ -55,10 +55,11 @@ def test_no_example_adds_more_than_the_clipping_norm(way, dtype):
     worst = {}
     for name, (params, rows, factor) in hard_cases().items():
         for b in (1, 2):
-            alone = {"padding": jnp.arange(5) != b, "factor": jnp.full(5, factor)}
-            size = float(run(function, params, rows, limit=1.0, **alone).norms_B[b])
+            padding, factors = jnp.arange(5) != b, jnp.full(5, factor)
+            size = float(run(function, params, rows, padding=padding, factor=factors, limit=1.0).norms_B[b])
             limit = np.float32(0.37 * size)
-            found = run(function, params, rows, limit=limit * np.float32(1 - margin), **alone)
+            target = float(limit * np.float32(1 - margin))
+            found = run(function, params, rows, padding=padding, factor=factors, limit=target)
             assert bool(found.is_counted_B[b]), name
             worst[name, b] = np.sqrt(squared_norm(jax.tree.map(np.float64, found.total))) / np.float64(limit)
     case = max(worst, key=lambda key: worst[key])

@@ -45,7 +45,8 @@ def compiled(request, micro):
         keys = slice_keys(RootSecret.from_seed(0), 0, state["params"])
         finish = step.finish.lower(state, step.zero(), keys, one, one, one)
         gather = step.gather.lower(state["params"])
-        yield Texts(*(lowered.compile().as_text() for lowered in (gather, accumulate, finish)), state["params"], mesh)
+        texts = [lowered.compile().as_text() or "" for lowered in (gather, accumulate, finish)]
+        yield Texts(gather=texts[0], accumulate=texts[1], finish=texts[2], params=state["params"], mesh=mesh)
 
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
