@@ -49,7 +49,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     """Every field of plan.json. Raises `Refused` where the claim cannot stand or the number of rows is not known."""
     manifest = _manifest(experiment)
     vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
-    size = experiment.data.declared_size or (manifest.rows["protected"] if manifest else 0)
+    size = experiment.data.declared_size or (experiment.privacy.population(manifest) if manifest else 0)
     calibrated = calibrate(experiment, size)
     parameters = experiment.model.parameters(vocabulary, next_sentence=experiment.task.next_sentence)
     examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
@@ -82,12 +82,15 @@ def _manifest(experiment: Experiment) -> Any:
 
 def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
     task, mesh, length = experiment.task, experiment.mesh, experiment.data.sequence_length
-    flops = published_flops(parameters, length) * examples
-    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), next_sentence=task.next_sentence) * examples
+    # A unit costs as much as the most rows it may have: the rest is padding.
+    rows = examples * experiment.privacy.rows_per_example
+    flops = published_flops(parameters, length) * rows
+    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), next_sentence=task.next_sentence) * rows
     hours = flops / mesh.flops_per_s / 3600
     return {
         "steps": experiment.steps,
         "examples": examples,
+        "drawn": experiment.privacy.drawn,
         "protected_rows": size,
         "epochs": examples / size,
         "flops": float(flops),
@@ -118,7 +121,7 @@ def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, micro
         vocabulary_size=vocabulary,
         sequence_length=experiment.data.sequence_length,
         masked_slots=experiment.task.slots(experiment.data.sequence_length),
-        microbatch=microbatch,
+        microbatch=microbatch * experiment.privacy.rows_per_example,
         fsdp=experiment.mesh.fsdp * experiment.mesh.tensor,
         method=experiment.clipping.method if experiment.is_private else "plain",
     )
@@ -180,7 +183,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model", f"{document['model']}, {document['parameters']:,} parameters at vocabulary {document['vocabulary_size']:,}"),
         ("steps", f"{document['steps']:,}"),
-        ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} rows"),
+        ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} {document['drawn']}s"),
         ("FLOPs", f"{document['flops']:.3g} (6 M S per example); {document['flops_of_products']:.3g} counting matrix products"),
         ("devices", f"{document['devices']} ({document['mesh']})"),
         ("device hours", f"{document['device_hours']:,.2f}, so {document['hours']:,.2f} hours"),

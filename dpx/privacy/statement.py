@@ -50,6 +50,7 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
         "reasons": reasons,
         "unit": privacy.unit,
         "rows_per_unit_max": privacy.rows_per_unit_max,
+        "unit_mode": privacy.unit_mode,
         "adjacency": privacy.adjacency,
         "declared_size": size,
         "sampler": sampler_facts(experiment),
@@ -153,8 +154,9 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
         (
             experiment.sampler.name in ("truncated_poisson", "fixed_size")
             and manifest is not None
-            and data.declared_size not in (None, manifest.rows["protected"]),
-            f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, not the true number of rows",
+            and data.declared_size not in (None, privacy.population(manifest)),
+            f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, "
+            f"not the true number of {privacy.drawn}s",
         ),
     ]
     return [reason for holds, reason in checks if holds]
@@ -198,15 +200,18 @@ def assumptions(experiment: Experiment, manifest: Any, size: int) -> list[str]:
         "protected": "the vocabulary was fitted on protected text",
     }
     size_known = {
-        "zero_out": f"the number of rows ({size}) is public; the neighbour has one unit's content zeroed out",
-        "add_remove": f"the declared size ({size}) is public and does not depend on the data",
-        "replace_one": f"the number of rows ({size}) is public; the neighbour has one unit replaced",
+        "zero_out": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit's content zeroed out",
+        "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
+        "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
     found = [sources[_vocabulary_source(experiment, manifest)], size_known[privacy.adjacency]]
     found.append("every choice made in this config was made without looking at the protected text")
     found.append("the root secret stays in private/ and is not given away with the model")
     if experiment.data.pairs != "none" and privacy.unit == "row":
         found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
+    if privacy.rows_per_example > 1:
+        most = privacy.rows_per_unit_max
+        found.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
     if privacy.delta >= 1 / size:
         found.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / size:.3g}")
     return found

@@ -54,7 +54,8 @@ def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: in
     params = state["params"]
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     row = synthetic_rows(1, experiment.data.sequence_length, vocabulary_size)
-    places = (step.chunk, step.rows)
+    rows_each = experiment.privacy.rows_per_example
+    places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
     rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
     is_padding, count = jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32)
     # Keys of the right shapes; nothing is drawn with them.

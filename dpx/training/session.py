@@ -47,7 +47,7 @@ class Session:
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
         """Everything that can refuse does so before the first array of the model exists."""
         store = prepare(experiment.data, experiment.privacy)
-        calibrated = calibrate(experiment, experiment.data.declared_size or store.manifest.rows["protected"])
+        calibrated = calibrate(experiment, experiment.data.declared_size or experiment.privacy.population(store.manifest))
         mesh = experiment.mesh.make()
         objective = make_objective(
             experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest

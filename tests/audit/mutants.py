@@ -146,8 +146,8 @@ MUTANTS = (
     Mutant(
         "counted N sampled from under add_remove",
         LOOP,
-        "q, rows = size / calibrated.size,",
-        'q, rows = size / runtime.store.manifest.rows["protected"],',
+        "q, population = size / calibrated.size,",
+        "q, population = size / runtime.store.population(experiment.privacy),",
         "tests/training/test_loop.py::test_the_rate_and_the_charge_follow_the_declared_size",
     ),
     Mutant(
@@ -174,9 +174,53 @@ MUTANTS = (
     Mutant(
         "row event for a document unit",
         "dpx/privacy/ledger.py",
-        'kind = "group" if run["rows_per_unit"] > 1 else run["sampler"]',
+        'kind = "group" if rows_clipped_apart(run) > 1 else run["sampler"]',
         'kind = run["sampler"]',
         "tests/privacy/test_ledger.py::test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows",
+    ),
+    Mutant(
+        "row event for a document whose rows are drawn singly, by calling them units",
+        "dpx/privacy/calibration.py",
+        "unit_mode=experiment.privacy.unit_mode",
+        'unit_mode="sample_units"',
+        "tests/privacy/test_units.py::test_rows_drawn_singly_are_never_charged_as_units",
+    ),
+    Mutant(
+        "cross terms between the rows of a unit dropped from the norm",
+        "dpx/models/fused_layers.py",
+        'record["squares"] += norms.gram(a, g)',
+        'record["squares"] += self.over_rows(norms.gram(found[f"a_{weight}"], found[f"g_{weight}"]))',
+        "tests/clipping/test_units.py::test_equals_the_float64_gradient_of_each_unit",
+    ),
+    Mutant(
+        "tied cross terms between different rows of a unit dropped",
+        "dpx/clipping/ops.py",
+        'across_BMT = norms.product("bmd,btd->bmt", record["hidden"], norms.wide(record["g"]))',
+        'across_BMT = norms.product("bmd,btd->bmt", record["hidden"], norms.wide(record["g"]))\n'
+        '        M, T = self.decoded, record["gathered"].shape[2] // self.rows_per_unit\n'
+        "        across_BMT = across_BMT * jnp.kron(jnp.eye(self.rows_per_unit), jnp.ones((M, T)))",
+        "tests/clipping/test_units.py::test_equals_the_float64_gradient_of_each_unit",
+    ),
+    Mutant(
+        "one non-finite row dropped, the rest of its unit kept",
+        "dpx/clipping/units.py",
+        "return jnp.where(is_padding, 0, leaf)",
+        "return jnp.where(is_padding | ~jnp.isfinite(leaf), 0, leaf)",
+        "tests/clipping/test_units.py::test_one_non_finite_row_drops_its_whole_unit",
+    ),
+    Mutant(
+        "rows drawn singly where whole units are charged",
+        "dpx/privacy/declarations.py",
+        'manifest.rows["protected"] if self.unit_mode == "group" else manifest.units["protected"]',
+        'manifest.rows["protected"]',
+        "tests/privacy/test_units.py::test_n_counts_what_is_drawn",
+    ),
+    Mutant(
+        "rows of a unit beyond its first left out",
+        "dpx/data/store.py",
+        "is_padding_nR = row_nR >= end_n[:, None]",
+        "is_padding_nR = row_nR >= first_n[:, None] + 1",
+        "tests/data/test_store.py::test_units_are_found_with_all_their_rows",
     ),
     Mutant(
         "mixture event replaced by the row event",
