@@ -103,7 +103,18 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         f"  but for an event of probability delta = {privacy.delta:.3g} (accountant {own}, all {experiment.steps:,} steps).",
         f"How: {clipped} is held to norm {experiment.clip.clipping_norm:.4g}; noise of {sigma:.4g} times that joins each sum.",
         f"Sampling ({experiment.sampler.name}): {SAMPLERS[experiment.sampler.name].format(drawn=privacy.drawn)}.",
+        *_audit(document.get("audit", {"canaries": "none"})),
         f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
+    ]
+
+
+def _audit(audit: dict[str, Any]) -> list[str]:
+    """What canaries in the run do."""
+    if audit["canaries"] == "none":
+        return ["Audit: none in this run; job=audit attacks its mechanism."]
+    planted = f"{audit['canaries']['gradients']:,} gradient canaries and {audit['canaries']['sequences']:,} sequences"
+    return [
+        f"Audit: {planted} are in or out by secret coins; the run fails if what they prove exceeds the claim. So far: {audit['verdict']}."
     ]
 
 

@@ -142,6 +142,8 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dic
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
         "unit": experiment.privacy.unit,
+        "unit_mode": experiment.privacy.unit_mode,
+        "canaries": experiment.audit.places(experiment.privacy),
         "noise_multiplier": sigma,
         "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
         "delta": experiment.privacy.delta if experiment.is_private else None,

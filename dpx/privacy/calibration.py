@@ -53,7 +53,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
 
 
 def check_claim(experiment: Experiment, size: int) -> int:
-    """The public N of the claim: `data.declared_size` where given, and always under `add_remove`."""
+    """The public N of the claim: `data.declared_size` where given, and always under `add_remove`; and the canaries of an audit."""
     privacy, declared = experiment.privacy, experiment.data.declared_size
     require(
         privacy.adjacency != "add_remove" or declared is not None,
@@ -75,7 +75,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "units of several rows, drawn row by row, are not accounted under replace_one",
         "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",
     )
-    return size
+    return size + experiment.audit.places(privacy)
 
 
 def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0) -> LedgerEntry:

@@ -11,6 +11,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event
 
+from dpx.audit.declarations import Canaries
 from dpx.clipping.rounding import MARGINS
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
@@ -33,9 +34,12 @@ NOT_COVERED = (
 )
 
 
-def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None = None) -> dict[str, Any]:
-    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far."""
-    reasons = reasons_against(experiment, manifest)
+def build(
+    experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None = None, verdict: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far;
+    `verdict` what the run's own audit found (`dpx.audit.verdict`), or `None` before its end."""
+    reasons = reasons_against(experiment, manifest) + refuted(verdict)
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     if not experiment.is_private:
         return common | {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": list(NOT_COVERED)}
@@ -67,6 +71,7 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
             "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
         },
         "assumptions": assumptions(experiment, manifest, size),
+        "audit": audit_facts(experiment, verdict),
         "not_covered": list(NOT_COVERED),
         "ledger": {
             "runs": runs,
@@ -162,6 +167,32 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
     return [reason for holds, reason in checks if holds]
 
 
+def refuted(verdict: dict[str, Any] | None) -> list[str]:
+    """What the run's own audit proved against the claim."""
+    bounds = [] if verdict is None else [bound for bound in (verdict["primary"], *verdict["others"]) if bound["refutes"]]
+    return [
+        f"audit: a lower bound of {bound['epsilon']:.3f} at delta {bound['delta']:.3g} ({bound['estimator']}, {bound['score']}) "
+        f"exceeds the claim of {bound['claim']:.3f}"
+        for bound in bounds[:1]
+    ]
+
+
+def audit_facts(experiment: Experiment, verdict: dict[str, Any] | None) -> dict[str, Any]:
+    """The audit in the run: what was declared, what came of it, and what publishing that costs."""
+    if not isinstance(experiment.audit, Canaries):
+        return {"canaries": "none"}
+    declared = dataclasses.asdict(experiment.audit)
+    named = ("score", "estimator", "guesses", "correct", "delta", "error", "epsilon", "claim")
+    return {
+        "canaries": {name: declared[name] for name in ("gradients", "sequences")},
+        "primary": declared["primary"],
+        "verdict": "pending" if verdict is None else "fails" if refuted(verdict) else "passes",
+        "lower_bound": None if verdict is None else {name: verdict["primary"][name] for name in named},
+        "released": "the verdict and the primary bound: functions of noisy sums charged above and of coins tossed without the data, at no "
+        "further cost. Every other bound, the coins, the canaries' texts and the scores stay under private/",
+    }
+
+
 def _vocabulary_source(experiment: Experiment, manifest: Any) -> str:
     if manifest is not None:
         return manifest.vocabulary_source
@@ -212,6 +243,9 @@ def assumptions(experiment: Experiment, manifest: Any, size: int) -> list[str]:
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
         found.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
+    if isinstance(experiment.audit, Canaries):
+        places = experiment.audit.places(privacy)
+        found.append(f"{places} of the {size} {privacy.drawn}s are places of canaries, which hold no protected text")
     if privacy.delta >= 1 / size:
         found.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / size:.3g}")
     return found

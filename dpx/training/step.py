@@ -166,7 +166,7 @@ def _finish(transform: Any, mesh: Mesh, layouts: Any, summed: Any, state_shardin
         noisy, noise_squares = _with_noise(total, keys, deviation) if keys is not None else (total, jnp.float32(0))
         gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
         direction, moments = transform.update(gradient, state["moments"], state["params"])
-        params = update.apply(state["params"], direction, learning_rate)
+        params = update.with_canaries(update.apply(state["params"], direction, learning_rate), state["params"], gradient)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
         return {"params": params, "moments": moments}, metrics
 

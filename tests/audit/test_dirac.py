@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.audit.verdict import Primary, judge
+from dpx.audit.declarations import Primary
+from dpx.audit.verdict import judge
 from dpx.randomness import RootSecret
 from dpx.training import step
 
@@ -18,7 +19,7 @@ def verdicts(attack, replicates=REPLICATES):
         secret = RootSecret.from_seed(seed)
         is_in = attack.coins(secret)
         scores = attack.scores(secret, is_in)
-        found.append((judge(scores, is_in, attack.setting.claim, Primary()), attack.noise_p_value(scores, is_in)))
+        found.append((judge({"gradient": (scores, is_in)}, attack.setting.claim, Primary()), attack.noise_p_value(scores, is_in)))
     return found
 
 
