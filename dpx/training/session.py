@@ -64,7 +64,7 @@ class Session:
         audit, trained = experiment.audit, objective
         if isinstance(audit, Canaries):
             trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
-        if folder.fork:
+        if folder.fork and not (folder.private / "epochs.json").exists():
             require_same_audit(folder.fork, audit)
         step = make_step(experiment, trained, mesh, microbatch)
         with contextlib.ExitStack() as stack:

@@ -251,6 +251,27 @@ MUTANTS = (
         'axis_names={"tensor"}, check_vma=False)(gradient)',
         "tests/training/test_step.py::test_a_model_axis_changes_neither_norms_nor_sums",
     ),
+    Mutant(
+        "canaries left out of N",
+        "dpx/privacy/calibration.py",
+        "return size + experiment.audit.places(privacy)",
+        "return size",
+        "tests/audit/test_canaries.py::test_canaries_add_to_n",
+    ),
+    Mutant(
+        "canaries trained on whatever their coins",
+        "dpx/audit/canaries.py",
+        "place_n = place_n[self._planted.is_in_M[place_n // self._each]]",
+        "place_n = place_n[:]",
+        "tests/audit/test_canaries.py::test_only_canaries_that_are_in_are_handed_out",
+    ),
+    Mutant(
+        "a run whose audit refutes its claim keeps its guarantee",
+        "dpx/privacy/statement.py",
+        "reasons = reasons_against(experiment, manifest) + refuted(verdict)",
+        "reasons = reasons_against(experiment, manifest)",
+        "tests/audit/test_canaries.py::test_a_broken_mechanism_fails_its_own_run",
+    ),
     Mutant("noise added by each device (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * mesh.size**0.5) if keys", LEAVES),
     Mutant(
         "noise not divided with the sum (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * expected_batch) if keys", LEAVES
