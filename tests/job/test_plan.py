@@ -163,3 +163,13 @@ def test_a_large_model_is_compiled_without_being_allocated() -> None:
     parameters = 336_226_108
     assert not any(one["in_loop"] for crossing in found["collectives"].values() for one in crossing)
     assert 12 * parameters / 8 + 8 * parameters < found["peak_bytes_per_device"] < 139e9
+
+
+def test_units_drawn_whole_are_counted_as_units_and_cost_their_rows() -> None:
+    row, unit = (
+        _plan("noise=multiplier", "noise.noise_multiplier=1", "accountant=rdp", "data.declared_size=5000", "steps=10", *changes)
+        for changes in ([], ["privacy.unit=document", "privacy.rows_per_unit_max=4", "privacy.unit_mode=sample_units"])
+    )
+    assert unit["drawn"] == "document" and unit["unit_mode"] == "sample_units" and unit["epsilon"] == row["epsilon"]
+    assert unit["examples"] == row["examples"] and unit["flops"] == 4 * row["flops"]
+    assert unit["memory_bytes_per_device"] > 2 * row["memory_bytes_per_device"]
