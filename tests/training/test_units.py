@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpx.audit.objective import Audited
 from dpx.batch_schedule import Constant
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.declarations import Clipping
@@ -19,6 +20,7 @@ from dpx.privacy.declarations import Privacy
 from dpx.run_folder import RunFolder
 from dpx.training import loop
 from dpx.training.session import Session
+from dpx.training.step import as_chunk, make_step
 
 from .conftest import declare
 
@@ -107,3 +109,24 @@ def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
         rows_per_unit=MOST,
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a.sum(0), b, rtol=1e-4, atol=1e-6), gradient, reference.total)
+
+
+@pytest.mark.parametrize("method", ["vmap", "ghost", "book_keeping"])
+def test_the_step_clips_the_sum_of_a_units_rows(method):
+    """Rows along one coordinate each (ten norms long): together they leave the step with one norm, padding rows with nothing."""
+    privacy = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
+    experiment = declare(privacy=privacy, clipping=Clipping(method=method))
+    norm = experiment.clip.clipping_norm
+    step = make_step(experiment, Audited(None, 6, 10 * norm), experiment.mesh.make(), 2, chunk=2)
+    canary = np.array([[0, 0, 5], [1, 2, 3], [4, 5, 5]], np.int32)
+    is_padding = np.array([[False, False, True], [False, False, False], [False, True, True]])
+    shaped, padding, count = as_chunk({"canary": canary, "is_padding": is_padding}, step)
+    assert padding.shape == (2, 2, 3) and count == 2
+    key = np.zeros(2, np.uint32)
+    params = step.gather(step.init(key)["params"])
+    sums = step.accumulate(params, step.zero(), shaped, padding, np.int32(count), key, key)
+    total = np.asarray(sums["gradient"]["canaries"]["table"]).sum(0).ravel()[:6] / norm
+    np.testing.assert_allclose(total, [1, *[3**-0.5] * 3, 1, 0], rtol=1e-5)
+    counted = {name: float(np.sum(value)) for name, value in sums["count"].items()}
+    assert (counted["examples"], counted["units"], counted["clipped"]) == (6, 3, 3)
+    assert counted["norm"] == pytest.approx(norm * 10 * (2 + 3**0.5 + 1), rel=1e-5)
