@@ -26,7 +26,7 @@ from dpx.training import step
 from dpx.training.checkpoint import released
 from tests.training.conftest import declare
 
-AUDIT = Canaries(gradients=600, sequences=40, masks=2, primary=Primary(guesses=100))
+AUDIT = Canaries(gradients=600, sequences=100, masks=2, primary=Primary(guesses=100))
 ROW, UNITS = Privacy(delta=1e-4), Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
 GROUP = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3)
 
@@ -66,7 +66,7 @@ def test_only_canaries_that_are_in_are_handed_out(experiment, privacy):
     plain = prepare(experiment().data, privacy)
     store, first = WithCanaries(plain, planted(plain), AUDIT, privacy), plain.population(privacy)
     each = 3 if privacy is GROUP else 1
-    assert store.population(privacy) == first + 640 * each
+    assert store.population(privacy) == first + 700 * each
     # A row of its own, canaries 0 (in), 1 (out), 2 (in), sequences 600 (in) and 601 (out).
     asked = [0, *(first + each * number for number in (0, 1, 2, 600, 601))]
     found = store.examples("protected", asked, privacy.rows_per_example)
@@ -83,8 +83,8 @@ def test_only_canaries_that_are_in_are_handed_out(experiment, privacy):
 
 def test_canaries_add_to_n(experiment):
     rows = prepare(experiment().data, ROW).manifest.rows["protected"]
-    assert calibrate(experiment(), rows).size == rows + 640
-    assert calibrate(experiment(privacy=GROUP), rows).size == rows + 3 * 640
+    assert calibrate(experiment(), rows).size == rows + 700
+    assert calibrate(experiment(privacy=GROUP), rows).size == rows + 3 * 700
 
 
 def test_coins_are_drawn_once_and_a_fork_keeps_its_parents(experiment, tmp_path):
@@ -93,7 +93,7 @@ def test_coins_are_drawn_once_and_a_fork_keeps_its_parents(experiment, tmp_path)
     for folder in private:
         folder.mkdir(parents=True)
     first = plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(1), None)
-    assert 0.4 < first.is_in_M.mean() < 0.6 and first.tokens_ST.shape == (40, 16)
+    assert 0.4 < first.is_in_M.mean() < 0.6 and first.tokens_ST.shape == (100, 16)
     for found in (
         plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(2), None),
         plant(private[1], AUDIT, store.manifest, RootSecret.from_seed(3), f"{tmp_path}/parent@1"),
