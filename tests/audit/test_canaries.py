@@ -155,7 +155,7 @@ def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch,
         sound_noise = step.add_noise
         monkeypatch.setattr(step, "add_noise", lambda total, keys, deviation: sound_noise(total, keys, 0 * deviation))
     else:
-        monkeypatch.setattr(step, "clip_weights", lambda clip: jnp.ones_like)
+        monkeypatch.setattr(step, "clip_weights", lambda *_: jnp.ones_like)
     with pytest.raises(Refused, match="^audit: the lower bound .* exceeds the claim"):
         run(experiment, tmp_path)
     stated = read(tmp_path, "release", "privacy.json")
