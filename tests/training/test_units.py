@@ -99,15 +99,18 @@ def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
     flat = {name: value[:count].reshape(-1, *value.shape[3:]) for name, value in rows.items()}
     padding = jnp.asarray(is_padding[:count].reshape(-1))
     assert is_padding.shape[2] == MOST and not is_padding[0, 0].all() and padding.any()
-    reference = clipped_sum(
-        lambda p, b: subject.losses(p, b, dropout),
-        params,
-        subject.batch(mask, flat),
-        weights=clip_weights(experiment.clip, MARGINS["float32"]),
-        is_padding_B=padding,
-        method="vmap",
-        rows_per_unit=MOST,
+    run = jax.jit(
+        lambda p, b: clipped_sum(
+            lambda p, b: subject.losses(p, b, dropout),
+            p,
+            b,
+            weights=clip_weights(experiment.clip, MARGINS["float32"]),
+            is_padding_B=padding,
+            method="vmap",
+            rows_per_unit=MOST,
+        )
     )
+    reference = run(jax.tree.map(jnp.asarray, params), subject.batch(mask, flat))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a.sum(0), b, rtol=1e-4, atol=1e-6), gradient, reference.total)
 
 
