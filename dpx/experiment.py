@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from dpx.audit.declarations import Audit, Canaries, NoCanaries
 from dpx.batch_schedule import BatchSchedule, Constant
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data
@@ -55,11 +56,15 @@ class Experiment:
     microbatch: int | Literal["auto"]
     replicate: int = 0
     seed: int | None = None
+    audit: Audit = NoCanaries()
     tune: Tune | None = None
 
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")
         self.data.require_fits(self.privacy)
+        if isinstance(self.audit, Canaries):
+            require(self.mechanism.name != "none", "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")
+            self.audit.require_fits(self.privacy)
         require(
             self.microbatch == "auto" or self.microbatch > 0,
             f"microbatch={self.microbatch}",

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from dpx.config import build
 from dpx.console import wide
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
-from dpx.mesh import Mesh
+from dpx.mesh import simulate_devices
 from dpx.run_folder import RunFolder
 from dpx.sweep import Outcome, Status
 from dpx.tuning.study import Study, check_charge
@@ -80,7 +79,7 @@ class Launcher:
 
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)
-        simulate_devices(experiment.mesh)
+        simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
         began, code = time.monotonic(), commit()
         with self._trial(experiment, path, status, point) as experiment:
             status.write("running", pid=os.getpid(), commit=code)
@@ -139,21 +138,6 @@ def _objective(path: Path) -> float | None:
         return float(json.loads((path / "private" / "results.json").read_text())["heldout"]["mlm_accuracy"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def simulate_devices(mesh: Mesh) -> None:
-    """Tells jax, which must not have started, how many devices to make of one CPU."""
-    if mesh.simulated_devices is None:
-        return
-    flag = f"--xla_force_host_platform_device_count={mesh.simulated_devices}"
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    if flag in flags:
-        return
-    if "jax" in sys.modules:
-        raise Refused(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in a process of its own")
-    kept = [other for other in flags if not other.startswith(flag.partition("=")[0])]
-    os.environ["XLA_FLAGS"] = " ".join([*kept, flag])
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig, Path]:

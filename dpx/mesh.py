@@ -1,8 +1,10 @@
 """The hardware a run is spread over, as declared, and its jax mesh."""
 
+import os
+import sys
 from typing import Literal
 
-from dpx.declaration import declaration, require
+from dpx.declaration import Refused, declaration, require
 
 
 @declaration
@@ -54,3 +56,18 @@ class Mesh:
         )
         # jax.sharding.Mesh gives Auto axes; jax.make_mesh would give Explicit ones, under which a plain gather raises.
         return jax.sharding.Mesh(np.asarray(found[: self.devices]).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))
+
+
+def simulate_devices(mesh: Mesh, devices: int | None) -> None:
+    """Tells jax, which must not have started, how many devices to make of one CPU; `None` leaves it as it is."""
+    if devices is None:
+        return
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if flag in flags:
+        return
+    if "jax" in sys.modules:
+        raise Refused(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in a process of its own")
+    kept = [other for other in flags if not other.startswith(flag.partition("=")[0])]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, flag])
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")

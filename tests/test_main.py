@@ -57,8 +57,9 @@ def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
 
 def test_a_mesh_names_its_simulated_devices_before_jax_starts(tmp_path: Path) -> None:
     program = (
-        "from dpx import config, recipes; from dpx.launch import simulate_devices; "
-        "simulate_devices(config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh); import jax; print(len(jax.devices()))"
+        "from dpx import config, recipes; from dpx.mesh import simulate_devices; "
+        "mesh = config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh; "
+        "simulate_devices(mesh, mesh.simulated_devices); import jax; print(len(jax.devices()))"
     )
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

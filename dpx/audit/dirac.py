@@ -1,34 +1,31 @@
-"""Dirac canaries: units whose gradient lies along one coordinate of its own, sent through the step that trains.
+"""Dirac canaries alone, every one in every release: the mechanism of a config under attack in a stated setting.
 
 Everything between the per-example loss and the optimiser is the run's own code: clipping, accumulation, the reduction, the keys
 and slices of the noise, the divisor. The released noisy sums are read where the optimiser receives them; the score of a canary is
 the inner product of their total with its direction, the likelihood ratio of a Gaussian release.
 
-Shape legend: M canaries, B canaries of a microbatch, R rows and W columns of the table they lie in (R * W >= M).
+Shape legend: M canaries.
 """
 
 import dataclasses
 import math
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 from scipy.stats import chi2
 
-from dpx.clipping.ops import lookup
+from dpx.audit.canaries import in_units
+from dpx.audit.objective import LENGTH, Audited
+from dpx.audit.scores import of_gradients
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.mechanism.noise import slice_keys
-from dpx.optimizer import Adam
 from dpx.privacy import closed_form
 from dpx.randomness import RootSecret
-from dpx.training.step import TASK_COUNTS, Step, as_chunk, make_step
+from dpx.training.step import Step, as_chunk, make_step
 
-WIDTH = 100
 MICROBATCH = 500
-# Every canary is this many times longer than the clipping norm, so an unclipped one shows.
-LENGTH = 10.0
 
 
 @declaration
@@ -61,26 +58,7 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Objective:
-    """Canary k loses `length` times parameter k: its gradient has that norm along one coordinate."""
-
-    rows: int
-    length: float
-
-    def init(self, key: Array) -> dict[str, Array]:
-        return {"table": jnp.zeros((self.rows, WIDTH))}
-
-    def batch(self, key: Array, rows: dict[str, Array]) -> dict[str, Array]:
-        return rows
-
-    def losses(self, params: Any, batch: dict[str, Array], dropout_key: Array | None = None) -> tuple[Array, dict[str, Array]]:
-        row_BW = lookup(params["table"], batch["record"][:, None] // WIDTH)[:, 0]
-        column_BW = jnp.arange(WIDTH) == batch["record"][:, None] % WIDTH
-        return self.length * jnp.sum(jnp.where(column_BW, row_BW, 0), axis=1), dict.fromkeys(TASK_COUNTS, jnp.zeros(len(row_BW)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Canaries:
+class Attack:
     """A compiled step for the canaries of `setting` under `experiment`'s clip, clipping method and mesh."""
 
     experiment: Experiment
@@ -88,13 +66,10 @@ class Canaries:
     step: Step
 
     @classmethod
-    def of(cls, experiment: Experiment, setting: Setting) -> "Canaries":
+    def of(cls, experiment: Experiment, setting: Setting) -> "Attack":
         require(experiment.is_private, "mechanism=none", "there is no claim to audit", "Audit a private experiment")
-        # Without memory Adam's first moment is the noisy mean gradient itself.
-        plain = Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0)
-        changed = dataclasses.replace(experiment, optimizer=plain)
-        objective = _Objective(-(-setting.canaries // WIDTH), LENGTH * experiment.clip.clipping_norm)
-        return cls(changed, setting, make_step(changed, objective, experiment.mesh.make(), MICROBATCH))
+        objective = Audited(None, setting.canaries, LENGTH * experiment.clip.clipping_norm)
+        return cls(experiment, setting, make_step(experiment, objective, experiment.mesh.make(), MICROBATCH))
 
     def coins(self, secret: RootSecret) -> Bool[np.ndarray, " M"]:
         """Whether each canary takes part, by a fair coin of its own."""
@@ -104,21 +79,21 @@ class Canaries:
         """Each canary's inner product with the mean of the released sums, in units of the clipping norm."""
         setting, expected = self.setting, np.float32(self.setting.canaries)
         deviation = np.float32(setting.noise_multiplier * self.experiment.clip.clipping_norm)
-        state, total_M = self.step.init(np.asarray(secret.key("init"))), np.zeros(setting.canaries)
+        state = self.step.init(np.asarray(secret.key("init")))
         for number in range(setting.steps):
             sums = self._sums(state, np.flatnonzero(is_in_M).astype(np.int32))
             keys = slice_keys(secret, number, state["params"])
             state, _ = self.step.finish(state, sums, keys, deviation, expected, np.float32(0))
-            (moments, *_) = state["moments"]
-            total_M += np.asarray(moments.mu["table"], np.float64).ravel()[: setting.canaries]
-        return total_M * setting.canaries / (setting.steps * self.experiment.clip.clipping_norm)
+        return of_gradients(state["params"], setting.canaries) * setting.canaries / (setting.steps * self.experiment.clip.clipping_norm)
 
     def _sums(self, state: Any, records: np.ndarray) -> Any:
         """Clipped sums of the canaries that take part."""
         step, sums, none = self.step, self.step.zero(), np.zeros(2, np.uint32)
+        each = self.experiment.privacy.rows_per_example
         params = step.gather(state["params"])
         for start in range(0, len(records), step.chunk * step.rows):
-            padded, is_padding, count = as_chunk({"record": records[start : start + step.chunk * step.rows]}, step)
+            rows = {name: records[start : start + step.chunk * step.rows] for name in ("record", "canary")}
+            padded, is_padding, count = as_chunk(rows if each == 1 else in_units(rows, each), step)
             sums = step.accumulate(params, sums, padded, is_padding, np.int32(count), none, none)
         return sums
 

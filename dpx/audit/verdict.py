@@ -1,6 +1,7 @@
 """What an audit may conclude: one primary bound at its own error, all others at 0.001 together, estimates at none.
 
-A bound that exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is written down and
+A combination is a score (with the coins of the canaries it is of), an estimator, a number of guesses and a delta. A bound that
+exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is written down and
 can neither fail a run nor pass one.
 
 Shape legend: M canaries.
@@ -8,18 +9,20 @@ Shape legend: M canaries.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from dpx.audit import one_run, trade_off
+from dpx.audit.declarations import Primary
 from dpx.audit.guesses import Guesses, guess
-from dpx.declaration import declaration, require
+from dpx.declaration import Refused, require
 from dpx.privacy import closed_form
 
-Estimator = Literal["one_run", "f_dp", "gaussian_dp"]
+# By the score's name: the scores of its canaries and their coins.
+Scored = Mapping[str, tuple[Float[np.ndarray, " M"], Bool[np.ndarray, " M"]]]
 # (guesses, delta, error) -> a lower bound on epsilon at delta that holds with probability 1 - error.
 ESTIMATORS: dict[str, Callable[[Guesses, float, float], float]] = {
     "one_run": one_run.epsilon_lower_bound,
@@ -32,33 +35,11 @@ OTHER_GUESSES = (100, 400, 1000)
 OTHER_DELTAS = (1e-5, 1e-6)
 
 
-@declaration
-class Primary:
-    """The combination that was declared before anything ran. `gaussian_dp` needs a claim that is a Gaussian curve."""
-
-    estimator: Estimator = "one_run"
-    score: Literal["inner_product"] = "inner_product"
-    guesses: int = 400
-    delta: float = 1e-5
-    error: float = 0.05
-
-    def __post_init__(self) -> None:
-        require(
-            self.guesses > 0 and self.guesses % 2 == 0,
-            f"guesses={self.guesses}",
-            "as many coins are guessed in as out",
-            "Use an even number",
-        )
-        require(
-            0 < self.delta < 1, f"delta={self.delta}", "delta is a probability above 0 and below 1", "Use a value below 1 over the canaries"
-        )
-        require(0 < self.error < 1, f"error={self.error}", "an error is a probability above 0 and below 1", "Use 0.05 or less")
-
-
 @dataclasses.dataclass(frozen=True)
 class Bound:
     """A lower bound on epsilon beside the claim at the same delta. Without `guarantee` it decides nothing."""
 
+    score: str
     estimator: str
     guesses: int
     correct: int
@@ -98,25 +79,56 @@ class Verdict:
         }
 
 
-def judge(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"], claim: Callable[[float], float], primary: Primary) -> Verdict:
-    """Every bound the scores allow; `claim(delta)` is the epsilon that is claimed at `delta`."""
-    declared = (primary.estimator, primary.guesses, primary.delta)
-    combinations = [(name, r, delta) for name in ESTIMATORS for r in OTHER_GUESSES if r <= len(scores_M) for delta in OTHER_DELTAS]
-    combinations = [combination for combination in combinations if combination != declared]
+def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, is_gaussian: bool = True) -> Verdict:
+    """Every bound the scores allow; `claim(delta)` is the epsilon that is claimed at `delta`.
 
-    def bound(name: str, guesses: int, delta: float, error: float) -> Bound:
-        seen = guess(scores_M, is_in_M, guesses)
-        return Bound(name, guesses, seen.correct, delta, error, ESTIMATORS[name](seen, delta, error), claim(delta))
+    `is_gaussian` says that the claim is a Gaussian curve: without that, `gaussian_dp` proves nothing and is left out.
+    Raises `Refused` where the primary cannot be had.
+    """
+    declared = (primary.score, primary.estimator, primary.guesses, primary.delta)
+    require(primary.score in scored, f"score={primary.score}", "no canary has this score", f"Use {', '.join(scored)}")
+    require(
+        is_gaussian or primary.estimator != "gaussian_dp",
+        "estimator=gaussian_dp",
+        "the claim is no Gaussian curve: not every unit takes part in every release",
+        "Use one_run or f_dp",
+    )
+    estimators = [name for name in ESTIMATORS if is_gaussian or name != "gaussian_dp"]
+    combinations = [
+        (score, name, guesses, delta)
+        for score, (scores_M, _) in scored.items()
+        for name in estimators
+        for guesses in OTHER_GUESSES
+        if guesses <= len(scores_M)
+        for delta in OTHER_DELTAS
+        if (score, name, guesses, delta) != declared
+    ]
+
+    def bound(score: str, name: str, guesses: int, delta: float, error: float) -> Bound:
+        seen = guess(*scored[score], guesses)
+        return Bound(score, name, guesses, seen.correct, delta, error, ESTIMATORS[name](seen, delta, error), claim(delta))
 
     others = tuple(bound(*combination, SHARED_ERROR / len(combinations)) for combination in combinations)
-    estimates = tuple(_plug_in(scores_M, is_in_M, delta, claim) for delta in OTHER_DELTAS)
+    estimates = tuple(_plug_in(score, *scored[score], delta, claim) for score in scored for delta in OTHER_DELTAS)
     return Verdict(bound(*declared, primary.error), others, estimates)
 
 
-def _plug_in(scores_M: np.ndarray, is_in_M: np.ndarray, delta: float, claim: Callable[[float], float]) -> Bound:
+def require_passes(document: dict[str, Any]) -> None:
+    """Raises `Refused` where a bound of `Verdict.as_json` exceeds its claim."""
+    refuting = [bound for bound in (document["primary"], *document["others"]) if bound["refutes"]]
+    if refuting:
+        worst = max(refuting, key=lambda bound: bound["epsilon"] - bound["claim"])
+        reason = f"the lower bound {worst['epsilon']:.3f} ({worst['estimator']}, {worst['score']}, {worst['guesses']} guesses)"
+        reason += f" exceeds the claim {worst['claim']:.3f}"
+        raise Refused("audit", reason, "Release nothing of this mechanism before its noise and clip are mended")
+
+
+def _plug_in(score: str, scores_M: np.ndarray, is_in_M: np.ndarray, delta: float, claim: Callable[[float], float]) -> Bound:
     """Epsilon of the Gaussian whose mu is the standardised difference of the two groups' means; no error is known for it."""
     inside, outside = scores_M[is_in_M], scores_M[~is_in_M]
+    if not (len(inside) and len(outside)):
+        return Bound(score, "plug_in_gaussian", len(scores_M), 0, delta, None, 0.0, claim(delta), guarantee=False)
     deviation = math.sqrt((inside.var() + outside.var()) / 2)
     mu = abs(float(inside.mean() - outside.mean())) / deviation if deviation > 0 else math.inf
     epsilon = closed_form.epsilon(mu, delta) if 0 < mu < 30 else math.inf if mu else 0.0
-    return Bound("plug_in_gaussian", len(scores_M), 0, delta, None, epsilon, claim(delta), guarantee=False)
+    return Bound(score, "plug_in_gaussian", len(scores_M), 0, delta, None, epsilon, claim(delta), guarantee=False)

@@ -1,6 +1,6 @@
 """Book-keeping: one backward pass that keeps each op's record, norms from the records, then one contraction with the clip weights.
 
-B: examples, L: stacked layers.
+B: examples, L: stacked layers. Records, norms and weights are of units where those have several rows.
 """
 
 from typing import Any
@@ -13,11 +13,12 @@ from dpx.clipping import groups
 from dpx.clipping.claims import Claims, discover
 from dpx.clipping.clipped_sum import ClippedSum, zero_unless
 from dpx.clipping.probes import Claim, Session, shapes_of, wrap
+from dpx.clipping.units import Units
 
 
-def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int, fused: bool) -> ClippedSum:
+def clipped_sum(losses_fn, params, batch, weights, units: Units, kept_bytes: int, fused: bool) -> ClippedSum:
     """See `dpx.clipped_sum`."""
-    session = Session("record", shapes_of(params), kept_bytes, fused)
+    session = Session("record", shapes_of(params), kept_bytes, fused, units.rows)
     claims = discover(losses_fn, params, batch, session)
 
     def losses(taps):
@@ -26,12 +27,13 @@ def clipped_sum(losses_fn, params, batch, weights, is_padding_B, kept_bytes: int
 
     taps = {key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), claim.record) for key, claim in claims.items()}
     losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
-    (records,) = backward(jnp.ones_like(losses_B))
+    (records,) = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
+    losses_B, counts = units.summed((losses_B, counts))
 
     leaves = leaves_of(params, claims)
     squares = [entry for key, claim in claims.items() for entry in _squares(claim, leaves[key], records[key])]
-    clipped = groups.clip(weights, squares, losses_B, is_padding_B)
-    is_sound = jnp.all(clipped.is_counted_B | is_padding_B)
+    clipped = groups.clip(weights, squares, losses_B, units.is_padding_U)
+    is_sound = jnp.all(clipped.is_counted_B | units.is_padding_U)
     # The masks cost a pass over every record, and almost never anything is masked: both ways stand ready.
     total = jax.lax.cond(
         is_sound,

@@ -20,7 +20,7 @@ TIED = ({"lookup", "tied_decode"}, {"lookup", "masked_head"})
 
 def discover(losses_fn: Any, params: Any, batch: Any, session: Session) -> Claims:
     """The claims of one trace, in the order met. Raises `Refused` naming a parameter unclaimed, or claimed twice."""
-    tracing = Session("discover", session.shapes, session.kept_bytes, session.fused)
+    tracing = Session("discover", session.shapes, session.kept_bytes, session.fused, session.rows_per_unit)
     jax.eval_shape(lambda params: losses_fn(wrap(params, tracing), batch)[0], params)
     # The trace that follows must choose the same norm forms.
     session.kept.update(tracing.kept)

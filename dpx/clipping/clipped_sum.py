@@ -2,7 +2,7 @@
 
 Free of collectives and of Python state: it may stand inside `shard_map`, `fori_loop` and `jit`.
 
-B: examples, L: stacked layers.
+B: examples (rows), U: units of R rows each (of one, unless said), L: stacked layers.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dpx.clipping import groups, norms, probes
+from dpx.clipping.units import Units
 from dpx.clipping.weights import Weights
 from dpx.declaration import Refused
 
@@ -24,13 +25,14 @@ KEPT_BYTES = 40 * 2**20
 
 class ClippedSum(NamedTuple):
     """`total`: sum_b c_b grad_b (float32, like the parameters). Per example: norms before clipping, losses, counts and whether the
-    example counted; they are zero where it did not (padding, or a non-finite gradient). `norms_B` is None for a plain sum."""
+    example counted; they are zero where it did not (padding, or a non-finite gradient). `norms_B` is None for a plain sum.
+    Where examples are units of several rows, all of these have one entry a unit, sums over its rows."""
 
     total: Any
-    norms_B: Float[Array, " B"] | None
-    losses_B: Float[Array, " B"]
+    norms_B: Float[Array, " U"] | None
+    losses_B: Float[Array, " U"]
     counts: dict[str, Array]
-    is_counted_B: Bool[Array, " B"]
+    is_counted_B: Bool[Array, " U"]
 
 
 def clipped_sum(
@@ -43,6 +45,7 @@ def clipped_sum(
     method: str = "book_keeping",
     kept_bytes: int = KEPT_BYTES,
     fused: bool = True,
+    rows_per_unit: int = 1,
 ) -> ClippedSum:
     """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B); float32 even
     where parameters come in bfloat16.
@@ -50,27 +53,39 @@ def clipped_sum(
     Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. `vmap` takes any loss;
     `ghost` and `book_keeping` take one whose parameters all go through ops (`dpx.clipping.ops`). `kept_bytes` bounds the
     per-example weight gradients kept; `fused=False` keeps models from using their hand-scheduled blocks.
-    Raises `Refused` for an unknown method, and naming the parameter that no op, or more than one, claims.
+    With `rows_per_unit` R > 1, each R rows in a row are one unit: its loss is the sum of its rows' losses (padding rows stand in
+    none), and the norm clipped is that of the sum of their gradients. A unit with a non-finite gradient contributes zero as a whole.
+    Raises `Refused` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
+    has no rule for units of several rows.
     """
     is_padding_B = jnp.zeros((batch_size(batch),), bool) if is_padding_B is None else is_padding_B
+    units = Units(rows_per_unit, is_padding_B)
+    batch = units.filled(batch)
     if method == "vmap":
-        return _vmap(losses_fn, params, batch, weights, is_padding_B)
+        return _vmap(losses_fn, params, batch, weights, units)
     if method in ("ghost", "book_keeping"):
         from dpx.clipping import book_keeping, ghost
 
         run = ghost.clipped_sum if method == "ghost" else book_keeping.clipped_sum
-        return run(losses_fn, params, batch, weights, is_padding_B, kept_bytes, fused)
+        return run(losses_fn, params, batch, weights, units, kept_bytes, fused)
     raise Refused(f"clipping={method}", "no such method", "Use book_keeping, ghost or vmap")
 
 
 def plain_sum(
-    losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Bool[Array, " B"] | None = None, *, fused: bool = True
+    losses_fn: LossesFn,
+    params: Any,
+    batch: Any,
+    is_padding_B: Bool[Array, " B"] | None = None,
+    *,
+    fused: bool = True,
+    rows_per_unit: int = 1,
 ) -> ClippedSum:
     """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum.
 
     `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it.
     """
     is_real_B = jnp.ones((batch_size(batch),), bool) if is_padding_B is None else ~is_padding_B
+    units = Units(rows_per_unit, ~is_real_B)
     session = probes.Session("plain", probes.shapes_of(params)) if fused else None
 
     def total_loss(leaves):
@@ -79,8 +94,8 @@ def plain_sum(
 
     leaves = jax.tree.map(norms.wide, params) if session is None else probes.empty_sums(params)
     total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(leaves)
-    losses_B, counts = zero_unless(is_real_B, (losses_B, counts))
-    return ClippedSum(total, None, losses_B, counts, is_real_B)
+    losses_U, counts = units.summed((losses_B, counts))
+    return ClippedSum(total, None, losses_U, counts, ~units.is_padding_U)
 
 
 def batch_size(batch: Any) -> int:
@@ -92,17 +107,18 @@ def zero_unless(keep_B: Array, tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0), tree)
 
 
-def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, is_padding_B: Array) -> ClippedSum:
+def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units: Units) -> ClippedSum:
     """The reference: every example's gradient in memory, then one contraction with the clip vector."""
 
-    def loss_of_one(params, example):
-        losses_1, counts = losses_fn(params, jax.tree.map(lambda leaf: leaf[None], example))
+    def loss_of_one(params, rows, is_padding_R):
+        losses_1, counts = Units(units.rows, is_padding_R).summed(losses_fn(params, rows))
         return losses_1[0], (losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts))
 
+    by_unit = jax.tree.map(lambda leaf: leaf.reshape(-1, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
     wide = jax.tree.map(norms.wide, params)
-    grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0))(wide, batch)
+    grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(wide, *by_unit)
     leaves = [(probes.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
-    clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, is_padding_B)
+    clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, units.is_padding_U)
     # A contraction with the clip vector: scaling and then summing over the batch is 16 times slower on XLA's CPU backend.
     summed = [_contract(c, zero_unless(clipped.is_counted_B, leaf)) for c, (_, leaf) in zip(clipped.weights, leaves, strict=True)]
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))

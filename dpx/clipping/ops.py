@@ -33,6 +33,7 @@ class Dense(Op):
 
     form: norms.Form = "gram"
     name: str = "dense"
+    rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
         (x,) = inputs
@@ -40,8 +41,8 @@ class Dense(Op):
         return y + leaves["bias"].astype(x.dtype) if "bias" in leaves else y, x
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        x, g_BTd = residuals, tokens(cotangent)
-        record = {"kernel": norms.per_example(tokens(x), g_BTd)} if self.form == "kept" else {"a": tokens(x), "g": g_BTd}
+        a_BTp, g_BTd, x = self.tokens(residuals), self.tokens(cotangent), residuals
+        record = {"kernel": norms.per_example(a_BTp, g_BTd)} if self.form == "kept" else {"a": a_BTp, "g": g_BTd}
         if "bias" in leaves:
             record["sum"] = norms.wide(g_BTd).sum(1)
         return (cotangent @ leaves["kernel"].astype(x.dtype).T,), record
@@ -75,6 +76,7 @@ def form_of(B: int, T: int, kernel: Any) -> norms.Form:
         return "gram"
     full = session.shapes[kernel.path]
     p, d = full[-2:]
+    B, T = B // session.rows_per_unit, T * session.rows_per_unit
     if norms.choose(T, p, d, True) != "kept":
         return norms.choose(T, p, d, False)
     return norms.choose(T, p, d, session.keep(kernel.path, 4 * B * math.prod(full)))
@@ -86,6 +88,7 @@ class LayerNorm(Op):
 
     eps: float
     name: str = "layer_norm"
+    rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
         x = norms.wide(inputs[0])
@@ -97,7 +100,7 @@ class LayerNorm(Op):
     def input_cotangent(self, leaves, residuals, cotangent):
         normalised, scale = residuals
         g = norms.wide(cotangent)
-        record = {"scale": tokens(g * normalised).sum(1), "bias": tokens(g).sum(1)}
+        record = {"scale": self.tokens(g * normalised).sum(1), "bias": self.tokens(g).sum(1)}
         return (layer_norm_cotangent(g * leaves["scale"], normalised, scale).astype(cotangent.dtype),), record
 
     def squared_norm(self, leaves, record):
@@ -118,7 +121,9 @@ def layer_norm(x: Array, scale: Any, bias: Any, eps: float) -> Array:
 
 class Tie(NamedTuple):
     """What ties a decoder to the embedding of the same table: the ids looked up and two zeros, through whose cotangents the
-    decoder's backward pass sends its part of the cross-term 2 <grad_embedding, grad_decoder> back to the embedding's."""
+    decoder's backward pass sends its part of the cross-term 2 <grad_embedding, grad_decoder> back to the embedding's.
+
+    The zeros are of units: every decoded position of a unit meets every id of it, whichever rows they stand in."""
 
     id_BT: Any
     gathered_BMT: Array
@@ -132,17 +137,19 @@ class Lookup(Op):
     decoded: int = 0
     dtype: Any = F32
     name: str = "lookup"
+    rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
         (id_BT,) = inputs
         x_BTd = leaves["table"][id_BT].astype(self.dtype)
-        B, T, d = x_BTd.shape
+        R, (B, T, d) = self.rows_per_unit, x_BTd.shape
         wide = jnp.promote_types(self.dtype, F32)
-        return (x_BTd, jnp.zeros((B, self.decoded, T), wide), jnp.zeros((B, self.decoded, d), wide)), id_BT
+        return (x_BTd, jnp.zeros((B // R, R * self.decoded, R * T), wide), jnp.zeros((B // R, R * self.decoded, d), wide)), id_BT
 
     def input_cotangent(self, leaves, residuals, cotangent):
         g_BTd, gathered_BMT, hidden_BMd = cotangent
-        return (None,), {"id": residuals.astype(F32), "g": g_BTd, "gathered": gathered_BMT, "hidden": hidden_BMd}
+        id_BT = residuals.reshape(gathered_BMT.shape[0], -1).astype(F32)
+        return (None,), {"id": id_BT, "g": self.tokens(g_BTd), "gathered": gathered_BMT, "hidden": hidden_BMd}
 
     def squared_norm(self, leaves, record):
         own_B = norms.lookup(record["id"], record["g"])
@@ -176,6 +183,7 @@ class TiedDecode(Op):
 
     name: str = "tied_decode"
     parts: int = 2
+    rows_per_unit: int = 1
 
     def part(self, path: str) -> int:
         return 0 if path == "table" else 1
@@ -189,7 +197,8 @@ class TiedDecode(Op):
     def input_cotangent(self, leaves, residuals, cotangent):
         h_BMd, id_BT = residuals
         g_BMd = jnp.einsum("bmv,vd->bmd", cotangent.astype(h_BMd.dtype), leaves["table"].astype(h_BMd.dtype))
-        return (g_BMd, Tie(None, gathered(cotangent, id_BT), norms.wide(h_BMd))), {"h": h_BMd, "g": cotangent}
+        record = {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
+        return (g_BMd, Tie(None, gathered(record["g"], id_BT), norms.wide(record["h"]))), record
 
     def squared_norm(self, leaves, record):
         """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
@@ -205,8 +214,8 @@ class TiedDecode(Op):
 
 
 def gathered(g_BMV: Array, id_BT: Array) -> Array:
-    """g[b, m, id_bt], [B,M,T]."""
-    return jnp.take_along_axis(g_BMV, id_BT[:, None, :], axis=2)
+    """g[b, m, id_bt], [B,M,T]; of units, where g is of units and ids are of their rows."""
+    return jnp.take_along_axis(g_BMV, id_BT.reshape(g_BMV.shape[0], 1, -1), axis=2)
 
 
 def tied_decode(h_BMd: Array, table: Any, bias: Any, tie: Tie) -> Array:
@@ -218,12 +227,14 @@ class AddRows(Op):
     """x + table[:T], the same rows for every example (position embedding)."""
 
     name: str = "add_rows"
+    rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
         return inputs[0] + leaves["table"][: inputs[0].shape[1]].astype(inputs[0].dtype), ()
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        return (cotangent,), cotangent
+        # Row by row the same table rows: a unit's gradient of them is the sum over its rows.
+        return (cotangent,), self.over_rows(norms.wide(cotangent) if self.rows_per_unit > 1 else cotangent)
 
     def squared_norm(self, leaves, record):
         return (norms.squares(record),)
@@ -243,13 +254,14 @@ class SmallLookup(Op):
 
     dtype: Any = F32
     name: str = "small_lookup"
+    rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
         return leaves["table"][inputs[0]].astype(self.dtype), inputs[0]
 
     def input_cotangent(self, leaves, residuals, cotangent):
         is_row_BTV = jax.nn.one_hot(residuals, leaves["table"].shape[0], dtype=cotangent.dtype)
-        return (None,), norms.product("btv,btd->bvd", is_row_BTV, cotangent)
+        return (None,), norms.product("btv,btd->bvd", self.tokens(is_row_BTV), self.tokens(cotangent))
 
     def squared_norm(self, leaves, record):
         return (norms.squares(record),)
@@ -267,12 +279,13 @@ class AddBias(Op):
     """x + bias over the last axis."""
 
     name: str = "add_bias"
+    rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
         return inputs[0] + leaves["bias"].astype(inputs[0].dtype), ()
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        return (cotangent,), norms.wide(tokens(cotangent)).sum(1)
+        return (cotangent,), norms.wide(self.tokens(cotangent)).sum(1)
 
     def squared_norm(self, leaves, record):
         return (norms.squares(record),)

@@ -28,11 +28,32 @@ class Op:
     `leaves` is a pytree of parameters, `inputs` a tuple of arrays whose leading axis is the example. A record is a pytree of
     floating arrays (integers travel as float32, exact below 2^24). The leaves fall into `parts`; each has its own squared
     norm, [B] (or [L, B] if the op is `stacked`), so that parts may be clipped apart.
+
+    Where what is clipped is a unit of several rows, inputs hold rows and records units: an op that can says so by a field
+    `rows_per_unit: int = 1`, and its records' leading axis is the unit, the products between its rows included.
     """
 
     name: str = "op"
     parts: int = 1
     stacked: bool = False
+    rows_per_unit = 1
+
+    def of_units(self, rows_per_unit: int) -> "Op":
+        """This op for units of that many rows; raises `Refused` where it has no rule for their joint gradient."""
+        if rows_per_unit == self.rows_per_unit:
+            return self
+        if not any(field.name == "rows_per_unit" for field in dataclasses.fields(self)):  # pyright: ignore[reportArgumentType]
+            reason = "clips row by row: it has no rule for the products between the rows of one unit"
+            raise Refused(f"op={self.name}", reason, "Use clipping=vmap, or privacy.unit_mode=group")
+        return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def tokens(self, x: Array) -> Array:
+        """[B, ..., d] as [U, T, d]: the positions of all rows of a unit in one line."""
+        return x.reshape(x.shape[0] // self.rows_per_unit, -1, x.shape[-1])
+
+    def over_rows(self, x: Array) -> Array:
+        """[B, ...] as [U, ...]: the rows of a unit added up."""
+        return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
 
     def part(self, path: str) -> int:
         """The part a leaf belongs to; `path` is the leaf's place in `leaves`, such as "norm/scale"."""
@@ -57,12 +78,21 @@ class Op:
     def gradient(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
         """(cotangents of `inputs`, gradient of `leaves`): the backward pass without clipping."""
         inputs, record = self.input_cotangent(leaves, residuals, cotangent)
-        ones = jnp.ones((jax.tree.leaves(cotangent)[0].shape[0],), jnp.float32)
-        return inputs, self.weighted_sum(leaves, record, (ones,) * self.parts)
+        return inputs, self.weighted_sum(leaves, record, self.ones(cotangent))
+
+    def ones(self, cotangent: Any) -> tuple[Array, ...]:
+        """Weights of one for every unit, one vector a part."""
+        units = jax.tree.leaves(cotangent)[0].shape[0] // self.rows_per_unit
+        return (jnp.ones((units,), jnp.float32),) * self.parts
 
     def masked(self, record: Any, keep_B: Array) -> Any:
-        """The record with exact zeros in the rows not kept; a where, so that NaN does not survive."""
-        return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0), record)
+        """The record with exact zeros where not kept; a where, so that NaN does not survive. Leaves may hold units or their rows."""
+
+        def one(leaf: Array) -> Array:
+            keep = jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0])
+            return jnp.where(keep.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
+
+        return jax.tree.map(one, record)
 
     def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
         """`weighted_sum` over the rows kept alone, whatever stands in the others."""
@@ -77,6 +107,7 @@ class Session:
     shapes: dict[str, tuple[int, ...]]
     kept_bytes: int = 0
     fused: bool = True
+    rows_per_unit: int = 1
     claims: dict[tuple[str, str], "Claim"] = dataclasses.field(default_factory=dict)
     kept: dict[str, bool] = dataclasses.field(default_factory=dict)
 
@@ -177,6 +208,7 @@ def apply(op: Op, leaves: Any, inputs: tuple) -> Any:
     session = session_of(leaves)
     if session is None:
         return op.forward(leaves, inputs)[0]
+    op = op.of_units(session.rows_per_unit)
     values = jax.tree.unflatten(treedef, [leaf.value for leaf in wrapped])
     if session.mode == "discover":
         return _discover(op, session, wrapped, treedef, values, inputs)
@@ -245,8 +277,7 @@ def _normed(op: Op, values: Any, inputs: tuple, probe: Any, sums: Any) -> Any:
 def _normed_backward(op, saved, cotangent):
     values, residuals = saved
     input_cotangents, record = op.input_cotangent(values, residuals, cotangent)
-    ones = jnp.ones((jax.tree.leaves(cotangent)[0].shape[0],), jnp.float32)
-    return None, input_cotangents, op.squared_norm(values, record), op.weighted_sum(values, record, (ones,) * op.parts)
+    return None, input_cotangents, op.squared_norm(values, record), op.weighted_sum(values, record, op.ones(cotangent))
 
 
 _normed.defvjp(_saving, _normed_backward)

@@ -91,7 +91,8 @@ class Data:
     """A corpus, its vocabulary, its splits and the form of its rows.
 
     Documents fall into public / held-out / protected splits by a hash of the unit id with `split_salt`.
-    `declared_size` is the public N: required under `add_remove`, used for plans before the data is prepared.
+    `declared_size` is the public N (of rows, or of units under `privacy.unit_mode=sample_units`): required under `add_remove`,
+    used for plans before the data is prepared.
     """
 
     name: str

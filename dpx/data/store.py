@@ -3,7 +3,9 @@
 A store is a folder: per split `<split>.tokens` (uint16, or uint32 above 65,536 pieces) and four small arrays beside it,
 `<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which names the SHA-256 of every file.
 
-Shape legend: N rows of a split, n rows asked for, T positions of a row.
+The rows of one unit of the protected split follow one another, so a unit is found by halving, without an index in memory.
+
+Shape legend: N rows of a split, n rows or units asked for, R rows a unit may have, T positions of a row.
 """
 
 import hashlib
@@ -19,6 +21,7 @@ from jaxtyping import Int
 
 from dpx.data.keyed import SPLITS, Split
 from dpx.declaration import Refused, require
+from dpx.privacy.declarations import Privacy
 
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"
@@ -113,6 +116,39 @@ class Store:
         columns = self._columns[split]
         found = {name: columns[name][wanted_n].astype(np.int32) for name in ("tokens", "segment_start", "length", "is_next")}
         return {**found, "record": wanted_n.astype(np.int32)}
+
+    def population(self, privacy: Privacy) -> int:
+        """How many protected things (rows, or whole units) a step draws from."""
+        return privacy.population(self.manifest)
+
+    def examples(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int) -> dict[str, np.ndarray]:
+        """What a step draws: rows as `rows` gives them, or, for `rows_per_example` R above 1, whole units.
+
+        Of units `indices` are numbers below `units[split]`, every field is [n, R, ...], and `is_padding` bool[n, R] is true where a
+        unit has no further row; those hold zeros. Time grows as n log N. Raises `IndexError` outside the split, and `Refused` where
+        a unit has more than R rows (the store was prepared under another cap).
+        """
+        if rows_per_example == 1:
+            return self.rows(split, indices)
+        units_n = np.asarray(indices, dtype=np.int64)
+        count = self.manifest.units[split]
+        if units_n.size and (units_n.min() < 0 or units_n.max() >= count):
+            raise IndexError(f"{split} holds units 0 to {count - 1}, asked for {units_n.min()} to {units_n.max()}")
+        # Keys of another type would make numpy convert the whole column.
+        unit_N, key_n = self._columns[split]["unit"], units_n.astype(self._columns[split]["unit"].dtype)
+        first_n, end_n = (np.searchsorted(unit_N, key_n, side=side) for side in ("left", "right"))
+        most = int((end_n - first_n).max(initial=0))
+        require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", _AGAIN)
+        row_nR = first_n[:, None] + np.arange(rows_per_example)
+        is_padding_nR = row_nR >= end_n[:, None]
+        return self._in_units(split, row_nR, is_padding_nR) | {"is_padding": is_padding_nR}
+
+    def _in_units(self, split: Split, row_nR: np.ndarray, is_padding_nR: np.ndarray) -> dict[str, np.ndarray]:
+        found = self.rows(split, row_nR[~is_padding_nR])
+        filled = {name: np.zeros((*row_nR.shape, *values.shape[1:]), values.dtype) for name, values in found.items()}
+        for name, values in found.items():
+            filled[name][~is_padding_nR] = values
+        return filled
 
     def unit_of_rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> Int[np.ndarray, " n"]:
         """Position in `unit_ids(split)` of each row's unit."""

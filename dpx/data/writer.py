@@ -50,7 +50,7 @@ class HashedFile:
 
 
 class SplitWriter:
-    """Appends the rows of one split; `limit` rows are kept of a unit whose documents come apart.
+    """Appends the rows of one split; under a `limit` so many rows are kept of a unit, and they end up one after another.
 
     Memory: 16 bytes a unit, and at `finish` 12 bytes a row where some unit came more than once under a limit.
     """
@@ -120,18 +120,19 @@ class SplitWriter:
         if self._priority_file is not None:
             self._priority_file.close()
             if self._some_unit_came_again and self.row_count and self._limit is not None:
-                found |= self._without_surplus(self._limit)
+                found |= self._by_unit(self._limit)
             self._priority_file.path.unlink()
         return found
 
-    def _without_surplus(self, limit: int) -> dict[str, dict[str, Any]]:
-        """Rewrites the arrays without the rows of a unit that are past its limit by priority."""
+    def _by_unit(self, limit: int) -> dict[str, dict[str, Any]]:
+        """Rewrites the arrays unit by unit, without the rows that are past a unit's limit by priority; a unit's rows keep their order."""
         unit_N = np.fromfile(self._files["unit"].path, self._types["unit"])
         priority_N = np.fromfile(self._folder / f"{self._split}.priority", "<u8")
         order_N = np.lexsort((np.arange(len(unit_N)), priority_N, unit_N))
         sorted_N = unit_N[order_N]
         rank_N = np.arange(len(unit_N)) - np.searchsorted(sorted_N, sorted_N, side="left")
-        kept = np.sort(order_N[rank_N < limit])
+        kept = order_N[rank_N < limit]
+        kept = kept[np.lexsort((kept, unit_N[kept]))]
         found = {}
         for name, kind in self._types.items():
             path = self._files[name].path

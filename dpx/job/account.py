@@ -104,8 +104,8 @@ def account(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency
 
 
 def _events(runs: list[dict[str, Any]]) -> Table:
-    columns = ("origin", "epoch", "sampler", "q", "noise_multiplier", "clipping_norm", "rows_per_unit")
-    rows = tuple((*(run[name] for name in columns), sum(count for _, count in run["steps"])) for run in runs)
+    columns = ("origin", "epoch", "sampler", "q", "noise_multiplier", "clipping_norm", "rows_per_unit", "unit_mode")
+    rows = tuple((*(run.get(name, "group") for name in columns), sum(count for _, count in run["steps"])) for run in runs)
     return Table("events", (*columns, "steps"), rows, "what is charged")
 
 

@@ -17,17 +17,17 @@ from dpx.run_folder import RunFolder, write_json
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 NEIGHBOURS = {
-    "zero_out": "with the content of one {unit} blanked out; the number of rows is public",
+    "zero_out": "with the content of one {unit} blanked out; the number of {drawn}s is public",
     "add_remove": "with one {unit} taken away or added; only the declared size is public",
-    "replace_one": "with one {unit} replaced by any other; the number of rows is public",
+    "replace_one": "with one {unit} replaced by any other; the number of {drawn}s is public",
 }
 SAMPLERS = {
-    "poisson": "each row is drawn independently at each step, and that the draw stays hidden is part of the protection",
-    "truncated_poisson": "each row is drawn independently at each step, up to a cap that is hardly ever met",
+    "poisson": "each {drawn} is drawn independently at each step, and that the draw stays hidden is part of the protection",
+    "truncated_poisson": "each {drawn} is drawn independently at each step, up to a cap that is hardly ever met",
     "fixed_size": "a fresh random subset of fixed size is drawn at each step",
-    "shuffled": "the rows are passed over in a fresh random order; no protection is claimed from the order",
-    "deterministic": "the rows are passed over in a fixed order; no protection is claimed from sampling",
-    "balls_in_bins": "each row falls into one random step of each pass; no protection is claimed from that",
+    "shuffled": "the {drawn}s are passed over in a fresh random order; no protection is claimed from the order",
+    "deterministic": "the {drawn}s are passed over in a fixed order; no protection is claimed from sampling",
+    "balls_in_bins": "each {drawn} falls into one random step of each pass; no protection is claimed from that",
 }
 
 
@@ -56,7 +56,7 @@ def _statement(path: Path) -> dict[str, Any] | None:
 
 
 def public_size(experiment: Experiment) -> int:
-    """The public number of rows: declared, or counted in the prepared data."""
+    """The public number of what is drawn (rows, or units): declared, or counted in the prepared data."""
     if experiment.data.declared_size is not None:
         return experiment.data.declared_size
     from dpx.data.declarations import Hub
@@ -65,7 +65,7 @@ def public_size(experiment: Experiment) -> int:
         raise Refused("data.declared_size", "nothing is downloaded here, so the number of rows is not known", "Set data.declared_size")
     from dpx.data.prepare import prepare
 
-    return prepare(experiment.data, experiment.privacy).manifest.rows["protected"]
+    return experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
 
 
 def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None) -> dict[str, Any]:
@@ -91,17 +91,30 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
     own, epsilon = next(iter(calibrated.epsilon.items()))
     unit = privacy.unit if privacy.unit == "row" else f"{privacy.unit} (at most {privacy.rows_per_unit_max} rows)"
     spent = document["spent"]
+    neighbour = NEIGHBOURS[privacy.adjacency].format(unit=privacy.unit, drawn=privacy.drawn)
+    clipped = "each row's gradient" if privacy.unit_mode == "group" else f"the sum of the gradients of a {privacy.unit}'s rows"
     lines = [f"What is protected: one {unit} of the training text."]
     if document["guarantee"] == "none":
         lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
     return lines + [
         "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
-        f"What they cannot do: tell this training set from one {NEIGHBOURS[privacy.adjacency].format(unit=privacy.unit)}.",
+        f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
         f"  but for an event of probability delta = {privacy.delta:.3g} (accountant {own}, all {experiment.steps:,} steps).",
-        f"How: each row's gradient is held to norm {experiment.clip.clipping_norm:.4g}; noise of {sigma:.4g} times that joins each sum.",
-        f"Sampling ({experiment.sampler.name}): {SAMPLERS[experiment.sampler.name]}.",
+        f"How: {clipped} is held to norm {experiment.clip.clipping_norm:.4g}; noise of {sigma:.4g} times that joins each sum.",
+        f"Sampling ({experiment.sampler.name}): {SAMPLERS[experiment.sampler.name].format(drawn=privacy.drawn)}.",
+        *_audit(document.get("audit", {"canaries": "none"})),
         f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
+    ]
+
+
+def _audit(audit: dict[str, Any]) -> list[str]:
+    """What canaries in the run do."""
+    if audit["canaries"] == "none":
+        return ["Audit: none in this run; job=audit attacks its mechanism."]
+    planted = f"{audit['canaries']['gradients']:,} gradient canaries and {audit['canaries']['sequences']:,} sequences"
+    return [
+        f"Audit: {planted} are in or out by secret coins; the run fails if what they prove exceeds the claim. So far: {audit['verdict']}."
     ]
 
 

@@ -1,4 +1,5 @@
-"""`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated and jax does not start."""
+"""`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated, and jax does not start unless
+`plan.compile=true` asks for the real step to be compiled on simulated devices of the declared mesh."""
 
 from typing import Any
 
@@ -9,6 +10,7 @@ from dpx.data.declarations import Hub
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.job.analyse import inputs
+from dpx.mesh import simulate_devices
 from dpx.models.flops import published_flops, training_matmul_flops
 from dpx.models.memory import Memory, step_memory
 from dpx.privacy import statement
@@ -21,9 +23,13 @@ LARGEST_MICROBATCH = 1024
 
 @declaration
 class Plan:
-    """Writes `release/plan.json` and prints it as a table. Of an analysis it says which inputs are read and whether they exist."""
+    """Writes `release/plan.json` and prints it as a table. Of an analysis it says which inputs are read and whether they exist.
+
+    `compile` adds what the compiled step holds, sends and multiplies, under `compiled`.
+    """
 
     analysis: Any = None
+    compile: bool = False
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document(experiment)
@@ -34,7 +40,8 @@ class Plan:
     def document(self, experiment: Experiment) -> dict[str, Any]:
         """What plan.json will hold."""
         if self.analysis is None:
-            return plan(experiment)
+            found = plan(experiment)
+            return found | {"compiled": _compiled(experiment, found)} if self.compile else found
         return {"name": experiment.name, "analysis": type(self.analysis).__name__, "inputs": inputs(self.analysis), "device_hours": 0.0}
 
 
@@ -42,7 +49,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     """Every field of plan.json. Raises `Refused` where the claim cannot stand or the number of rows is not known."""
     manifest = _manifest(experiment)
     vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
-    size = experiment.data.declared_size or (manifest.rows["protected"] if manifest else 0)
+    size = experiment.data.declared_size or (experiment.privacy.population(manifest) if manifest else 0)
     calibrated = calibrate(experiment, size)
     parameters = experiment.model.parameters(vocabulary, next_sentence=experiment.task.next_sentence)
     examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
@@ -52,6 +59,13 @@ def plan(experiment: Experiment) -> dict[str, Any]:
         | _memory(experiment, parameters, vocabulary)
         | _claim(experiment, manifest, calibrated)
     )
+
+
+def _compiled(experiment: Experiment, found: dict[str, Any]) -> dict[str, Any]:
+    simulate_devices(experiment.mesh, experiment.mesh.devices)
+    from dpx.training.dry_run import dry_run
+
+    return dry_run(experiment, found["vocabulary_size"], found["microbatch"])
 
 
 def _manifest(experiment: Experiment) -> Any:
@@ -68,12 +82,15 @@ def _manifest(experiment: Experiment) -> Any:
 
 def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
     task, mesh, length = experiment.task, experiment.mesh, experiment.data.sequence_length
-    flops = published_flops(parameters, length) * examples
-    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), next_sentence=task.next_sentence) * examples
+    # A unit costs as much as the most rows it may have: the rest is padding.
+    rows = examples * experiment.privacy.rows_per_example
+    flops = published_flops(parameters, length) * rows
+    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), next_sentence=task.next_sentence) * rows
     hours = flops / mesh.flops_per_s / 3600
     return {
         "steps": experiment.steps,
         "examples": examples,
+        "drawn": experiment.privacy.drawn,
         "protected_rows": size,
         "epochs": examples / size,
         "flops": float(flops),
@@ -104,8 +121,8 @@ def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, micro
         vocabulary_size=vocabulary,
         sequence_length=experiment.data.sequence_length,
         masked_slots=experiment.task.slots(experiment.data.sequence_length),
-        microbatch=microbatch,
-        fsdp=experiment.mesh.fsdp,
+        microbatch=microbatch * experiment.privacy.rows_per_example,
+        fsdp=experiment.mesh.fsdp * experiment.mesh.tensor,
         method=experiment.clipping.method if experiment.is_private else "plain",
     )
 
@@ -125,6 +142,8 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dic
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
         "unit": experiment.privacy.unit,
+        "unit_mode": experiment.privacy.unit_mode,
+        "canaries": experiment.audit.places(experiment.privacy),
         "noise_multiplier": sigma,
         "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
         "delta": experiment.privacy.delta if experiment.is_private else None,
@@ -143,6 +162,8 @@ def show(document: dict[str, Any], console: Console) -> None:
         return
     table = Table(title=f"plan of {document['name']}", show_header=False, title_justify="left")
     for name, text in _lines(document):
+        table.add_row(name, text)
+    for name, text in _compiled_lines(document.get("compiled")):
         table.add_row(name, text)
     console.print(table)
     for name in ("reasons", "assumptions", "not_covered"):
@@ -164,7 +185,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model", f"{document['model']}, {document['parameters']:,} parameters at vocabulary {document['vocabulary_size']:,}"),
         ("steps", f"{document['steps']:,}"),
-        ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} rows"),
+        ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} {document['drawn']}s"),
         ("FLOPs", f"{document['flops']:.3g} (6 M S per example); {document['flops_of_products']:.3g} counting matrix products"),
         ("devices", f"{document['devices']} ({document['mesh']})"),
         ("device hours", f"{document['device_hours']:,.2f}, so {document['hours']:,.2f} hours"),
@@ -175,3 +196,20 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("epsilon", ", ".join(f"{value:.4g} ({name})" for name, value in document["epsilon"].items()) or "none"),
         ("guarantee", document["guarantee"]),
     ]
+
+
+def _compiled_lines(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    programs = found["programs"].items()
+    held = ", ".join(f"{name} {sum(sizes.values()) / 1e9:.2f}" for name, sizes in programs)
+    lines = [
+        ("compiled, GB per device", f"{found['peak_bytes_per_device'] / 1e9:.2f} at most ({held})"),
+        ("compiled FLOPs", f"{found['flops_per_device_and_microbatch']:.3g} of a microbatch of {found['microbatch']} on one device"),
+    ]
+    for name, crossing in found["collectives"].items():
+        kinds = [
+            f"{one['number']} {one['kind']}{' in a loop' if one['in_loop'] else ''} of {one['elements']:,} numbers" for one in crossing
+        ]
+        lines.append((f"collectives, {name}", "; ".join(kinds) or "none"))
+    return lines

@@ -12,7 +12,10 @@ from dpx.run_folder import RunFolder, write_durably
 
 @declaration
 class Train:
-    """Trains the experiment into its run folder and prints held-out figures, their baselines and the claim."""
+    """Trains the experiment into its run folder and prints held-out figures, their baselines and the claim.
+
+    Raises `Refused` at the end, everything written, where the run's own audit (`audit=canaries`) proves more than is claimed.
+    """
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         # jax starts here, after every declaration has been checked.
@@ -23,7 +26,14 @@ class Train:
             with Session.open(experiment, folder) as session:
                 results = session.train()
                 claim = session.write_statement()
+                verdict = session.verdict
         _show(results, claim, folder)
+        if verdict is not None:
+            from dpx.audit.verdict import require_passes
+            from dpx.job.audit import show
+
+            show(verdict)
+            require_passes(verdict)
 
 
 def _show(results: dict[str, Any], claim: dict[str, Any], folder: RunFolder) -> None:
@@ -35,6 +45,8 @@ def _show(results: dict[str, Any], claim: dict[str, Any], folder: RunFolder) -> 
     if "next_sentence_accuracy" in results["heldout"]:
         table.add_row("held-out next-sentence accuracy", f"{results['heldout']['next_sentence_accuracy']:.2%}")
     table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))
+    if "verdict" in claim.get("audit", {}):
+        table.add_row("audit", claim["audit"]["verdict"])
     for accountant, epsilon in claim.get("epsilon", {}).items():
         table.add_row(f"epsilon ({accountant})", f"{epsilon:.3f} at delta {claim['delta']:.2e}")
     Console().print(table)

@@ -1,7 +1,8 @@
 """Noise on a fixed grid of slices: every slice of every parameter has its own key, whatever the mesh.
 
-A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^20 elements (one row where a row is
-longer). Only rows are cut, so a parameter sharded over its last axis draws its noise where it lives.
+A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^18 elements (one row where a row is
+longer): drawing one takes nine times its size, and the compiler has those of several parameters in hand at a time. Only rows are
+cut, so a parameter sharded over its last axis draws its noise where it lives.
 """
 
 import math
@@ -15,7 +16,7 @@ from jaxtyping import Array, Float, UInt32
 from dpx.mechanism.gaussian import gaussian
 from dpx.randomness import RootSecret
 
-SLICE_ELEMENTS = 1 << 20
+SLICE_ELEMENTS = 1 << 18
 
 
 def _view(shape: tuple[int, ...]) -> tuple[int, int, int]:

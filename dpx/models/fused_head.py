@@ -31,6 +31,7 @@ class MaskedHead(Op):
     model: Bert
     name: str = "masked_head"
     parts: int = 2
+    rows_per_unit: int = 1
 
     def part(self, path: str) -> int:
         return 0 if path == "word" else 1
@@ -62,8 +63,10 @@ class MaskedHead(Op):
     def input_cotangent(self, leaves, residuals, cotangent):
         x_BMH, h_BMH, e_BMV, id_BT = residuals[0], residuals[5], residuals[6], residuals[8]
         g_x, g_u, sums, scale_BM = self._backward(leaves, residuals, cotangent[0])
-        record = {"x": x_BMH, "u": g_u, "h": norms.wide(h_BMH) * scale_BM[:, :, None], "e": e_BMV, "scale": scale_BM, "sums": sums}
-        return (g_x, None, None, None, Tie(None, gathered(e_BMV, id_BT), record["h"])), record
+        record = {"x": x_BMH, "u": g_u, "h": norms.wide(h_BMH) * scale_BM[:, :, None], "e": e_BMV}
+        record = {name: self.tokens(leaf) for name, leaf in record.items()}
+        record |= {"scale": scale_BM.reshape(record["e"].shape[:2]), "sums": jax.tree.map(self.over_rows, sums)}
+        return (g_x, None, None, None, Tie(None, gathered(record["e"], id_BT), record["h"])), record
 
     def squared_norm(self, leaves, record):
         transform_B = norms.gram(record["x"], record["u"]) + norms.squares(norms.wide(record["u"]).sum(1))

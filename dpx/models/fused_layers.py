@@ -36,6 +36,7 @@ class LayerStack(Op):
     forms: tuple[norms.Form, ...]
     name: str = "layer_stack"
     stacked: bool = True
+    rows_per_unit: int = 1
 
     @cached_property
     def form(self) -> dict[str, norms.Form]:
@@ -76,9 +77,10 @@ class LayerStack(Op):
 
     def _record(self, p: Any, r: Any, found: Any) -> Any:
         """What one layer leaves behind: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
-        record = {"sums": found["sums"], "kept": {}, "squares": sum(norms.squares(x) for x in jax.tree.leaves(found["sums"]))}
+        sums = jax.tree.map(self.over_rows, found["sums"])
+        record = {"sums": sums, "kept": {}, "squares": sum(norms.squares(x) for x in jax.tree.leaves(sums))}
         for weight in WEIGHTS:
-            a, g = found[f"a_{weight}"], found[f"g_{weight}"]
+            a, g = self.tokens(found[f"a_{weight}"]), self.tokens(found[f"g_{weight}"])
             if self.form[weight] == "gram":
                 record["squares"] += norms.gram(a, g)
                 continue
@@ -114,7 +116,7 @@ class LayerStack(Op):
                 kernel = jnp.tensordot(w_B, r["kept"][weight], 1, precision="highest")
             else:
                 a, g = self._pair(p, r, weight)
-                kernel = norms.product("btp,btd->pd", norms.wide(a), rows(w_B, g))
+                kernel = norms.product("btp,btd->pd", norms.wide(self.tokens(a)), rows(w_B, self.tokens(g)))
             summed[weight] = {"kernel": kernel, "bias": summed[weight]["bias"]}
         return summed
 

@@ -28,14 +28,17 @@ class Calibrated:
 
 
 def calibrate(experiment: Experiment, size: int) -> Calibrated:
-    """Checks the claim against `size` (the public number of rows) and solves for the noise; raises `Refused`."""
+    """Checks the claim against `size` (the public number of what is drawn: rows, or units) and solves for the noise; raises `Refused`."""
     batch_runs = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
     if not experiment.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
     size = check_claim(experiment, size)
     for batch, _ in batch_runs:
         require(
-            batch <= size, f"batch size {batch}", f"the data holds {size} rows, so q would exceed 1", f"Use a batch size of at most {size}"
+            batch <= size,
+            f"batch size {batch}",
+            f"the data holds {size} {experiment.privacy.drawn}s, so q would exceed 1",
+            f"Use a batch size of at most {size}",
         )
     require(
         experiment.sampler.name not in IN_PASSES or len({batch for batch, _ in batch_runs}) == 1,
@@ -50,16 +53,16 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
 
 
 def check_claim(experiment: Experiment, size: int) -> int:
-    """The public N of the claim: `data.declared_size` where given, and always under `add_remove`."""
+    """The public N of the claim: `data.declared_size` where given, and always under `add_remove`; and the canaries of an audit."""
     privacy, declared = experiment.privacy, experiment.data.declared_size
     require(
         privacy.adjacency != "add_remove" or declared is not None,
         "privacy.adjacency=add_remove",
-        "the number of rows is itself protected",
+        f"the number of {privacy.drawn}s is itself protected",
         "Set data.declared_size to a public number, or use privacy.adjacency=zero_out",
     )
     size = declared or size
-    require(size > 0, "data", "no protected row", "Bring more text")
+    require(size > 0, "data", f"no protected {privacy.drawn}", "Bring more text")
     require(
         privacy.delta < 1 / size or privacy.allow_large_delta,
         f"privacy.delta={privacy.delta}",
@@ -67,12 +70,12 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "Use a smaller delta, or privacy.allow_large_delta=true, which the statement lists",
     )
     require(
-        privacy.adjacency != "replace_one" or privacy.rows_per_unit_max == 1,
+        privacy.adjacency != "replace_one" or privacy.rows_per_unit_max == privacy.rows_per_example,
         f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
-        "units of several rows are not accounted under replace_one",
-        "Use privacy.adjacency=zero_out",
+        "units of several rows, drawn row by row, are not accounted under replace_one",
+        "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",
     )
-    return size
+    return size + experiment.audit.places(privacy)
 
 
 def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0) -> LedgerEntry:
@@ -88,6 +91,7 @@ def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int
         size=size,
         cap=sampler.cap(size, batch / size) if isinstance(sampler, TruncatedPoisson) else None,
         rows_per_unit=experiment.privacy.rows_per_unit_max,
+        unit_mode=experiment.privacy.unit_mode,
     )
 
 

@@ -1,6 +1,6 @@
 """What is protected, between which neighbours, and who computes epsilon, as declared."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from dpx.declaration import declaration, require
 
@@ -12,12 +12,15 @@ class Privacy:
     """The unit of privacy, its neighbouring relation and delta.
 
     `rows_per_unit_max` is the enforced cap of prepared rows one unit may have: surplus rows are dropped at preparation.
+    `unit_mode` says what is drawn and clipped: under `group` rows are, singly, and the accountant charges for all of a unit's at
+    once; under `sample_units` whole units are, so the batch size, the divisor and N all count units.
     """
 
     delta: float
     adjacency: Adjacency = "zero_out"
     unit: Literal["row", "document", "author"] = "row"
     rows_per_unit_max: int = 1
+    unit_mode: Literal["group", "sample_units"] = "group"
     allow_large_delta: bool = False
 
     def __post_init__(self) -> None:
@@ -34,6 +37,26 @@ class Privacy:
             "a row is one row",
             "Use privacy.rows_per_unit_max=1, or privacy.unit=document",
         )
+        require(
+            self.unit != "row" or self.unit_mode == "group",
+            f"privacy.unit_mode={self.unit_mode} with privacy.unit=row",
+            "a row is drawn by itself anyway",
+            "Use privacy.unit=document, or privacy.unit_mode=group",
+        )
+
+    @property
+    def rows_per_example(self) -> int:
+        """Rows drawn and clipped as one, padding among them: what one of `batch_schedule.size` and of `microbatch` holds."""
+        return self.rows_per_unit_max if self.unit_mode == "sample_units" else 1
+
+    @property
+    def drawn(self) -> str:
+        """What the sampler draws, in a word: what the batch size and N count."""
+        return "row" if self.unit_mode == "group" else self.unit
+
+    def population(self, manifest: Any) -> int:
+        """How many protected things of a prepared store (its manifest) there are to draw."""
+        return manifest.rows["protected"] if self.unit_mode == "group" else manifest.units["protected"]
 
 
 @declaration

@@ -30,7 +30,8 @@ FORMAT = 1
 class LedgerEntry:
     """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum.
 
-    `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`).
+    `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says
+    whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
     """
 
     epoch: int
@@ -42,6 +43,7 @@ class LedgerEntry:
     size: int | None = None
     cap: int | None = None
     rows_per_unit: int = 1
+    unit_mode: str = "group"
 
 
 Runs = list[dict[str, Any]]
@@ -207,7 +209,7 @@ def releases(runs: Runs) -> list[tuple[Release, int]]:
 
 def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, int], Release]) -> None:
     # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
-    release = Release(noise_multiplier=run["noise_multiplier"] / run["rows_per_unit"], kind=run["sampler"])
+    release = Release(noise_multiplier=run["noise_multiplier"] / rows_clipped_apart(run), kind=run["sampler"])
     length = steps_per_pass(run["q"])
     for first, count in run["steps"]:
         for number in range(first // length, (first + count - 1) // length + 1):
@@ -215,13 +217,18 @@ def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, int], Releas
             passes[place] = min(release, passes.get(place, release), key=lambda known: known.noise_multiplier)
 
 
+def rows_clipped_apart(run: dict[str, Any]) -> int:
+    """Into how many clipped gradients one unit can fall: one where whole units were drawn and clipped."""
+    return 1 if run.get("unit_mode") == "sample_units" else run["rows_per_unit"]
+
+
 def _release(run: dict[str, Any]) -> Release:
-    kind = "group" if run["rows_per_unit"] > 1 else run["sampler"]
+    kind = "group" if rows_clipped_apart(run) > 1 else run["sampler"]
     require(
         kind != "group" or run["sampler"] == "poisson",
         f"sampler={run['sampler']}",
         "has no event for units of several rows",
-        "Use sampler=poisson",
+        "Use sampler=poisson, or privacy.unit_mode=sample_units",
     )
     return Release(
         noise_multiplier=run["noise_multiplier"],
@@ -230,7 +237,7 @@ def _release(run: dict[str, Any]) -> Release:
         size=run["size"],
         cap=run["cap"],
         sample_size=run["expected_batch_size"] if kind == "fixed_size" else None,
-        rows_per_unit=run["rows_per_unit"],
+        rows_per_unit=rows_clipped_apart(run),
     )
 
 

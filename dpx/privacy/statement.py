@@ -11,6 +11,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event
 
+from dpx.audit.declarations import Canaries
 from dpx.clipping.rounding import MARGINS
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
@@ -33,9 +34,12 @@ NOT_COVERED = (
 )
 
 
-def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None = None) -> dict[str, Any]:
-    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far."""
-    reasons = reasons_against(experiment, manifest)
+def build(
+    experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None = None, verdict: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far;
+    `verdict` what the run's own audit found (`dpx.audit.verdict`), or `None` before its end."""
+    reasons = reasons_against(experiment, manifest) + refuted(verdict)
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     common |= tuning_facts(experiment)
     if not experiment.is_private:
@@ -51,6 +55,7 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
         "reasons": reasons,
         "unit": privacy.unit,
         "rows_per_unit_max": privacy.rows_per_unit_max,
+        "unit_mode": privacy.unit_mode,
         "adjacency": privacy.adjacency,
         "declared_size": size,
         "sampler": sampler_facts(experiment),
@@ -67,6 +72,7 @@ def build(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered
             "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
         },
         "assumptions": assumptions(experiment, manifest, size),
+        "audit": audit_facts(experiment, verdict),
         "not_covered": list(NOT_COVERED),
         "ledger": {
             "runs": runs,
@@ -168,11 +174,38 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
         (
             experiment.sampler.name in ("truncated_poisson", "fixed_size")
             and manifest is not None
-            and data.declared_size not in (None, manifest.rows["protected"]),
-            f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, not the true number of rows",
+            and data.declared_size not in (None, privacy.population(manifest)),
+            f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, "
+            f"not the true number of {privacy.drawn}s",
         ),
     ]
     return [reason for holds, reason in checks if holds]
+
+
+def refuted(verdict: dict[str, Any] | None) -> list[str]:
+    """What the run's own audit proved against the claim."""
+    bounds = [] if verdict is None else [bound for bound in (verdict["primary"], *verdict["others"]) if bound["refutes"]]
+    return [
+        f"audit: a lower bound of {bound['epsilon']:.3f} at delta {bound['delta']:.3g} ({bound['estimator']}, {bound['score']}) "
+        f"exceeds the claim of {bound['claim']:.3f}"
+        for bound in bounds[:1]
+    ]
+
+
+def audit_facts(experiment: Experiment, verdict: dict[str, Any] | None) -> dict[str, Any]:
+    """The audit in the run: what was declared, what came of it, and what publishing that costs."""
+    if not isinstance(experiment.audit, Canaries):
+        return {"canaries": "none"}
+    declared = dataclasses.asdict(experiment.audit)
+    named = ("score", "estimator", "guesses", "correct", "delta", "error", "epsilon", "claim")
+    return {
+        "canaries": {name: declared[name] for name in ("gradients", "sequences")},
+        "primary": declared["primary"],
+        "verdict": "pending" if verdict is None else "fails" if refuted(verdict) else "passes",
+        "lower_bound": None if verdict is None else {name: verdict["primary"][name] for name in named},
+        "released": "the verdict and the primary bound: functions of noisy sums charged above and of coins tossed without the data, at no "
+        "further cost. Every other bound, the coins, the canaries' texts and the scores stay under private/",
+    }
 
 
 def _vocabulary_source(experiment: Experiment, manifest: Any) -> str:
@@ -213,15 +246,21 @@ def assumptions(experiment: Experiment, manifest: Any, size: int) -> list[str]:
         "protected": "the vocabulary was fitted on protected text",
     }
     size_known = {
-        "zero_out": f"the number of rows ({size}) is public; the neighbour has one unit's content zeroed out",
-        "add_remove": f"the declared size ({size}) is public and does not depend on the data",
-        "replace_one": f"the number of rows ({size}) is public; the neighbour has one unit replaced",
+        "zero_out": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit's content zeroed out",
+        "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
+        "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
     found = [sources[_vocabulary_source(experiment, manifest)], size_known[privacy.adjacency]]
     found.append("every choice made in this config was made without looking at the protected text")
     found.append("the root secret stays in private/ and is not given away with the model")
     if experiment.data.pairs != "none" and privacy.unit == "row":
         found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
+    if privacy.rows_per_example > 1:
+        most = privacy.rows_per_unit_max
+        found.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
+    if isinstance(experiment.audit, Canaries):
+        places = experiment.audit.places(privacy)
+        found.append(f"{places} of the {size} {privacy.drawn}s are places of canaries, which hold no protected text")
     if privacy.delta >= 1 / size:
         found.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / size:.3g}")
     return found

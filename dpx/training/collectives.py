@@ -14,9 +14,12 @@ _LOOP = re.compile(r"(?:body|condition)=%?([\w.\-]+)")
 _REACHED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 
 
-# Which devices meet: listed, in rows of a shape that counts them (perhaps transposed), or as pairs of sender and receiver.
+# Which devices meet: listed, or as pairs of sender and receiver; in rows of a shape that counts them (perhaps transposed); or along
+# axes of a mesh.
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+
+_ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}:]*)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,12 @@ def _groups(instruction: str) -> tuple[tuple[int, ...], ...]:
         shape, dims, order = (_numbers(part or "") for part in counted.groups())
         devices = np.arange(math.prod(dims)).reshape(dims)
         return tuple(tuple(row) for row in (devices.transpose(order) if order else devices).reshape(shape).tolist())
+    if along := _ALONG.search(instruction):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", along.group(1))}
+        meeting = re.findall(r"'([^']*)'", along.group(2))
+        devices = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        last = np.moveaxis(devices, [list(sizes).index(name) for name in meeting], range(-len(meeting), 0))
+        return tuple(tuple(row) for row in last.reshape(-1, math.prod(sizes[name] for name in meeting)).tolist())
     return ()
 
 

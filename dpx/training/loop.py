@@ -83,11 +83,11 @@ def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> t
     """Draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update."""
     experiment, calibrated, parts = runtime.experiment, runtime.calibrated, runtime.step
     size = experiment.batch_schedule.at(step)
-    q, rows = size / calibrated.size, runtime.store.manifest.rows["protected"]
-    indices = draw(experiment.sampler, rows, q, lambda *place: secret.generator("sample", *place), step)
+    q, population = size / calibrated.size, runtime.store.population(experiment.privacy)
+    indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     params, sums = parts.gather(state["params"]), parts.zero()
-    for padded, is_padding, count in chunks(runtime.store, indices, parts):
+    for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout)
@@ -100,11 +100,11 @@ def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> t
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size}
 
 
-def chunks(store: Store, indices: np.ndarray, step: Step) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
-    """The drawn rows in chunks of one fixed shape, none dropped; an empty draw yields nothing."""
+def chunks(store: Store, indices: np.ndarray, step: Step, rows_per_example: int) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
+    """The drawn rows (or units) in chunks of one fixed shape, none dropped; an empty draw yields nothing."""
     capacity = step.chunk * step.rows
     for start in range(0, len(indices), capacity):
-        yield as_chunk(store.rows("protected", indices[start : start + capacity]), step)
+        yield as_chunk(store.examples("protected", indices[start : start + capacity], rows_per_example), step)
 
 
 def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -121,6 +121,7 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
     named |= {"grad/norm": values["gradient_norm"]}
     if runtime.experiment.is_private:
         named |= {"grad/snr": values["snr"], "grad/noise_norm": values["noise_norm"]}
-        named |= {"grad/clipped_fraction": counts["clipped"] / max(examples, 1.0), "grad/example_norm": counts["norm"] / max(examples, 1.0)}
+        units = max(counts["units"], 1.0)
+        named |= {"grad/clipped_fraction": counts["clipped"] / units, "grad/example_norm": counts["norm"] / units}
     named |= {name: value for name, value in values.items() if name.startswith(("weights/", "gradients/"))}
     return named

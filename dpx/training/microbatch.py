@@ -3,7 +3,7 @@
 The answer never depends on protected data. It is cached per (model, task, sequence, clipping, device), and a run keeps its own
 copy, written before step 0: a resumed run uses that whatever the cache says, since another size would give other bits.
 
-B: examples of a microbatch.
+B: examples of a microbatch (rows, or whole units where those are drawn).
 """
 
 import hashlib
@@ -84,21 +84,22 @@ def _rates(objective: Any, experiment: Experiment, candidates: Sequence[int]) ->
 
 
 def synthetic_batch(objective: Any, experiment: Experiment, examples: int) -> dict[str, jax.Array]:
-    rows = synthetic_rows(examples, experiment.data.sequence_length, objective.vocabulary_size)
+    rows = synthetic_rows(examples * experiment.privacy.rows_per_example, experiment.data.sequence_length, objective.vocabulary_size)
     return jax.jit(objective.batch)(np.zeros(2, np.uint32), rows)
 
 
 def microbatch_sum(objective: Any, experiment: Experiment) -> Callable[[Any, Any], Any]:
     """What the step does with one microbatch: (params, batch) -> sum of gradients, clipped if the run is private."""
     weights = clip_weights(experiment.clip) if experiment.is_private else None
+    rows_each = experiment.privacy.rows_per_example
 
     def run(params: Any, batch: Any) -> Any:
         def losses(params: Any, batch: Any) -> Any:
             return objective.losses(params, batch, jnp.zeros(2, jnp.uint32))
 
         if weights is None:
-            return plain_sum(losses, params, batch).total
-        return clipped_sum(losses, params, batch, weights=weights, method=experiment.clipping.method).total
+            return plain_sum(losses, params, batch, rows_per_unit=rows_each).total
+        return clipped_sum(losses, params, batch, weights=weights, method=experiment.clipping.method, rows_per_unit=rows_each).total
 
     return run
 
@@ -121,6 +122,7 @@ def _cache() -> Path:
 def _key(objective: Any, experiment: Experiment, candidates: Sequence[int]) -> str:
     device = jax.devices()[0]
     facts = (objective.model, objective.task, objective.vocabulary_size, experiment.data.sequence_length, experiment.is_private)
+    facts += (experiment.privacy.rows_per_example,)
     facts += (experiment.clipping, type(experiment.clip).__name__, experiment.mesh.memory_bytes, tuple(candidates))
     facts += (device.device_kind, os.cpu_count(), jax.__version__)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

@@ -9,6 +9,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from dpx.audit import in_run
+from dpx.audit.canaries import Planted, WithCanaries, plant, require_same_audit
+from dpx.audit.declarations import Canaries
+from dpx.audit.objective import LENGTH, Audited, without
 from dpx.data.prepare import prepare
 from dpx.experiment import Experiment
 from dpx.privacy import statement
@@ -26,6 +30,7 @@ from dpx.training.microbatch import settle
 from dpx.training.progress import RunProgress
 from dpx.training.spending import Spending
 from dpx.training.step import State, make_step
+from dpx.training.update import CANARIES
 
 
 @dataclasses.dataclass
@@ -40,45 +45,56 @@ class Session:
     writer: MetricsWriter
     spending: Spending
     progress: RunProgress
+    objective: Any
+    planted: Planted | None = None
     final: State | None = None
+    verdict: dict[str, Any] | None = None
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
         """Everything that can refuse does so before the first array of the model exists."""
         store = prepare(experiment.data, experiment.privacy)
-        calibrated = calibrate(experiment, experiment.data.declared_size or store.manifest.rows["protected"])
+        calibrated = calibrate(experiment, experiment.data.declared_size or experiment.privacy.population(store.manifest))
         mesh = experiment.mesh.make()
         objective = make_objective(
             experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest
         )
         microbatch = settle(objective, experiment, folder.private)
-        step = make_step(experiment, objective, mesh, microbatch)
+        audit, trained = experiment.audit, objective
+        if isinstance(audit, Canaries):
+            trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
+        if folder.fork and not (folder.private / "epochs.json").exists():
+            require_same_audit(folder.fork, audit)
+        step = make_step(experiment, trained, mesh, microbatch)
         with contextlib.ExitStack() as stack:
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
             checkpoints = stack.enter_context(
                 contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
             )
             beginning = begin(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger, checkpoints, step)
+            planted = plant(folder.private, audit, store.manifest, beginning.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
             spending = Spending(experiment, calibrated, ledger, store.manifest)
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps, spending.planned))
-            runtime = Runtime(experiment, calibrated, store, step, ledger)
+            drawn_from = store if planted is None else WithCanaries(store, planted, audit, experiment.privacy)
+            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
-            yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress)
+            yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress, objective, planted)
 
     def train(self) -> dict[str, Any]:
         """Runs to the last step; returns the held-out figures beside their baselines."""
         experiment = self.runtime.experiment
         for message in self.beginning.messages:
             self.progress.say(message)
-        untrained = self.evaluate(self.runtime.step.init(self.beginning.secret.key("untrained"))["params"])
+        untrained = self._evaluated(self.runtime.step.init(self.beginning.secret.key("untrained")))
         self.write_statement()
         self.final = state = run(self.runtime, self.beginning, self._seen)
-        figures = self.evaluate(state["params"])
+        figures = self._evaluated(state)
         self.checkpoints.wait()
-        export(self.folder.release / "params", state["params"])
+        export(self.folder.release / "params", without(state["params"], CANARIES))
+        self._conclude(state)
         self.write_statement()
         results = {
             "steps": experiment.steps,
@@ -91,9 +107,31 @@ class Session:
 
     def write_statement(self) -> dict[str, Any]:
         """`release/privacy.json` from the ledger as it stands."""
-        document = statement.build(self.runtime.experiment, self.runtime.store.manifest, self.runtime.calibrated, self.runtime.ledger)
+        runtime = self.runtime
+        document = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, self.verdict)
         statement.write(self.folder.release / "privacy.json", document)
         return document
+
+    def _evaluated(self, state: State) -> dict[str, float]:
+        """Held-out figures of the model's own parameters."""
+        return self.evaluate(without(state["params"], CANARIES))
+
+    def _conclude(self, state: State) -> None:
+        """The verdict of the run's audit, where it has one: from the noisy gradients and the final parameters alone."""
+        runtime, planted = self.runtime, self.planted
+        if planted is None:
+            return
+        assert isinstance(runtime.store, WithCanaries)
+        self.verdict = in_run.conclude(
+            self.folder.private,
+            runtime.experiment,
+            runtime.ledger,
+            self.objective,
+            state["params"],
+            runtime.store,
+            planted,
+            self.beginning.secret,
+        )
 
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
         """After each step: metrics, then, at their intervals, evaluation and a checkpoint."""
@@ -101,7 +139,7 @@ class Session:
         epsilon = self.spending.after(done)
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
         if done % experiment.schedule.evaluate_every == 0:
-            scalars |= {f"heldout/{name}": value for name, value in self.evaluate(state["params"]).items()}
+            scalars |= {f"heldout/{name}": value for name, value in self._evaluated(state).items()}
         self.writer.write(step, scalars)
         self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], metrics["train/mlm_accuracy"], epsilon)
         if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:

@@ -3,7 +3,8 @@
 Memory on a device does not depend on the logical batch: rows arrive in chunks of a fixed number of microbatches and the
 accumulator is donated from chunk to chunk. The divisor is the expected batch size, a constant of the config.
 
-Shape legend: K microbatches of a chunk, B examples of one microbatch on one device, D devices, S noise slices.
+Shape legend: K microbatches of a chunk, B examples of one microbatch on one device, R rows of an example (an axis that is there
+only where examples are units of several rows), D devices, S noise slices.
 """
 
 import dataclasses
@@ -45,14 +46,17 @@ class Step:
 
 
 TASK_COUNTS = ("mlm_correct", "mlm_predicted", "next_sentence_correct")
-COUNTS = ("examples", "non_finite", "loss", "norm", "clipped", *TASK_COUNTS)
+COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped", *TASK_COUNTS)
 
 
 def _counts(result: ClippedSum, norm_limit: float | None, is_padding_B: Array) -> dict[str, Array]:
-    """Telemetry of one microbatch, float32 sums; padding counts nowhere, a dropped non-finite example only as such."""
+    """Telemetry of one microbatch, float32 sums; padding counts nowhere, a dropped non-finite example only as such.
+
+    `examples` counts rows, `units` what is clipped as one (the same, unless units have several rows)."""
+    is_padding_U = is_padding_B.reshape(len(result.losses_B), -1).all(1)
     norms_B = jnp.zeros_like(result.losses_B) if result.norms_B is None else result.norms_B
     sums = {name: result.counts[name] for name in TASK_COUNTS} | {"loss": result.losses_B, "norm": norms_B}
-    sums |= {"examples": ~is_padding_B, "non_finite": ~is_padding_B & ~result.is_counted_B}
+    sums |= {"examples": ~is_padding_B, "units": ~is_padding_U, "non_finite": ~is_padding_U & ~result.is_counted_B}
     sums |= {"clipped": norms_B > (jnp.inf if norm_limit is None else norm_limit)}
     return {name: jnp.sum(values_B, dtype=jnp.float32) for name, values_B in sums.items()}
 
@@ -102,18 +106,21 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
     margin = MARGINS[experiment.model.dtype]
     weights = clip_weights(experiment.clip, margin) if experiment.is_private else None
     norm_limit = experiment.clip.clipping_norm if experiment.is_private else None
+    rows_each = experiment.privacy.rows_per_example
 
     def microbatch_sum(params: Any, rows: dict[str, Array], is_padding_B: Array, mask_key: Array, dropout_key: Array) -> ClippedSum:
         batch = objective.batch(mask_key, rows)
         losses = lambda p, b: objective.losses(p, b, dropout_key)  # noqa: E731
         if weights is None:
-            return plain_sum(losses, params, batch, is_padding_B)
-        return clipped_sum(losses, params, batch, weights=weights, is_padding_B=is_padding_B, method=experiment.clipping.method)
+            return plain_sum(losses, params, batch, is_padding_B, rows_per_unit=rows_each)
+        options = {"method": experiment.clipping.method, "rows_per_unit": rows_each}
+        return clipped_sum(losses, params, batch, weights=weights, is_padding_B=is_padding_B, **options)
 
     def accumulate(params: Any, sums: Sums, rows_KB: Any, is_padding_KB: Array, count: Array, mask_key: Array, dropout_key: Array) -> Sums:
         def body(index: Array, sums: Sums) -> Sums:
-            rows_B = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), rows_KB)
-            is_padding_B = jax.lax.dynamic_index_in_dim(is_padding_KB, index, keepdims=False)
+            rows_B, is_padding_B = jax.tree.map(
+                lambda a: _flat(jax.lax.dynamic_index_in_dim(a, index, keepdims=False), rows_each), (rows_KB, is_padding_KB)
+            )
             result = microbatch_sum(params, rows_B, is_padding_B, mask_key, dropout_key)
             counted = _counts(result, norm_limit, is_padding_B)
             return {
@@ -159,7 +166,7 @@ def _finish(transform: Any, mesh: Mesh, layouts: Any, summed: Any, state_shardin
         noisy, noise_squares = _with_noise(total, keys, deviation) if keys is not None else (total, jnp.float32(0))
         gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
         direction, moments = transform.update(gradient, state["moments"], state["params"])
-        params = update.apply(state["params"], direction, learning_rate)
+        params = update.with_canaries(update.apply(state["params"], direction, learning_rate), state["params"], gradient)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
         return {"params": params, "moments": moments}, metrics
 
@@ -186,11 +193,22 @@ def _norms(total: Any, noise_squares: Array, expected_batch: Array, params: Any)
     return metrics
 
 
+def _flat(values: Array, rows_per_example: int) -> Array:
+    """[B, R, ...] as [B * R, ...] where examples have several rows."""
+    return values if rows_per_example == 1 else values.reshape(-1, *values.shape[2:])
+
+
 def as_chunk(rows: dict[str, np.ndarray], step: Step) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-    """Pads gathered rows to one chunk: ({field: [K, B*D, ...]}, is_padding [K, B*D], microbatches that hold a real row)."""
+    """Pads gathered examples to one chunk: ({field: [K, B*D, ...]}, is_padding [K, B*D], microbatches that hold a real example).
+
+    Units come as [n, R, ...] with their own `is_padding` [n, R]; the results then have the axis R too."""
+    rows, own_padding = {name: v for name, v in rows.items() if name != "is_padding"}, rows.get("is_padding")
     count = len(next(iter(rows.values())))
     capacity = step.chunk * step.rows
     padded = {name: np.concatenate([v, np.zeros((capacity - count, *v.shape[1:]), v.dtype)]) for name, v in rows.items()}
     shaped = {name: v.reshape(step.chunk, step.rows, *v.shape[1:]) for name, v in padded.items()}
-    is_padding = (np.arange(capacity) >= count).reshape(step.chunk, step.rows)
+    is_padding = np.arange(capacity) >= count
+    if own_padding is not None:
+        is_padding = np.concatenate([own_padding, np.ones((capacity - count, own_padding.shape[1]), bool)])
+    is_padding = is_padding.reshape(step.chunk, step.rows, *is_padding.shape[1:])
     return shaped, is_padding, -(-count // step.rows)

@@ -9,6 +9,9 @@ from jaxtyping import Array, Float
 
 from dpx.optimizer import Adam
 
+# The parameter of an audit's gradient canaries (`dpx.audit.objective`), beside the model's.
+CANARIES = "canaries"
+
 # Official BERT code exempts LayerNorm parameters and every bias from decay.
 _EXEMPT = ("bias", "scale", "output_bias")
 
@@ -29,3 +32,10 @@ def transformation(optimizer: Adam) -> optax.GradientTransformation:
 def apply(params: Any, direction: Any, learning_rate: Float[Array, ""]) -> Any:
     """theta - eta * direction, leaf by leaf."""
     return jax.tree.map(lambda p, d: p - learning_rate * d.astype(jnp.float32), params, direction)
+
+
+def with_canaries(moved: Any, before: Any, gradient: Any) -> Any:
+    """`moved`, where canaries (if there are any) went from `before` by the released gradient as it is, at rate 1."""
+    if CANARIES not in before:
+        return moved
+    return moved | {CANARIES: jax.tree.map(jnp.subtract, before[CANARIES], gradient[CANARIES])}

@@ -19,7 +19,7 @@ from dpx.tuning.declarations import Tune
 
 # What all trials of a study share, whatever the charge, and what one mechanism repeated must share besides.
 _ALWAYS = ("data", "privacy", "task")
-_ONE_MECHANISM = ("model", "steps", "batch_schedule", "sampler", "mechanism", "noise", "accountant")
+_ONE_MECHANISM = ("model", "steps", "batch_schedule", "sampler", "mechanism", "noise", "accountant", "audit")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from dpx import config, recipes
-from dpx.audit.dirac import Canaries, Setting
+from dpx.audit.dirac import Attack, Setting
 
 
 @pytest.fixture(scope="session")
@@ -13,5 +13,5 @@ def experiment():
 
 @pytest.fixture(scope="session")
 def canaries(experiment):
-    """`Canaries` of 20,000 coins under a claim of epsilon 2."""
-    return lambda **changes: Canaries.of(experiment, Setting(**changes))
+    """An `Attack` by 20,000 coins under a claim of epsilon 2."""
+    return lambda **changes: Attack.of(experiment, Setting(**changes))

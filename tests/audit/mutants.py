@@ -146,8 +146,8 @@ MUTANTS = (
     Mutant(
         "counted N sampled from under add_remove",
         LOOP,
-        "q, rows = size / calibrated.size,",
-        'q, rows = size / runtime.store.manifest.rows["protected"],',
+        "q, population = size / calibrated.size,",
+        "q, population = size / runtime.store.population(experiment.privacy),",
         "tests/training/test_loop.py::test_the_rate_and_the_charge_follow_the_declared_size",
     ),
     Mutant(
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "row event for a document unit",
         "dpx/privacy/ledger.py",
-        'kind = "group" if run["rows_per_unit"] > 1 else run["sampler"]',
+        'kind = "group" if rows_clipped_apart(run) > 1 else run["sampler"]',
         'kind = run["sampler"]',
         "tests/privacy/test_ledger.py::test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows",
     ),

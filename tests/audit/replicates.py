@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpx import config, recipes
-from dpx.audit.dirac import Canaries, Setting
+from dpx.audit.dirac import Attack, Setting
 from tests.audit.test_dirac import REPLICATES, scaled_noise, verdicts
 
 TABLE = Path(__file__).parents[2] / "experiments" / "audit" / "replicates.csv"
@@ -22,7 +22,7 @@ def main() -> None:
     for name, factor in (("sound", 1.0), ("half the noise", 0.5), ("no noise", 0.0)):
         with pytest.MonkeyPatch.context() as patch:
             scaled_noise(patch, factor)
-            found = [verdict for verdict, _ in verdicts(Canaries.of(experiment, Setting()))]
+            found = [verdict for verdict, _ in verdicts(Attack.of(experiment, Setting()))]
         bounds = sorted(verdict.primary.epsilon for verdict in found)
         caught = (sum(verdict.primary.refutes for verdict in found), sum(bool(verdict.refuting) for verdict in found))
         rows.append((name, REPLICATES, *caught, *(round(bounds[place], 3) for place in (0, len(bounds) // 2, -1)), 2.0))

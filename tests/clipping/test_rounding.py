@@ -14,11 +14,8 @@ from tests.clipping.batches import batch, objective, parameters, squared_norm
 from tests.clipping.compiled import clipped, run
 from tests.clipping.test_clipped_sum import WAYS
 
-SLOW = pytest.mark.slow
-WANTED = [
-    *((way, "bfloat16", SLOW if way in ("vmap", "ghost", "book_keeping_ops", "ghost_ops") else ()) for way in WAYS),
-    *((way, "float32", SLOW if way == "ghost_ops" else ()) for way in WAYS),
-]
+DEFAULT = ("book_keeping", "book_keeping_grams")
+WANTED = [(way, dtype, () if way in DEFAULT else pytest.mark.slow) for dtype in ("bfloat16", "float32") for way in WAYS]
 
 
 def _scaled(tree, factor):
@@ -58,11 +55,14 @@ def test_no_example_adds_more_than_the_clipping_norm(way, dtype):
     worst = {}
     for name, (params, rows, factor) in hard_cases().items():
         for b in (1, 2):
-            alone = {"padding": jnp.arange(5) != b, "factor": jnp.full(5, factor)}
-            size = float(run(function, params, rows, limit=1.0, **alone).norms_B[b])
+            padding, factors = jnp.arange(5) != b, jnp.full(5, factor)
+            size = float(run(function, params, rows, padding=padding, factor=factors, limit=1.0).norms_B[b])
             limit = np.float32(0.37 * size)
-            found = run(function, params, rows, limit=limit * np.float32(1 - margin), **alone)
+            target = float(limit * np.float32(1 - margin))
+            found = run(function, params, rows, padding=padding, factor=factors, limit=target)
             assert bool(found.is_counted_B[b]), name
             worst[name, b] = np.sqrt(squared_norm(jax.tree.map(np.float64, found.total))) / np.float64(limit)
-    print(way, dtype, {key: f"{value - 1 + margin:.1e}" for key, value in worst.items()})
-    assert max(worst.values()) <= 1, max(worst, key=lambda key: worst[key])
+    case = max(worst, key=lambda key: worst[key])
+    assert worst[case] <= 1, case
+    # What was measured is thousands of times smaller than the margin.
+    assert worst[case] <= 1 - margin + 1e-6, case

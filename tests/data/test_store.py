@@ -10,6 +10,7 @@ from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.store import MANIFEST, Manifest, Store, column_types, open_store
 from dpx.declaration import Refused
+from dpx.privacy.declarations import Privacy
 
 from .corpora import PRIVACY, declared, records, write_records
 
@@ -140,3 +141,53 @@ def test_reading_a_batch_of_346_million_rows_costs_a_batch(store: Store, tmp_pat
     tracemalloc.stop()
     assert found["tokens"].shape == (2048, 128) and found["record"][-1] == wanted[-1]
     assert peak < 8e6 and seconds < 5
+
+
+@pytest.fixture(scope="module")
+def authors(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Documents of 12 authors, taking turns, so that an author's rows come apart; at most 3 rows each."""
+    folder = tmp_path_factory.mktemp("authors")
+    written = [record | {"id": f"author-{number % 12}"} for number, record in enumerate(records(60, sentences=6))]
+    privacy = Privacy(delta=1e-5, unit="author", rows_per_unit_max=3, unit_mode="sample_units")
+    return prepare(declared(folder, write_records(folder / "a.jsonl", written), unit_field="id"), privacy)
+
+
+def test_units_are_found_with_all_their_rows(authors: Store):
+    manifest = authors.manifest
+    every = authors.rows("protected", np.arange(manifest.rows["protected"]))
+    unit_N = authors.unit_of_rows("protected", every["record"])
+    asked = np.array([2, 0, 2, manifest.units["protected"] - 1])
+    found = authors.examples("protected", asked, 3)
+    assert found["tokens"].shape == (4, 3, 32) and found["is_padding"].dtype == bool
+    for place, unit in enumerate(asked):
+        kept = ~found["is_padding"][place]
+        assert found["record"][place][kept].tolist() == np.flatnonzero(unit_N == unit).tolist() != []
+        np.testing.assert_array_equal(found["tokens"][place][kept], every["tokens"][unit_N == unit])
+        assert not found["tokens"][place][~kept].any() and not found["length"][place][~kept].any()
+    assert authors.examples("protected", [], 3)["tokens"].shape == (0, 3, 32)
+    assert np.bincount(unit_N).max() == 3
+
+
+def test_rows_drawn_singly_are_rows(authors: Store):
+    assert authors.examples("protected", [1], 1)["tokens"].shape == (1, 32)
+
+
+def test_a_unit_beyond_the_cap_or_the_split_is_an_error(authors: Store):
+    with pytest.raises(Refused, match="a unit has 3 rows, above the cap of 2"):
+        authors.examples("protected", np.arange(authors.manifest.units["protected"]), 2)
+    with pytest.raises(IndexError, match="protected holds units 0 to"):
+        authors.examples("protected", [10**9], 3)
+
+
+def test_few_units_of_many_cost_little_memory(authors: Store, monkeypatch):
+    """The column of units is searched where it lies, never converted."""
+    many = np.repeat(np.arange(1_000_000, dtype="<u4"), 2)
+    found = {"unit": many}
+    monkeypatch.setattr(authors, "_columns", {"protected": found})
+    monkeypatch.setattr(authors, "rows", lambda split, indices: {"record": np.asarray(indices, np.int32)})
+    monkeypatch.setattr(authors, "manifest", dataclasses.replace(authors.manifest, units={"protected": 1_000_000}))
+    tracemalloc.start()
+    record = authors.examples("protected", [999_999, 17], 2)["record"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert record.tolist() == [[1_999_998, 1_999_999], [34, 35]] and peak < 1e5

@@ -3,14 +3,18 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
+from rich.console import Console
 
 from dpx import config, recipes
 from dpx.declaration import Refused
-from dpx.job.plan import Plan, largest_microbatch, plan
+from dpx.job.plan import Plan, largest_microbatch, plan, show
+from dpx.models.flops import training_matmul_flops
 from dpx.models.memory import activations, step_memory
 from dpx.models.shape import Bert
 from dpx.run_folder import RunFolder
+from dpx.task.declarations import MaskedLanguageModel
 
 FIELDS = {
     "parameters",
@@ -126,3 +130,46 @@ def test_largest_microbatch_is_the_last_that_fits() -> None:
     assert chosen & (chosen - 1) == 0
     assert plan(experiment)["microbatch"] == chosen
     assert plan(experiment)["memory_bytes_per_device"] <= 0.8 * experiment.mesh.memory_bytes
+
+
+def _compiled(*overrides: str) -> dict:
+    experiment, job = config.build(recipes.compose(["job=plan", "plan.compile=true", *overrides]))
+    assert isinstance(job, Plan)
+    return job.document(experiment)["compiled"]
+
+
+needs_8 = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+
+
+@needs_8
+def test_the_real_step_is_compiled_for_the_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _compiled("model=micro", "mesh=data_fsdp", "data.declared_size=100000", "microbatch=2")
+    kinds = {name: {one["kind"] for one in crossing} for name, crossing in found["collectives"].items()}
+    assert kinds["gather"] == {"all-gather"} and kinds["accumulate"] == set() and kinds["finish"] >= {"reduce-scatter", "all-reduce"}
+    assert not any(one["in_loop"] for crossing in found["collectives"].values() for one in crossing)
+    model, task = Bert(name="micro", layers=2, width=32, heads=2, feed_forward=64, positions=64), MaskedLanguageModel(next_sentence=False)
+    products = 2 * training_matmul_flops(model, 1024, 32, task.slots(32), next_sentence=False)
+    assert products < found["flops_per_device_and_microbatch"] < 1.2 * products
+    held = found["programs"]["accumulate"]
+    assert held["arguments"] > 0 and found["peak_bytes_per_device"] >= sum(held.values())
+    show(plan(config.build(recipes.compose(["model=micro", "data.declared_size=100000"]))[0]) | {"compiled": found}, Console(width=200))
+    assert "GB per device" in capsys.readouterr().out
+
+
+@needs_8
+@pytest.mark.slow
+def test_a_large_model_is_compiled_without_being_allocated() -> None:
+    found = _compiled("+experiment=anil_2m_batch", "mesh=h200_8", "microbatch=8")
+    parameters = 336_226_108
+    assert not any(one["in_loop"] for crossing in found["collectives"].values() for one in crossing)
+    assert 12 * parameters / 8 + 8 * parameters < found["peak_bytes_per_device"] < 139e9
+
+
+def test_units_drawn_whole_are_counted_as_units_and_cost_their_rows() -> None:
+    row, unit = (
+        _plan("noise=multiplier", "noise.noise_multiplier=1", "accountant=rdp", "data.declared_size=5000", "steps=10", *changes)
+        for changes in ([], ["privacy.unit=document", "privacy.rows_per_unit_max=4", "privacy.unit_mode=sample_units"])
+    )
+    assert unit["drawn"] == "document" and unit["unit_mode"] == "sample_units" and unit["epsilon"] == row["epsilon"]
+    assert unit["examples"] == row["examples"] and unit["flops"] == 4 * row["flops"]
+    assert unit["memory_bytes_per_device"] > 2 * row["memory_bytes_per_device"]

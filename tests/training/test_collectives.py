@@ -45,7 +45,8 @@ def compiled(request, micro):
         keys = slice_keys(RootSecret.from_seed(0), 0, state["params"])
         finish = step.finish.lower(state, step.zero(), keys, one, one, one)
         gather = step.gather.lower(state["params"])
-        yield Texts(*(lowered.compile().as_text() for lowered in (gather, accumulate, finish)), state["params"], mesh)
+        texts = [lowered.compile().as_text() or "" for lowered in (gather, accumulate, finish)]
+        yield Texts(gather=texts[0], accumulate=texts[1], finish=texts[2], params=state["params"], mesh=mesh)
 
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
@@ -70,13 +71,13 @@ def test_no_loop_crosses_examples(compiled):
 
 def test_parameters_are_gathered_once(compiled):
     gathered = sum(found.elements for found in collectives(compiled.gather) if found.kind == "all-gather")
-    fsdp, tensor, split = compiled.mesh.fsdp, compiled.mesh.tensor, 0
+    tensor, split = compiled.mesh.tensor, 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(compiled.params):
         layout = sharding.layout(path_name(path), leaf.shape, compiled.mesh.make())
-        part = leaf.size if layout.tensor_axis is None else leaf.size // tensor
         # Over fsdp to this device's part, and, of leaves that no layer splits, once more over tensor.
-        split += (part if layout.tensor_axis is not None or tensor == 1 else leaf.size // tensor + leaf.size) if layout.shards else 0
-    assert gathered == (split if fsdp > 1 else 0)
+        split += leaf.size // (tensor if "tensor" in layout.shards else 1) if "fsdp" in layout.shards else 0
+        split += leaf.size if "tensor" in layout.shards and layout.tensor_axis is None else 0
+    assert gathered == split
 
 
 def test_each_leaf_is_reduced_once(compiled):
@@ -98,3 +99,19 @@ def test_a_collective_inside_a_loop_is_seen():
     run = jax.shard_map(summed, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False)
     (found,) = collectives(jax.jit(run).lower(np.ones((2, 5), np.float32)).compile().as_text() or "")
     assert (found.kind, found.elements, found.is_in_loop) == ("all-reduce", 5, True)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "replica_groups={{0,1},{2,3},{4,5},{6,7}}",
+        "replica_groups=[4,2]<=[8]",
+        "replica_groups=[4,2]<=[2,4]T(0,1)",
+        "replica_groups=mesh['axis_0'=4,'axis_1'=1,'axis_2'=2] {'axis_2'}",
+        "source_target_pairs={{0,1},{2,3},{4,5},{6,7}}",
+    ],
+)
+def test_who_meets_is_read_however_it_is_written(written):
+    text = f"\nENTRY %main (x: f32[4]) -> f32[4] {{\n  %y = f32[4]{{0}} all-reduce(%x), channel_id=1, {written}, dimensions={{0}}\n}}\n"
+    (found,) = collectives(text)
+    assert found.groups == ((0, 1), (2, 3), (4, 5), (6, 7))

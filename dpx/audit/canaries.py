@@ -1,0 +1,120 @@
+"""Canaries in a run: what they are, whose coin fell which way, and how the sampler meets them among the protected units.
+
+A canary that is out keeps its place; drawn, it contributes nothing: in and out are neighbours under `zero_out`, and under
+`add_remove` too, since nothing else notices who is drawn.
+
+Shape legend: M canaries (G gradient canaries, then S sequences), n things asked for, R rows of an example, T positions of a row.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from dpx.audit.declarations import Canaries
+from dpx.data.store import Manifest, Store
+from dpx.declaration import Refused
+from dpx.privacy.declarations import Privacy
+from dpx.randomness import RootSecret
+from dpx.run_folder import write_json
+
+COINS = "audit_canaries.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted:
+    """The coins of all canaries, gradients first, and the texts of the sequences."""
+
+    gradients: int
+    is_in_M: Bool[np.ndarray, " M"]
+    tokens_ST: Int[np.ndarray, "S T"]
+
+
+def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret, fork: str | None) -> Planted:
+    """Coins and texts: those of an earlier start (a fork's parent's too), else drawn from the root secret and made durable.
+
+    Raises `Refused` for a fork of a run that was not audited alike: its state knows other canaries.
+    """
+    path = private / COINS
+    if not path.exists():
+        if fork is None:
+            drawn = secret.generator("audit_coins").integers(0, 2, audit.count)
+            tokens_ST = canary_tokens(manifest, audit.sequences, secret.generator("audit_canaries"))
+            write_json(path, {"gradients": audit.gradients, "coins": drawn.tolist(), "tokens": tokens_ST.tolist()})
+        else:
+            write_json(path, _of_parent(fork, audit))
+    known = json.loads(path.read_text())
+    tokens_ST = np.asarray(known["tokens"], np.int32).reshape(audit.sequences, manifest.sequence_length)
+    return Planted(known["gradients"], np.asarray(known["coins"], bool), tokens_ST)
+
+
+def require_same_audit(fork: str, audit: Any) -> None:
+    """Raises `Refused` where the parent of a fork was audited otherwise."""
+    if isinstance(audit, Canaries):
+        _of_parent(fork, audit)
+    elif (Path(fork.rpartition("@")[0]) / "private" / COINS).exists():
+        raise Refused(f"fork={fork}", "its state holds canaries", "Give the audit=canaries of the parent")
+
+
+def _of_parent(fork: str, audit: Canaries) -> dict[str, Any]:
+    path = Path(fork.rpartition("@")[0]) / "private" / COINS
+    known = json.loads(path.read_text()) if path.exists() else {"gradients": 0, "coins": []}
+    if (known["gradients"], len(known["coins"])) != (audit.gradients, audit.count):
+        raise Refused(f"fork={fork}", f"its {len(known['coins'])} canaries are not those of this audit", "Give the audit of the parent")
+    return known
+
+
+def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator) -> Int[np.ndarray, "S T"]:
+    """[CLS] uniform random ordinary pieces [SEP]: nothing but memory helps to guess them."""
+    special = (manifest.pad_id, manifest.unk_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
+    ordinary = np.setdiff1d(np.arange(manifest.pieces), special)
+    tokens_ST = generator.choice(ordinary, (count, manifest.sequence_length)).astype(np.int32)
+    tokens_ST[:, 0], tokens_ST[:, -1] = manifest.cls_id, manifest.sep_id
+    return tokens_ST
+
+
+class WithCanaries(Store):
+    """`store` with the places of M canaries behind its own; of what is drawn there only canaries that are in are handed out.
+
+    Where rows are drawn singly a canary has as many places as a unit may have rows, each with the same row. Every example carries
+    `canary`: the number of a gradient canary, -1 for anything else.
+    """
+
+    def __init__(self, store: Store, planted: Planted, audit: Canaries, privacy: Privacy):
+        self.folder, self.manifest, self._columns, self._store = store.folder, store.manifest, store._columns, store
+        self._planted, self._each = planted, audit.places_each(privacy)
+        self.first = store.population(privacy)
+
+    def population(self, privacy: Privacy) -> int:
+        return self.first + len(self._planted.is_in_M) * self._each
+
+    def examples(self, split: Any, indices: Any, rows_per_example: int) -> dict[str, np.ndarray]:
+        wanted_n = np.asarray(indices, dtype=np.int64)
+        own_n, place_n = wanted_n[wanted_n < self.first], wanted_n[wanted_n >= self.first] - self.first
+        place_n = place_n[self._planted.is_in_M[place_n // self._each]]
+        own = self._store.examples(split, own_n, rows_per_example)
+        own["canary"] = np.full(own["record"].shape, -1, np.int32)
+        rows = self.canary_rows(place_n // self._each) | {"record": (self._store.manifest.rows[split] + place_n).astype(np.int32)}
+        canaries = rows if rows_per_example == 1 else in_units(rows, rows_per_example)
+        return {name: np.concatenate([own[name], canaries[name]]) for name in own}
+
+    def canary_rows(self, numbers: Int[np.ndarray, " n"]) -> dict[str, np.ndarray]:
+        """A row of each of these canaries, in or out; that of a gradient canary holds no text."""
+        manifest, planted = self.manifest, self._planted
+        tokens = np.full((len(numbers), manifest.sequence_length), manifest.pad_id, np.int32)
+        tokens[:, 0], tokens[:, 1] = manifest.cls_id, manifest.sep_id
+        is_text = numbers >= planted.gradients
+        tokens[is_text] = planted.tokens_ST[numbers[is_text] - planted.gradients]
+        length = np.where(is_text, manifest.sequence_length, 2).astype(np.int32)
+        one_segment = {"segment_start": length, "length": length, "is_next": np.zeros_like(length), "record": np.zeros_like(length)}
+        return {"tokens": tokens, **one_segment, "canary": np.where(is_text, -1, numbers).astype(np.int32)}
+
+
+def in_units(rows: dict[str, np.ndarray], rows_per_example: int) -> dict[str, np.ndarray]:
+    """Each row as the one real row of a unit: fields [n, R, ...], and `is_padding`."""
+    filled = {name: np.repeat(values[:, None], rows_per_example, axis=1) for name, values in rows.items()}
+    is_padding = np.broadcast_to(np.arange(rows_per_example) > 0, (len(rows["record"]), rows_per_example))
+    return filled | {"is_padding": is_padding}

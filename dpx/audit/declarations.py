@@ -1,0 +1,94 @@
+"""Canaries that travel with a run, as declared. What an audit may conclude is fixed here, before anything runs."""
+
+from typing import Literal
+
+from dpx.declaration import declaration, require
+from dpx.privacy.declarations import Privacy
+
+Estimator = Literal["one_run", "f_dp", "gaussian_dp"]
+Score = Literal["gradient", "loss"]
+
+
+@declaration
+class Primary:
+    """The one combination declared in advance, at an error of its own. `gaussian_dp` needs a claim that is a Gaussian curve."""
+
+    estimator: Estimator = "one_run"
+    score: Score = "gradient"
+    guesses: int = 400
+    delta: float = 1e-5
+    error: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(
+            self.guesses > 0 and self.guesses % 2 == 0,
+            f"guesses={self.guesses}",
+            "as many coins are guessed in as out",
+            "Use an even number",
+        )
+        require(
+            0 < self.delta < 1, f"delta={self.delta}", "delta is a probability above 0 and below 1", "Use a value below 1 over the canaries"
+        )
+        require(0 < self.error < 1, f"error={self.error}", "an error is a probability above 0 and below 1", "Use 0.05 or less")
+
+
+@declaration
+class NoCanaries:
+    """A run without an audit of its own."""
+
+    name: Literal["none"] = "none"
+
+    def places(self, privacy: Privacy) -> int:
+        """What canaries add to N."""
+        return 0
+
+
+@declaration
+class Canaries:
+    """Units planted among the protected ones, each in or out by its own secret coin, drawn and clipped like any other.
+
+    A gradient canary (Dirac) has a gradient along one coordinate of its own, ten times the clipping norm long: it is scored by the
+    noisy sums on that coordinate. A sequence canary is random text, scored by its mean loss under the final parameters over `masks`
+    draws of what is hidden. `primary` is declared in advance; every other combination shares an error of 0.001.
+    """
+
+    gradients: int
+    sequences: int
+    primary: Primary
+    masks: int = 8
+    name: Literal["canaries"] = "canaries"
+
+    def __post_init__(self) -> None:
+        require(self.gradients >= 0, f"audit.gradients={self.gradients}", "not a number of canaries", "Use 0 or more")
+        require(self.sequences >= 0, f"audit.sequences={self.sequences}", "not a number of canaries", "Use 0 or more")
+        require(self.masks > 0, f"audit.masks={self.masks}", "nothing would be scored", "Use 1 or more")
+        known = {"gradient": self.gradients, "loss": self.sequences}[self.primary.score]
+        require(
+            self.primary.guesses <= known,
+            f"audit.primary.guesses={self.primary.guesses}",
+            f"there are {known} canaries with score={self.primary.score}",
+            "Plant more, guess fewer, or declare the other score",
+        )
+
+    @property
+    def count(self) -> int:
+        return self.gradients + self.sequences
+
+    def places(self, privacy: Privacy) -> int:
+        """What canaries add to N: units, or, where rows are drawn singly, as many rows each as a unit may have."""
+        return self.count * self.places_each(privacy)
+
+    def places_each(self, privacy: Privacy) -> int:
+        return privacy.rows_per_unit_max if privacy.unit_mode == "group" else 1
+
+    def require_fits(self, privacy: Privacy) -> None:
+        """Raises `Refused` where a canary that is out would not be a neighbour of one that is in."""
+        require(
+            privacy.adjacency != "replace_one",
+            f"audit=canaries with privacy.adjacency={privacy.adjacency}",
+            "a canary that is out contributes nothing, which is no replacement",
+            "Use privacy.adjacency=zero_out, or audit=none",
+        )
+
+
+Audit = NoCanaries | Canaries

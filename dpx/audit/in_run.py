@@ -1,0 +1,78 @@
+"""The audit that travels with a run: from its final state to a verdict.
+
+The claim tested at a delta is the smallest epsilon that the run's ledger proves there. `gaussian_dp` is left out where sampling makes
+the claim something else than a Gaussian curve.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from dpx.audit import scores
+from dpx.audit.canaries import Planted, WithCanaries
+from dpx.audit.declarations import Canaries
+from dpx.audit.verdict import judge
+from dpx.experiment import Experiment
+from dpx.privacy import events, ledger
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.statement import Spent
+from dpx.randomness import RootSecret
+from dpx.run_folder import write_json
+
+VERDICT = "audit.json"
+# Mean exposure of canaries that the run has not learnt: 1 / ln 2.
+BY_CHANCE = 1.4427
+
+
+def conclude(
+    private: Path,
+    experiment: Experiment,
+    entered: Ledger,
+    objective: Any,
+    params: Any,
+    store: WithCanaries,
+    planted: Planted,
+    secret: RootSecret,
+) -> dict[str, Any]:
+    """Scores the canaries of a finished run, judges and writes `private/audit.json`; `params` are the final ones, canaries included."""
+    audit = experiment.audit
+    assert isinstance(audit, Canaries)
+    scored: dict[str, Any] = {}
+    if audit.gradients:
+        scored["gradient"] = (scores.of_gradients(params, audit.gradients), planted.is_in_M[: audit.gradients])
+    if audit.sequences:
+        found_S = scores.of_sequences(objective, params, store, planted, secret, audit.masks)
+        scored["loss"] = (found_S, planted.is_in_M[audit.gradients :])
+    runs = entered.runs()
+    spent = Spent(experiment, runs)
+
+    def claim(delta: float) -> float:
+        known = [value for name in spent.accountants if (value := spent.epsilon(name, delta)) is not None]
+        return min(known, default=math.inf)
+
+    adjacency = experiment.privacy.adjacency
+    kinds = {type(events.event(release, adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(runs)}
+    verdict = judge(scored, claim, audit.primary, is_gaussian=kinds == {"GaussianDpEvent"})
+    document = verdict.as_json() | {"canaries": {"gradients": audit.gradients, "sequences": audit.sequences}}
+    document["in"] = {name: int(is_in_M.sum()) for name, (_, is_in_M) in scored.items()}
+    if "loss" in scored:
+        document["sequences_without_guarantee"] = power(*scored["loss"])
+    document = finite(document)
+    write_json(private / VERDICT, document)
+    return document
+
+
+def power(scores_M: Any, is_in_M: Any) -> dict[str, float]:
+    """How well sequences are betrayed; estimates, which decide nothing."""
+    exposure = scores.exposures(scores_M, is_in_M)
+    found = {"auc": scores.area_under_curve(scores_M, is_in_M), "exposure_mean": float(exposure.mean())}
+    return found | {"exposure_max": float(exposure.max()), "exposure_mean_by_chance": BY_CHANCE}
+
+
+def finite(document: Any) -> Any:
+    """JSON has no infinity: `None` where a claim or an estimate is not finite."""
+    if isinstance(document, dict):
+        return {name: finite(value) for name, value in document.items()}
+    if isinstance(document, (list, tuple)):
+        return [finite(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document

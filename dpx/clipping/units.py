@@ -1,0 +1,63 @@
+"""What is clipped as one: a row, or the rows of one unit.
+
+The loss of a unit is the sum of its rows' losses, so its gradient is the sum of theirs and the norm of that sum is what is clipped.
+
+B: rows, R: rows of one unit (padding among them), U = B / R: units, in the order of their rows.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from dpx.declaration import require
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """`rows` R of each unit, and which rows are padding: they stand in no unit's loss."""
+
+    rows: int
+    is_padding_B: Bool[Array, " B"]
+
+    def __post_init__(self) -> None:
+        count = self.is_padding_B.shape[0]
+        require(
+            self.rows > 0 and count % self.rows == 0,
+            f"rows_per_unit={self.rows}",
+            f"does not divide the {count} rows of a microbatch",
+            "Fill every unit up with padding rows",
+        )
+
+    @property
+    def is_padding_U(self) -> Bool[Array, " U"]:
+        """Units without a single real row."""
+        return self.is_padding_B.reshape(-1, self.rows).all(1)
+
+    def filled(self, batch: Any) -> Any:
+        """`batch` with a copy of a real row of the same unit in place of each padding row (of any unit, where its own has none).
+
+        A copy's loss weighs zero, and what it computes is as finite as its unit: zero times it stays zero.
+        """
+        if self.rows == 1:
+            return batch
+        is_padding_UR = self.is_padding_B.reshape(-1, self.rows)
+        own_UR = jnp.arange(is_padding_UR.size).reshape(is_padding_UR.shape)
+        first_U = jnp.where(self.is_padding_U, jnp.argmin(self.is_padding_B), own_UR[:, 0] + jnp.argmin(is_padding_UR, axis=1))
+        source_B = jnp.where(is_padding_UR, first_U[:, None], own_UR).reshape(-1)
+        return jax.tree.map(lambda leaf: leaf[source_B], batch)
+
+    def summed(self, values: Any) -> Any:
+        """Leaves [B, ...] as [U, ...], sums over the real rows of each unit."""
+
+        def one(leaf: Array) -> Array:
+            is_padding = self.is_padding_B.reshape((-1,) + (1,) * (leaf.ndim - 1))
+            return jnp.where(is_padding, 0, leaf).reshape(-1, self.rows, *leaf.shape[1:]).sum(1)
+
+        return jax.tree.map(one, values)
+
+    def of_rows(self, values_U: Float[Array, " U"]) -> Float[Array, " B"]:
+        """Each row its unit's value; padding rows zero."""
+        return jnp.where(self.is_padding_B, 0, jnp.repeat(values_U, self.rows))

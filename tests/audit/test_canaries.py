@@ -1,0 +1,190 @@
+"""Canaries in a run: their rows, coins and draws, exposure by hand, a sound run that passes and broken ones that fail."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.audit import canaries, scores
+from dpx.audit.canaries import Planted, WithCanaries, plant
+from dpx.audit.declarations import Canaries, Primary
+from dpx.batch_schedule import Constant
+from dpx.clipping.declarations import Clipping
+from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.data.prepare import prepare
+from dpx.declaration import Refused
+from dpx.experiment import Schedule
+from dpx.job.train import Train
+from dpx.mechanism.declarations import Multiplier
+from dpx.privacy.calibration import calibrate
+from dpx.privacy.declarations import Pld, Privacy
+from dpx.randomness import RootSecret
+from dpx.run_folder import RunFolder
+from dpx.training import step
+from dpx.training.checkpoint import released
+from tests.training.conftest import declare
+
+AUDIT = Canaries(gradients=600, sequences=100, masks=2, primary=Primary(guesses=100))
+ROW, UNITS = Privacy(delta=1e-4), Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
+GROUP = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3)
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """A micro run of two steps in which every unit takes part, canaries included."""
+    directory = str(tmp_path_factory.getbasetemp() / "data")
+    source = Synthetic(documents=24, words_per_document=40, states=16)
+    data = Data(name="synthetic", source=source, vocabulary=Vocabulary(size=256), sequence_length=16, directory=directory)
+    size = calibrate_size(data)
+    fields = {
+        "data": data,
+        "steps": 2,
+        "audit": AUDIT,
+        "batch_schedule": Constant(size=size),
+        "noise": Multiplier(noise_multiplier=3.0),
+        "accountant": Pld(),
+        "clipping": Clipping(method="book_keeping"),
+        "schedule": Schedule(evaluation_rows=32),
+        "microbatch": 32,
+    }
+    return lambda **changes: declare(**(fields | changes))
+
+
+def calibrate_size(data):
+    return prepare(data, ROW).manifest.rows["protected"] + AUDIT.count
+
+
+def planted(store, audit=AUDIT):
+    is_in = np.arange(audit.count) % 2 == 0
+    return Planted(audit.gradients, is_in, canaries.canary_tokens(store.manifest, audit.sequences, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("privacy", [ROW, UNITS, GROUP], ids=["rows", "units", "group"])
+def test_only_canaries_that_are_in_are_handed_out(experiment, privacy):
+    plain = prepare(experiment().data, privacy)
+    store, first = WithCanaries(plain, planted(plain), AUDIT, privacy), plain.population(privacy)
+    each = 3 if privacy is GROUP else 1
+    assert store.population(privacy) == first + 700 * each
+    # A row of its own, canaries 0 (in), 1 (out), 2 (in), sequences 600 (in) and 601 (out).
+    asked = [0, *(first + each * number for number in (0, 1, 2, 600, 601))]
+    found = store.examples("protected", asked, privacy.rows_per_example)
+    shape = (4, 3) if privacy is UNITS else (4,)
+    assert found["canary"].shape == shape and found["tokens"].shape == (*shape, 16)
+    assert found["canary"].reshape(4, -1)[:, 0].tolist() == [-1, 0, 2, -1]
+    own = plain.examples("protected", [0], privacy.rows_per_example)
+    assert {name: value.dtype for name, value in own.items()} == {n: v.dtype for n, v in found.items() if n != "canary"}
+    if privacy is UNITS:
+        assert found["is_padding"][1:].tolist() == [[False, True, True]] * 3
+    last = store.examples("protected", [store.population(privacy) - 2 * each], privacy.rows_per_example)
+    assert len(last["record"]) == 1
+
+
+def test_canaries_add_to_n(experiment):
+    rows = prepare(experiment().data, ROW).manifest.rows["protected"]
+    assert calibrate(experiment(), rows).size == rows + 700
+    assert calibrate(experiment(privacy=GROUP), rows).size == rows + 3 * 700
+
+
+def test_coins_are_drawn_once_and_a_fork_keeps_its_parents(experiment, tmp_path):
+    store = prepare(experiment().data, ROW)
+    private = [tmp_path / name / "private" for name in ("parent", "child")]
+    for folder in private:
+        folder.mkdir(parents=True)
+    first = plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(1), None)
+    assert 0.4 < first.is_in_M.mean() < 0.6 and first.tokens_ST.shape == (100, 16)
+    for found in (
+        plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(2), None),
+        plant(private[1], AUDIT, store.manifest, RootSecret.from_seed(3), f"{tmp_path}/parent@1"),
+    ):
+        np.testing.assert_array_equal(found.is_in_M, first.is_in_M)
+        np.testing.assert_array_equal(found.tokens_ST, first.tokens_ST)
+    other = dataclasses.replace(AUDIT, gradients=500)
+    with pytest.raises(Refused, match="^fork=.*canaries are not those of this audit"):
+        canaries.require_same_audit(f"{tmp_path}/parent@1", other)
+
+
+def run(experiment, path, **changes):
+    Train()(experiment(**changes), RunFolder(path, "name: micro\n"))
+
+
+def read(path, *places):
+    return json.loads(path.joinpath(*places).read_text())
+
+
+@pytest.fixture(scope="module")
+def sound(experiment, tmp_path_factory):
+    path, patch, seen = tmp_path_factory.mktemp("sound"), pytest.MonkeyPatch(), []
+    whole = scores.of_gradients
+    with patch.context() as patched:
+        patched.setattr(scores, "of_gradients", lambda *args: seen.append(whole(*args)) or seen[-1])
+        run(experiment, path)
+    return path, seen[0]
+
+
+def test_a_sound_run_passes_and_says_what_it_releases(sound):
+    sound, _ = sound
+    stated, found = read(sound, "release", "privacy.json"), read(sound, "private", "audit.json")
+    assert stated["guarantee"] == "dp" and stated["audit"]["verdict"] == "passes"
+    assert stated["audit"]["lower_bound"]["epsilon"] < stated["audit"]["lower_bound"]["claim"]
+    assert "at no further cost" in stated["audit"]["released"] and found["passes"]
+    assert any("places of canaries" in line for line in stated["assumptions"])
+    assert 0.2 < found["sequences_without_guarantee"]["auc"] < 0.8
+    assert {bound["score"] for bound in found["others"]} == {"gradient", "loss"}
+    assert not list((sound / "release").rglob("*audit*"))
+
+
+def test_released_parameters_hold_no_canary(sound):
+    assert set(released(sound[0] / "release" / "params")) == {"embeddings", "layers", "mlm", "pooler", "next_sentence"}
+
+
+def test_gradient_canaries_are_scored_by_what_was_released(sound, experiment):
+    """Each that is in stands two clipping norms (one a step) above one that is out; noise on both sides."""
+    path, found = sound
+    coins = np.asarray(read(path, "private", canaries.COINS)["coins"][:600], bool)
+    in_norms = found * experiment().batch_schedule.at(0) / experiment().clip.clipping_norm
+    deviation = 3.0 * np.sqrt(2)
+    assert in_norms[coins].mean() - in_norms[~coins].mean() == pytest.approx(2, abs=5 * deviation * np.sqrt(4 / 600))
+    assert in_norms[~coins].std() == pytest.approx(deviation, rel=0.2)
+
+
+@pytest.mark.parametrize("broken", ["no noise", pytest.param("no clip", marks=pytest.mark.slow)])
+def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch, broken):
+    if broken == "no noise":
+        sound_noise = step.add_noise
+        monkeypatch.setattr(step, "add_noise", lambda total, keys, deviation: sound_noise(total, keys, 0 * deviation))
+    else:
+        monkeypatch.setattr(step, "clip_weights", lambda *_: jnp.ones_like)
+    with pytest.raises(Refused, match="^audit: the lower bound .* exceeds the claim"):
+        run(experiment, tmp_path)
+    stated = read(tmp_path, "release", "privacy.json")
+    assert stated["guarantee"] == "none" and stated["epsilon"] == {} and stated["audit"]["verdict"] == "fails"
+    assert stated["reasons"][0].startswith("audit: a lower bound of")
+
+
+def test_exposure_and_area_by_hand():
+    found, is_in = np.array([5.0, 3.0, 0.0, 1.0, 2.0, 4.0]), np.array([True, True, True, False, False, False])
+    np.testing.assert_allclose(scores.exposures(found, is_in), [2, 1, 0])
+    assert scores.area_under_curve(found, is_in) == pytest.approx((3 + 2 + 0) / 9)
+
+
+def test_nothing_to_compare_with_is_refused():
+    with pytest.raises(Refused, match="none is out"):
+        scores.exposures(np.zeros(3), np.ones(3, bool))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"privacy": Privacy(delta=1e-4, adjacency="replace_one")}, "audit=canaries with privacy.adjacency=replace_one"),
+    ],
+)
+def test_an_audit_that_cannot_stand_is_refused(experiment, changes, word):
+    with pytest.raises(Refused, match=f"^{word}"):
+        experiment(**changes)
+
+
+def test_more_guesses_than_canaries_are_refused():
+    with pytest.raises(Refused, match="^audit.primary.guesses=400"):
+        Canaries(gradients=100, sequences=0, primary=Primary())

@@ -1,0 +1,170 @@
+"""Units of several rows: the norm clipped is that of the sum of a unit's row gradients, products between its rows included."""
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpx
+from dpx.clipping import ops, probes
+from dpx.clipping.weights import clip_weights
+from dpx.declaration import Refused
+from dpx.mechanism.declarations import Flat, PerLayer
+from tests.clipping.batches import assert_trees_close, batch, bert, float64_gradients, objective, parameters, squared_norm
+from tests.clipping.compiled import DROPOUT_KEY
+
+ROWS = 3
+# Full, with padding behind, with padding before its one row, and none at all.
+PADDING = np.array([False] * 3 + [False, False, True] + [True, False, True] + [True] * 3)
+UNITS = len(PADDING) // ROWS
+SUBJECT = objective(bert(dropout=0.1))
+WAYS = {
+    "vmap": {"method": "vmap"},
+    "ghost": {"method": "ghost"},
+    "ghost_ops": {"method": "ghost", "fused": False, "kept_bytes": 0},
+    "book_keeping": {"method": "book_keeping"},
+    "book_keeping_grams": {"method": "book_keeping", "kept_bytes": 0},
+    "book_keeping_ops": {"method": "book_keeping", "fused": False},
+}
+FAST = ("vmap", "book_keeping_grams", "book_keeping_ops")
+
+
+@cache
+def case():
+    """Parameters, rows, and each unit's gradient and loss in float64: the sums of those of its rows, one row at a time."""
+    params, rows = parameters(SUBJECT), batch(examples=len(PADDING))
+    gradients, losses = float64_gradients(lambda p, b: SUBJECT.losses(p, b, DROPOUT_KEY), params, rows)
+    weights = np.where(PADDING, 0.0, 1.0).reshape(UNITS, ROWS)
+    units = [summed(weights[unit], gradients[unit * ROWS : (unit + 1) * ROWS]) for unit in range(UNITS)]
+    return params, rows, units, (weights * losses.reshape(UNITS, ROWS)).sum(1)
+
+
+def summed(factors, gradients):
+    return jax.tree.map(lambda *leaves: sum(c * leaf for c, leaf in zip(factors, leaves, strict=True)), *gradients)
+
+
+@cache
+def compiled(way: str):
+    def run(params, rows, limit, factor_B):
+        def losses(params, rows):
+            losses_B, counts = SUBJECT.losses(params, rows["row"], DROPOUT_KEY)
+            return losses_B * rows["factor"], counts
+
+        weights = lambda norms_U: limit / jnp.maximum(norms_U, limit)  # noqa: E731
+        both, options = {"row": rows, "factor": factor_B}, WAYS[way]
+        return dpx.clipped_sum(losses, params, both, weights=weights, is_padding_B=jnp.asarray(PADDING), rows_per_unit=ROWS, **options)
+
+    return jax.jit(run)
+
+
+def found(way, params, rows, limit=1e6, factor=None):
+    return compiled(way)(params, rows, limit, jnp.ones(len(PADDING)) if factor is None else factor)
+
+
+each_way = pytest.mark.parametrize("way", [way if way in FAST else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+
+
+@each_way
+def test_equals_the_float64_gradient_of_each_unit(way):
+    params, rows, gradients, losses = case()
+    norms = np.sqrt([squared_norm(gradient) for gradient in gradients])
+    for limit in (1.5, 1e6):
+        result = found(way, params, rows, limit)
+        np.testing.assert_allclose(np.square(result.norms_B), np.square(norms), rtol=1e-5, atol=1e-12)
+        np.testing.assert_allclose(result.losses_B, losses, rtol=1e-5)
+        np.testing.assert_array_equal(result.is_counted_B, [True, True, True, False])
+        assert_trees_close(result.total, summed(limit / np.maximum(norms, limit), gradients))
+    assert norms[:3].max() > 1.5, "a limit that nothing meets tests nothing"
+
+
+@each_way
+def test_a_padding_row_changes_not_one_bit(way):
+    params, rows, _, _ = case()
+    cleared = jax.tree.map(lambda leaf: leaf.at[np.flatnonzero(PADDING)].set(jnp.zeros((), leaf.dtype)), rows)
+    poison = jnp.where(PADDING, jnp.nan, 1.0)
+    for other in (found(way, params, cleared), found(way, params, rows, factor=poison)):
+        jax.tree.map(np.testing.assert_array_equal, found(way, params, rows), other)
+
+
+@each_way
+@pytest.mark.parametrize("poison", [np.nan, 1e25])
+def test_one_non_finite_row_drops_its_whole_unit(way, poison):
+    params, rows, gradients, _ = case()
+    result = found(way, params, rows, factor=jnp.ones(len(PADDING)).at[4].set(poison))
+    np.testing.assert_array_equal(result.is_counted_B, [True, False, True, False])
+    assert_trees_close(result.total, summed([1, 0, 1, 0], gradients))
+
+
+def test_rows_that_cancel_and_rows_that_agree_are_told_apart():
+    """Row by row both units have the same norms; together one has twice them and the other none."""
+    x = jnp.asarray([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])
+    sign = jnp.asarray([1.0, 1.0, 1.0, -1.0])
+
+    def losses(params, rows):
+        return rows["sign"] * ops.dense(rows["x"], params["kernel"])[:, 0], {}
+
+    params = {"kernel": jnp.ones((2, 1))}
+    for method in ("vmap", "ghost", "book_keeping"):
+        result = dpx.clipped_sum(losses, params, {"x": x, "sign": sign}, weights=lambda norms: 1.0, method=method, rows_per_unit=2)
+        np.testing.assert_allclose(result.norms_B, [2 * np.sqrt(5), 0.0], rtol=1e-6)
+
+
+def test_the_plain_sum_of_units_is_that_of_their_rows():
+    params, rows, gradients, losses = case()
+    plain = jax.jit(
+        lambda p, b: dpx.plain_sum(lambda p, b: SUBJECT.losses(p, b, DROPOUT_KEY), p, b, jnp.asarray(PADDING), rows_per_unit=ROWS)
+    )
+    result = plain(params, rows)
+    assert_trees_close(result.total, summed([1, 1, 1, 0], gradients))
+    np.testing.assert_allclose(result.losses_B, losses, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vmap", "ghost", "book_keeping"])
+def test_clipped_per_layer_a_unit_stays_within_the_norm(method):
+    params, rows, _, _ = case()
+    weights = clip_weights(PerLayer(clipping_norm=0.5))
+    run = jax.jit(
+        lambda p, b, pad: dpx.clipped_sum(SUBJECT.losses, p, b, weights=weights, is_padding_B=pad, method=method, rows_per_unit=ROWS)
+    )
+    for unit in range(3):
+        alone = jnp.asarray(PADDING | (np.arange(len(PADDING)) // ROWS != unit))
+        assert np.sqrt(squared_norm(jax.tree.map(np.float64, run(params, rows, alone).total))) <= 0.5 * (1 + 1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowByRow(probes.Op):
+    """An op of somebody's own that knows nothing of units."""
+
+    name: str = "row_by_row"
+
+    def forward(self, leaves, inputs):
+        return inputs[0] * leaves["gain"], inputs[0]
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        return (cotangent * leaves["gain"],), cotangent * residuals
+
+    def squared_norm(self, leaves, record):
+        return (jnp.square(record).sum(1),)
+
+    def weighted_sum(self, leaves, record, weights):
+        return {"gain": weights[0] @ record}
+
+
+@pytest.mark.parametrize("method", ["ghost", "book_keeping"])
+def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
+    def losses(params, rows):
+        return probes.apply(RowByRow(), params, (rows["x"],)).sum(1), {}
+
+    params, rows, weights = {"gain": jnp.ones(2)}, {"x": jnp.ones((4, 2))}, clip_weights(Flat(clipping_norm=1.0))
+    with pytest.raises(Refused, match="^op=row_by_row: clips row by row"):
+        dpx.clipped_sum(losses, params, rows, weights=weights, method=method, rows_per_unit=2)
+    assert dpx.clipped_sum(losses, params, rows, weights=weights, method="vmap", rows_per_unit=2).norms_B.shape == (2,)
+
+
+def test_units_that_do_not_fill_the_batch_are_refused():
+    with pytest.raises(Refused, match="^rows_per_unit=5: does not divide"):
+        dpx.clipped_sum(SUBJECT.losses, {}, batch(examples=12), weights=clip_weights(Flat(clipping_norm=1.0)), rows_per_unit=5)
