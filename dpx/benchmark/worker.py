@@ -12,6 +12,7 @@ from typing import Any
 
 from dpx.benchmark.setting import Setting
 from dpx.declaration import Refused
+from dpx.mesh import simulate_devices
 
 # Threads that spin while they wait would slow whoever is timed meanwhile.
 _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
@@ -77,12 +78,10 @@ def serve(connection: Connection, module: str, setting: Setting) -> None:
 
 def _prepare(setting: Setting) -> None:
     """This process's device count and waiting policy, before any framework is imported."""
-    from dpx.launch import simulate_devices
-
     for name, value in _PATIENT.items():
         os.environ.setdefault(name, value)
     if setting.experiment.mesh.simulated_devices is None:
         # The parent's own mesh may have left its count here.
         flags = os.environ.get("XLA_FLAGS", "").split()
         os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if "xla_force_host_platform_device_count" not in flag)
-    simulate_devices(setting.experiment.mesh)
+    simulate_devices(setting.experiment.mesh, setting.experiment.mesh.simulated_devices)
