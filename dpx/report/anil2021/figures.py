@@ -143,6 +143,9 @@ def _batch_sweep(runs: Sequence[Run], published: Sequence[Published]) -> list[Fi
         if groups:
             _against(axes[1], groups, "expected batch size")
             axes[1].set_xscale("log")
+            # The sizes that ran: within one decade matplotlib's own labels run into each other.
+            axes[1].set_xticks(list(groups), [f"{size:g}" for size in groups])
+            axes[1].minorticks_off()
     return found
 
 
