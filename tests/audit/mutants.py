@@ -179,6 +179,50 @@ MUTANTS = (
         "tests/privacy/test_ledger.py::test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows",
     ),
     Mutant(
+        "row event for a document whose rows are drawn singly, by calling them units",
+        "dpx/privacy/calibration.py",
+        "unit_mode=experiment.privacy.unit_mode",
+        'unit_mode="sample_units"',
+        "tests/privacy/test_units.py::test_rows_drawn_singly_are_never_charged_as_units",
+    ),
+    Mutant(
+        "tied cross terms between different rows of a unit dropped",
+        "dpx/clipping/ops.py",
+        'across_BMT = norms.product("bmd,btd->bmt", record["hidden"], norms.wide(record["g"]))',
+        'across_BMT = norms.product("bmd,btd->bmt", record["hidden"], norms.wide(record["g"]))\n'
+        '        M, T = self.decoded, record["gathered"].shape[2] // self.rows_per_unit\n'
+        "        across_BMT = across_BMT * jnp.kron(jnp.eye(self.rows_per_unit), jnp.ones((M, T)))",
+        "tests/clipping/test_units.py::test_equals_the_float64_gradient_of_each_unit[book_keeping_grams]",
+    ),
+    Mutant(
+        "rows drawn singly where whole units are charged",
+        "dpx/privacy/declarations.py",
+        'manifest.rows["protected"] if self.unit_mode == "group" else manifest.units["protected"]',
+        'manifest.rows["protected"]',
+        "tests/privacy/test_units.py::test_n_counts_what_is_drawn",
+    ),
+    Mutant(
+        "rows of a unit beyond its first left out",
+        "dpx/data/store.py",
+        "is_padding_nR = row_nR >= end_n[:, None]",
+        "is_padding_nR = row_nR >= first_n[:, None] + 1",
+        "tests/data/test_store.py::test_units_are_found_with_all_their_rows",
+    ),
+    Mutant(
+        "canaries left out of N",
+        "dpx/privacy/calibration.py",
+        "return size + experiment.audit.places(privacy)",
+        "return size",
+        "tests/audit/test_canaries.py::test_canaries_add_to_n",
+    ),
+    Mutant(
+        "canaries trained on whatever their coins",
+        "dpx/audit/canaries.py",
+        "place_n = place_n[self._planted.is_in_M[place_n // self._each]]",
+        "place_n = place_n[:]",
+        "tests/audit/test_canaries.py::test_only_canaries_that_are_in_are_handed_out",
+    ),
+    Mutant(
         "mixture event replaced by the row event",
         EVENTS,
         '("group", "zero_out", "pld"): _mixture',

@@ -16,7 +16,7 @@ def test_the_edit_fits_and_its_test_exists(mutant: Mutant):
     ast.parse(source.replace(mutant.old, mutant.new))
     file, _, function = mutant.test.partition("::")
     tests = [node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
-    assert function in tests
+    assert function.partition("[")[0] in tests
 
 
 def test_the_written_table_holds_every_mutant_as_caught():
