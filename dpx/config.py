@@ -112,8 +112,12 @@ def run_name(root: DictConfig) -> str:
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that says which run it is; how and where it is computed is left out."""
-    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
+    """The part of a resolved config that says which run it is; how and where it is computed, and groups that do nothing, are left out."""
+    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and not _does_nothing(key, value)}
+
+
+def _does_nothing(key: str, value: Any) -> bool:
+    return (key == "analysis" and value is None) or (key == "telemetry" and value["_target_"].endswith(".SecretTelemetry"))
 
 
 def _short_hash(plain: Any) -> str:

@@ -8,7 +8,7 @@ from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
 from dpx.lr_schedule import WarmUpThen
-from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio
+from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, ReleasedTelemetry, SecretTelemetry, Telemetry
 from dpx.mesh import Mesh
 from dpx.models.shape import Model
 from dpx.optimizer import Optimizer
@@ -54,6 +54,7 @@ class Experiment:
     mesh: Mesh
     schedule: Schedule
     microbatch: int | Literal["auto"]
+    telemetry: Telemetry = SecretTelemetry()
     replicate: int = 0
     seed: int | None = None
     audit: Audit = NoCanaries()
@@ -65,6 +66,11 @@ class Experiment:
         if isinstance(self.audit, Canaries):
             require(self.mechanism.name != "none", "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")
             self.audit.require_fits(self.privacy)
+            for is_met, value in (
+                (self.mechanism.name == "dp_sgd", f"mechanism={self.mechanism.name}"),
+                (self.clip.kind != "quantile", "clip=quantile"),
+            ):
+                require(is_met, f"audit=canaries, {value}", "canaries are scored against independent noise at one norm", "Use audit=none")
         require(
             self.microbatch == "auto" or self.microbatch > 0,
             f"microbatch={self.microbatch}",
@@ -88,6 +94,18 @@ class Experiment:
             "noise=noise_batch_ratio",
             "the ratio is noise over one batch size, but the batch size varies",
             "Use batch_schedule=constant or noise=multiplier",
+        )
+        require(
+            self.privacy.rows_per_example == 1 or not isinstance(self.telemetry, ReleasedTelemetry),
+            "telemetry=released, privacy.unit_mode=sample_units",
+            "a unit's loss is a sum over its rows, which no range is declared for",
+            "Use telemetry=secret",
+        )
+        require(
+            self.is_private or not isinstance(self.telemetry, ReleasedTelemetry),
+            "telemetry=released",
+            "mechanism=none has no claim that its noise could join",
+            "Use telemetry=secret, or mechanism=dp_sgd",
         )
 
     @property

@@ -89,11 +89,30 @@ class RootSecret:
         """A Philox generator with a 128-bit key, for draws on the host."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self._derive("generator", purpose, parts, 16), "big")))
 
+    def stream(self, purpose: str, *parts: str | int) -> "BitStream":
+        """A stream of words with a 256-bit key, for draws whose generator must be as strong as a cipher."""
+        return BitStream(self._derive("stream", purpose, parts, SECRET_BYTES))
+
     def __repr__(self) -> str:
         return "RootSecret(hidden)"
 
     def __reduce__(self):
         raise TypeError("a root secret is not pickled: it lives in one file of the private tree")
+
+
+class BitStream:
+    """Uniform 64-bit words of SHAKE-256 under a key: request number n is the output for (key, n)."""
+
+    __slots__ = ("_key", "_requests")
+
+    def __init__(self, key: bytes):
+        self._key, self._requests = key, 0
+
+    def words(self, count: int) -> np.ndarray:
+        """The next `count` words, uint64."""
+        data = hashlib.shake_256(self._key + struct.pack(">Q", self._requests)).digest(8 * count)
+        self._requests += 1
+        return np.frombuffer(data, ">u8").astype(np.uint64)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

@@ -83,7 +83,22 @@ class BallsInBins:
     name: Literal["balls_in_bins"] = "balls_in_bins"
 
 
-Sampler = Poisson | TruncatedPoisson | FixedSize | Shuffled | Deterministic | BallsInBins
+@declaration
+class CyclicPoisson:
+    """Row i belongs to group i mod `cycle`; step t draws each row of group t mod `cycle` independently with probability `cycle` q_t.
+
+    A row's steps are `cycle` apart at least, which correlated noise needs (Choquette-Choo et al. 2023, section 4).
+    """
+
+    cycle: int
+    assumed: None = None
+    name: Literal["cyclic_poisson"] = "cyclic_poisson"
+
+    def __post_init__(self) -> None:
+        require(self.cycle >= 1, f"sampler.cycle={self.cycle}", "there is one group at least", "Use 1 or more")
+
+
+Sampler = Poisson | TruncatedPoisson | FixedSize | Shuffled | Deterministic | BallsInBins | CyclicPoisson
 
 # Every row takes part once in each pass of ceil(N/B) steps; no amplification is claimed.
 IN_PASSES = ("shuffled", "deterministic", "balls_in_bins")
@@ -105,6 +120,9 @@ def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for
         return poisson(size, q, generator_for, step)
     if isinstance(sampler, TruncatedPoisson):
         return _truncated(poisson(size, q, generator_for, step), sampler.cap(size, q), generator_for(step, "truncate"))
+    if isinstance(sampler, CyclicPoisson):
+        group = step % sampler.cycle
+        return group + sampler.cycle * poisson(len(range(group, size, sampler.cycle)), min(1.0, q * sampler.cycle), generator_for, step)
     if isinstance(sampler, FixedSize):
         return _subset(size, round(size * q), generator_for(step, "subset"))
     return _slot_of_pass(sampler, size, steps_per_pass(q), generator_for, step)

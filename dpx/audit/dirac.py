@@ -68,6 +68,12 @@ class Attack:
     @classmethod
     def of(cls, experiment: Experiment, setting: Setting) -> "Attack":
         require(experiment.is_private, "mechanism=none", "there is no claim to audit", "Audit a private experiment")
+        require(
+            experiment.mechanism.name == "dp_sgd",
+            f"mechanism={experiment.mechanism.name}",
+            "the canaries attack independent Gaussian noise",
+            "Use mechanism=dp_sgd",
+        )
         objective = Audited(None, setting.canaries, LENGTH * experiment.clip.clipping_norm)
         return cls(experiment, setting, make_step(experiment, objective, experiment.mesh.make(), MICROBATCH))
 

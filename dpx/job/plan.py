@@ -10,6 +10,7 @@ from dpx.data.declarations import Hub
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.job.analyse import inputs
+from dpx.mechanism.declarations import Banded
 from dpx.mesh import simulate_devices
 from dpx.models.flops import published_flops, training_matmul_flops
 from dpx.models.memory import Memory, step_memory
@@ -105,13 +106,19 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
 def _memory(experiment: Experiment, parameters: int, vocabulary: int) -> dict[str, Any]:
     limit = experiment.mesh.memory_bytes
     microbatch = experiment.microbatch if isinstance(experiment.microbatch, int) else largest_microbatch(experiment, parameters, vocabulary)
-    memory = _step_memory(experiment, parameters, vocabulary, microbatch)
+    peak = _step_memory(experiment, parameters, vocabulary, microbatch).peak + _past_noise(experiment, parameters)
     return {
         "microbatch": microbatch,
-        "memory_bytes_per_device": memory.peak,
+        "memory_bytes_per_device": peak,
         "device_memory_bytes": limit,
-        "fits": memory.peak <= limit,
+        "fits": peak <= limit,
     }
+
+
+def _past_noise(experiment: Experiment, parameters: int) -> int:
+    """Bytes of the noise that a banded mechanism keeps, old and new while a step is finished."""
+    mechanism = experiment.mechanism
+    return 2 * 4 * (mechanism.bands - 1) * parameters // experiment.mesh.fsdp if isinstance(mechanism, Banded) else 0
 
 
 def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, microbatch: int) -> Memory:
@@ -145,13 +152,14 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dic
         "unit_mode": experiment.privacy.unit_mode,
         "canaries": experiment.audit.places(experiment.privacy),
         "noise_multiplier": sigma,
+        "releases": statement.releases(experiment) if experiment.is_private else [],
         "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
         "delta": experiment.privacy.delta if experiment.is_private else None,
         "epsilon": dict(calibrated.epsilon),
         "guarantee": "not_private" if not experiment.is_private else "none" if reasons else "dp",
         "reasons": reasons,
         "assumptions": statement.assumptions(experiment, manifest, calibrated.size) if experiment.is_private else [],
-        "not_covered": list(statement.NOT_COVERED),
+        "not_covered": statement.not_covered(experiment),
     }
 
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-# The largest absolute value a draw can take: sqrt(2 ln 2^64).
-REACH = 9.41
+from dpx.mechanism.declarations import REACH as REACH
 
 
 def _minus_log_uniform(high: UInt32[Array, "R N"], low: UInt32[Array, "R N"]) -> Float[Array, "R N"]:

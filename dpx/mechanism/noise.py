@@ -26,6 +26,12 @@ def _view(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return rows, columns, max(1, min(rows, SLICE_ELEMENTS // columns))
 
 
+def row_blocks(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(rows, columns) of every slice of a parameter, in order."""
+    rows, columns, block = _view(shape)
+    return [(min(block, rows - start), columns) for start in range(0, rows, block)]
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """`layers/qkv/kernel` of a key path of nested dictionaries."""
     return "/".join(str(getattr(entry, "key", entry)) for entry in path)

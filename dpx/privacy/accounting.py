@@ -115,7 +115,7 @@ def compose(
         return closed_form.Gaussians(event)
     with quiet():
         if accountant == "rdp":
-            return renyi(event, adjacency, orders)
+            return renyi(event, adjacency, proved_orders(charges, orders))
         return _Losses(relation, interval or grid(charges)).compose(event)  # pyright: ignore[reportReturnType]
 
 
@@ -123,6 +123,19 @@ def renyi(event: dp_accounting.DpEvent, adjacency: str = "zero_out", orders: Seq
     """An event composed by Renyi accounting; raises what dp-accounting raises for one it does not know."""
     with quiet():
         return _Renyi(orders, events.RELATION[adjacency]).compose(event)  # pyright: ignore[reportReturnType]
+
+
+# Where noise is discrete, only these are proved.
+INTEGER_ORDERS = (*range(2, 65), 96, 128, 192, 256, 512, 1024)
+
+
+def proved_orders(charges: Charges, orders: Sequence[Real] | None) -> Sequence[Real] | None:
+    """The Renyi orders at which `charges` have a bound: all of `orders`, or the whole ones where noise is discrete."""
+    if not any(release.is_discrete for release, _ in charges):
+        return orders
+    whole = [float(order) for order in orders or INTEGER_ORDERS if float(order).is_integer()]
+    require(bool(whole), f"accountant.orders={orders}", "integer noise is bounded at integer orders only", "Add orders 2 to 64")
+    return whole
 
 
 def bucketed(charges: Charges, rates: int | None = None) -> Charges:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from dpx import batch_schedule
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
-from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism import bands, grid
+from dpx.mechanism.declarations import DiscreteGaussian, Multiplier, NoiseBatchRatio, Quantile, ReleasedTelemetry, TargetEpsilon
 from dpx.privacy import accounting, ledger, solve
 from dpx.privacy.declarations import GdpClt
+from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, Runs
-from dpx.sampler import IN_PASSES, TruncatedPoisson
+from dpx.sampler import IN_PASSES, CyclicPoisson, TruncatedPoisson
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,20 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     if not experiment.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
     size = check_claim(experiment, size)
+    grid.check(experiment)
+    bands.check(experiment)
+    sampler = experiment.sampler
+    limit = size // sampler.cycle if isinstance(sampler, CyclicPoisson) else size
     for batch, _ in batch_runs:
         require(
-            batch <= size,
+            batch <= limit,
             f"batch size {batch}",
-            f"the data holds {size} {experiment.privacy.drawn}s, so q would exceed 1",
-            f"Use a batch size of at most {size}",
+            f"a step draws from {limit} {experiment.privacy.drawn}s, so q would exceed 1",
+            f"Use a batch size of at most {limit}",
         )
     require(
-        experiment.sampler.name not in IN_PASSES or len({batch for batch, _ in batch_runs}) == 1,
-        f"sampler={experiment.sampler.name}",
+        sampler.name not in (*IN_PASSES, "cyclic_poisson") or len({batch for batch, _ in batch_runs}) == 1,
+        f"sampler={sampler.name}",
         "a pass over the data needs one batch size",
         "Use batch_schedule=constant",
     )
@@ -87,12 +93,24 @@ def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int
         noise_multiplier=noise_multiplier,
         sampler=sampler.name,
         expected_batch_size=batch,
-        clipping_norm=experiment.clip.clipping_norm,
+        clipping_norm=None if isinstance(experiment.clip, Quantile) else experiment.clip.clipping_norm,
         size=size,
         cap=sampler.cap(size, batch / size) if isinstance(sampler, TruncatedPoisson) else None,
         rows_per_unit=experiment.privacy.rows_per_unit_max,
         unit_mode=experiment.privacy.unit_mode,
+        noise="discrete_gaussian" if isinstance(experiment.mechanism, DiscreteGaussian) else "gaussian",
+        cycle=sampler.cycle if isinstance(sampler, CyclicPoisson) else None,
+        **beside(experiment),
     )
+
+
+def beside(experiment: Experiment) -> dict[str, float | None]:
+    """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not (`ledger.BESIDE`)."""
+    clip, telemetry = experiment.clip, experiment.telemetry
+    return {
+        "count_noise_multiplier": clip.count_noise_multiplier if isinstance(clip, Quantile) else None,
+        "telemetry_noise_multiplier": telemetry.noise_multiplier if isinstance(telemetry, ReleasedTelemetry) else None,
+    }
 
 
 def planned(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Runs:
@@ -120,10 +138,11 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
         "Use accountant=pld, or noise=multiplier",
     )
     accountant, orders = accountant_of(experiment)
-    runs, adjacency = planned(experiment, batch_runs, size, 1.0), experiment.privacy.adjacency
+    alone = dict.fromkeys(ledger.BESIDE)
+    runs, adjacency = [run | alone for run in planned(experiment, batch_runs, size, 1.0)], experiment.privacy.adjacency
     if experiment.sampler.assumed is not None:
         runs, adjacency = assumed(experiment, runs), ASSUMED_ADJACENCY
-    return solve.solve(
+    whole = solve.solve(
         accounting.bucketed(ledger.releases(runs)),
         epsilon=noise.epsilon,
         delta=experiment.privacy.delta,
@@ -131,6 +150,7 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
         orders=orders,
         adjacency=adjacency,
     )
+    return remaining(whole, beside(experiment))
 
 
 # Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.

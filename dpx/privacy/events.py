@@ -31,6 +31,7 @@ class Release:
     `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes
     part for certain; "shuffled", "deterministic" and "balls_in_bins" are one whole pass over the data; "group" is Poisson over rows
     of which one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
+    `is_discrete`: sum and noise lie on a grid of integers.
     """
 
     noise_multiplier: float
@@ -40,6 +41,7 @@ class Release:
     cap: int | None = None
     sample_size: int | None = None
     rows_per_unit: int = 1
+    is_discrete: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -163,6 +165,14 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
         "Use pld or rdp",
     )
     require(adjacency in RELATION, f"adjacency={adjacency}", "is not a neighbouring relation", "Use zero_out, add_remove or replace_one")
+    # A shift of the discrete Gaussian by whole steps has the Gaussian's moments of the density ratio at integer orders (Canonne,
+    # Kamath, Steinke 2020, proposition 5 and its proof), and so the same Poisson-sampled divergences there; nothing else is proved.
+    require(
+        not release.is_discrete or (accountant == "rdp" and release.kind != "fixed_size"),
+        f"mechanism=discrete_gaussian, sampler={release.kind}, accountant={accountant}",
+        "integer noise is bounded by Renyi divergences of integer order only",
+        "Use accountant=rdp, sampler=poisson",
+    )
     cell = TABLE[(release.kind, adjacency, accountant)]
     if isinstance(cell, tuple):
         raise Refused(f"sampler={release.kind}, adjacency={adjacency}, accountant={accountant}", *cell)

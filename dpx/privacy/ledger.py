@@ -13,23 +13,28 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dp_accounting
 
 from dpx.declaration import Refused, declaration, require
 from dpx.privacy import events
 from dpx.privacy.events import Release
+from dpx.privacy.joint import joint
 from dpx.randomness import sync_directory
 from dpx.sampler import IN_PASSES, steps_per_pass
 
 FORMAT = 1
 
+# Noise multipliers of what a step releases beside the gradient's sum.
+BESIDE = ("count_noise_multiplier", "telemetry_noise_multiplier")
+
 
 @declaration
 class LedgerEntry:
-    """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum.
+    """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum; `None` where the norm is each step's own.
 
+    `count_noise_multiplier` and `telemetry_noise_multiplier` are those of what is released beside the sum (`dpx.privacy.joint`).
     `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says
     whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
     """
@@ -39,11 +44,15 @@ class LedgerEntry:
     noise_multiplier: float
     sampler: str
     expected_batch_size: int
-    clipping_norm: float
+    clipping_norm: float | None
     size: int | None = None
     cap: int | None = None
     rows_per_unit: int = 1
     unit_mode: str = "group"
+    count_noise_multiplier: float | None = None
+    telemetry_noise_multiplier: float | None = None
+    noise: Literal["gaussian", "discrete_gaussian"] = "gaussian"
+    cycle: int | None = None
 
 
 Runs = list[dict[str, Any]]
@@ -194,7 +203,8 @@ def join(*branches: Runs) -> Runs:
 def releases(runs: Runs) -> list[tuple[Release, int]]:
     """What an accountant is charged for `runs`.
 
-    A sampler without amplification costs one Gaussian release per pass over the data that was started, in each noise epoch
+    Under cyclic sampling a row is drawn from only when its group comes round: the busiest group's steps are charged. A sampler without
+    amplification costs one Gaussian release per pass over the data that was started, in each noise epoch
     (a partial pass counts whole), at the smallest noise of that pass.
     """
     charges: list[tuple[Release, int]] = []
@@ -202,14 +212,30 @@ def releases(runs: Runs) -> list[tuple[Release, int]]:
     for run in runs:
         if run["sampler"] in IN_PASSES:
             _enter_passes(run, passes)
+        elif run["sampler"] == "cyclic_poisson":
+            charges.append((_release(run | _as_poisson(run)), _most_of_a_group(run)))
         else:
             charges.append((_release(run), sum(count for _, count in run["steps"])))
     return events.merge(charges + [(release, 1) for release in passes.values()])
 
 
+def _as_poisson(run: dict[str, Any]) -> dict[str, Any]:
+    """When its group comes round, a row is drawn with `cycle` times the probability."""
+    return {"sampler": "poisson", "q": min(1.0, run["q"] * run["cycle"])}
+
+
+def _most_of_a_group(run: dict[str, Any]) -> int:
+    """How often the busiest of the groups came round: no row can have taken part more often."""
+    seen = [0] * run["cycle"]
+    for first, count in run["steps"]:
+        for group in range(run["cycle"]):
+            seen[group] += len(range(first + (group - first) % run["cycle"], first + count, run["cycle"]))
+    return max(seen)
+
+
 def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, int], Release]) -> None:
     # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
-    release = Release(noise_multiplier=run["noise_multiplier"] / rows_clipped_apart(run), kind=run["sampler"])
+    release = Release(noise_multiplier=_joint(run) / rows_clipped_apart(run), kind=run["sampler"], is_discrete=_is_discrete(run))
     length = steps_per_pass(run["q"])
     for first, count in run["steps"]:
         for number in range(first // length, (first + count - 1) // length + 1):
@@ -231,14 +257,24 @@ def _release(run: dict[str, Any]) -> Release:
         "Use sampler=poisson, or privacy.unit_mode=sample_units",
     )
     return Release(
-        noise_multiplier=run["noise_multiplier"],
+        noise_multiplier=_joint(run),
         sampling_probability=run["q"],
         kind=kind,
         size=run["size"],
         cap=run["cap"],
         sample_size=run["expected_batch_size"] if kind == "fixed_size" else None,
         rows_per_unit=rows_clipped_apart(run),
+        is_discrete=_is_discrete(run),
     )
+
+
+def _is_discrete(run: dict[str, Any]) -> bool:
+    return run.get("noise") == "discrete_gaussian"
+
+
+def _joint(run: dict[str, Any]) -> float:
+    """Everything that a step releases shares its draw, so it is one release."""
+    return joint(run["noise_multiplier"], *(run.get(name) for name in BESIDE))
 
 
 def charges(runs: Runs, adjacency: str = "zero_out", accountant: str = "pld") -> dp_accounting.DpEvent:

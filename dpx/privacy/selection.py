@@ -32,7 +32,8 @@ def epsilon(
 ) -> float:
     """Epsilon of the winner by Renyi accounting, the only one that has a theorem; `math.inf` where it finds none."""
     accounting.check_delta(delta, "rdp")
-    return accounting.renyi(repeated(charges, adjacency, mean, shape), adjacency, orders).epsilon(delta)
+    event = repeated(charges, adjacency, mean, shape)
+    return accounting.renyi(event, adjacency, accounting.proved_orders(charges, orders)).epsilon(delta)
 
 
 def draw(mean: float | int, shape: float | int) -> int:

@@ -15,9 +15,12 @@ from dpx.audit.declarations import Canaries
 from dpx.clipping.rounding import MARGINS
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
+from dpx.mechanism import grid
+from dpx.mechanism.declarations import REACH, Quantile, ReleasedTelemetry
 from dpx.privacy import accounting, approximations, events, ledger
-from dpx.privacy.calibration import ASSUMED_ADJACENCY, Calibrated, assumed, compositions
+from dpx.privacy.calibration import ASSUMED_ADJACENCY, Calibrated, assumed, beside, compositions
 from dpx.privacy.declarations import GdpClt
+from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger, Runs
 from dpx.randomness import sync_directory
 
@@ -27,11 +30,21 @@ NOT_COVERED = (
     "choosing hyperparameters, checkpoints or repeats by looking at the protected data: only this run's own steps are charged",
     "other runs on the same data: charge several ledgers jointly",
     "documents of the public and held-out splits",
-    "everything under private/: losses, norms, draws and logs depend on the data without noise",
-    "floating point: noise is float32, so the low-order bits of an output are not those of a real Gaussian; the rounding margin is "
-    "proved for gradients that cancel moderately (see dpx.clipping.rounding) and measured beyond that",
+    "everything under private/: exact losses, norms, draws and logs depend on the data without noise",
     "timing, memory use and the number of microbatches, which follow the draw",
 )
+
+MARGIN_COVERS = "the rounding margin is proved for gradients that cancel moderately (see dpx.clipping.rounding) and measured beyond that"
+FLOATS = f"floating point: noise is float32, so the low-order bits of an output are not those of a real Gaussian; {MARGIN_COVERS}"
+FLOATS_ON_A_GRID = (
+    "floating point: each microbatch is clipped and added up in float32 before it is rounded to the grid, from where on all is integers; "
+    + MARGIN_COVERS
+)
+
+
+def not_covered(experiment: Experiment) -> list[str]:
+    """What the guarantee says nothing about."""
+    return [*NOT_COVERED, FLOATS if grid.spacing(experiment) is None else FLOATS_ON_A_GRID]
 
 
 def build(
@@ -43,7 +56,7 @@ def build(
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     common |= tuning_facts(experiment)
     if not experiment.is_private:
-        return common | {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": list(NOT_COVERED)}
+        return common | {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": not_covered(experiment)}
     runs = entered.runs() if entered is not None else []
     spent = Spent(experiment, runs)
     privacy, size = experiment.privacy, calibrated.size
@@ -59,7 +72,7 @@ def build(
         "adjacency": privacy.adjacency,
         "declared_size": size,
         "sampler": sampler_facts(experiment),
-        "mechanism": mechanism_facts(experiment, calibrated),
+        "mechanism": mechanism_facts(experiment, calibrated, manifest),
         "accountant": own,
         "delta": privacy.delta,
         "epsilon": {} if reasons else {name: spent.epsilon(name) for name in spent.accountants},
@@ -73,7 +86,7 @@ def build(
         },
         "assumptions": assumptions(experiment, manifest, size),
         "audit": audit_facts(experiment, verdict),
-        "not_covered": list(NOT_COVERED),
+        "not_covered": not_covered(experiment),
         "ledger": {
             "runs": runs,
             "rates_rounded_up": spent.rounding(),
@@ -221,20 +234,47 @@ def sampler_facts(experiment: Experiment) -> dict[str, Any]:
     return dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": sizes[0], "largest": sizes[-1]}}
 
 
-def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
+def mechanism_facts(experiment: Experiment, calibrated: Calibrated, manifest: Any = None) -> dict[str, Any]:
     """Clip, noise and generator."""
     sigma = calibrated.noise_multiplier
     sizes = [batch for batch, _ in calibrated.batch_runs]
-    return {
+    aside = {name: z for name, z in beside(experiment).items() if z is not None}
+    together = {"joint_noise_multiplier": None if sigma is None else joint(sigma, *aside.values())} | aside if aside else {}
+    return together | {
         "name": experiment.mechanism.name,
         "clip": experiment.clip.kind,
         "clipping_norm": experiment.clip.clipping_norm,
         "noise_multiplier": sigma,
         "noise_batch_ratio": None if sigma is None else sigma / max(sizes),
         "rounding_margin": MARGINS[experiment.model.dtype],
-        "generator": "threefry2x32 keys derived by keyed BLAKE2b from one root secret",
-        "generator_strength_bits": 0 if experiment.seed is not None else 64,
+        **_noise_facts(experiment, manifest),
+        "releases": releases(experiment),
     }
+
+
+def _noise_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
+    """What the noise is drawn with, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
+    seeded = experiment.seed is not None
+    if grid.spacing(experiment) is None:
+        generator, strength, margin = "threefry2x32 keys derived by keyed BLAKE2b from one root secret", 64, 0.0
+    else:
+        generator, strength = "SHAKE-256 streams whose keys are derived by keyed BLAKE2b from one root secret", 256
+        vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
+        parameters = experiment.model.parameters(vocabulary, next_sentence=experiment.task.next_sentence)
+        margin = grid.sensitivity(experiment, parameters) / experiment.clip.clipping_norm - 1
+    reach = REACH if grid.spacing(experiment) is None else None
+    strength = 0 if seeded else strength
+    return {"grid_margin": margin, "generator": generator, "generator_strength_bits": strength, "noise_reach_in_deviations": reach}
+
+
+def releases(experiment: Experiment) -> list[str]:
+    """What a run gives away under the claim."""
+    found = ["the parameters of every step"]
+    if isinstance(experiment.clip, Quantile):
+        found.append("the clipping norm of every step, which follows noisy counts of examples within it (release/telemetry.jsonl)")
+    if isinstance(experiment.telemetry, ReleasedTelemetry):
+        found.append("noisy loss and accuracy of every step (release/telemetry.jsonl)")
+    return found
 
 
 def assumptions(experiment: Experiment, manifest: Any, size: int) -> list[str]:

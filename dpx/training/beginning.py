@@ -10,6 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
@@ -66,7 +69,10 @@ def begin(
         _secret(folder, experiment, epochs[-1]["epoch"])
         write_json(record_path, epochs)
     secret = _secret(folder, experiment, epochs[-1]["epoch"])
-    return Beginning(epochs[-1]["epoch"], first_step, secret, _state(step, secret, checkpoints, first_step), messages)
+    state = _state(step, secret, checkpoints, first_step)
+    if first_step == epochs[-1]["from_step"]:
+        state = _without_past_noise(state)
+    return Beginning(epochs[-1]["epoch"], first_step, secret, state, messages)
 
 
 def _first(
@@ -83,6 +89,7 @@ def _first(
     first_step, messages = 0, ()
     if folder.fork:
         first_step, state = _forked(folder.fork, state, ledger)
+        state = _without_past_noise(state)
         checkpoints.save(first_step, state)
         checkpoints.wait()
         messages = (f"forked at step {first_step} of {folder.fork}: everything its ledger holds is charged here too",)
@@ -95,6 +102,11 @@ def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step:
     return checkpoints.load(first_step, state) if first_step else state
 
 
+def _without_past_noise(state: Any) -> Any:
+    """Correlated noise never reaches from one noise epoch into another: under a fresh key it is a mechanism of its own."""
+    return state | {"past_noise": jax.tree.map(jnp.zeros_like, state["past_noise"])} if "past_noise" in state else state
+
+
 def _forked(fork: str, like: Any, ledger: Ledger) -> tuple[int, Any]:
     """Loads `<run folder>@<step>` and takes over the parent's whole ledger, steps after the checkpoint included."""
     run, _, at = fork.rpartition("@")
@@ -105,6 +117,12 @@ def _forked(fork: str, like: Any, ledger: Ledger) -> tuple[int, Any]:
     try:
         if int(at) not in checkpoints.steps:
             raise Refused(f"fork={fork}", f"no checkpoint at step {at}", f"Use one of {checkpoints.steps}")
+        require(
+            checkpoints.parts(int(at)) == set(like),
+            f"fork={fork}",
+            "the parent's checkpoint holds another state than this config's: its clip or mechanism differs",
+            "Fork with the parent's clip and mechanism",
+        )
         state = checkpoints.load(int(at), like)
     finally:
         checkpoints.close()

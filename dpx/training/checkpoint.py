@@ -1,7 +1,7 @@
 """Checkpoints through Orbax, asynchronous; the only file that names Orbax.
 
-A checkpoint counts only after its atomic commit. It holds parameters and the optimiser's moments; the sampler and the noise
-have no state of their own, being functions of (root secret, step).
+A checkpoint counts only after its atomic commit. It holds parameters, the optimiser's moments and a clipping norm that adapts; the
+sampler and independent noise have no state of their own, being functions of (root secret, step).
 """
 
 import contextlib
@@ -75,6 +75,10 @@ class Checkpoints:
             raise Refused(
                 where, "this checkpoint is cut short or damaged", "Move it away and run the same command: it goes on from the one before"
             ) from fault
+
+    def parts(self, steps_done: int) -> set[str]:
+        """Names of what was saved after `steps_done` steps: parameters, moments, and what an adaptive mechanism carries."""
+        return set(self._checkpointer.metadata(steps_done).metadata)
 
     def close(self) -> None:
         self.wait()

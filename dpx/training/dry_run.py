@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
@@ -29,6 +30,12 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     `peak_bytes_per_device` is the largest sum of what lives while a program runs: its arguments, results and temporaries, and the
     state at rest or the gathered parameters that wait beside it. FLOPs are those of one microbatch.
     """
+    require(
+        experiment.mechanism.name in ("none", "dp_sgd"),
+        f"plan.compile=true, mechanism={experiment.mechanism.name}",
+        "only steps with independent noise are compiled without data",
+        "Use mechanism=dp_sgd, or leave plan.compile out",
+    )
     special = Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = objective(experiment.model, experiment.task, vocabulary_size, special)
     step = make_step(experiment, subject, experiment.mesh.make(), microbatch)

@@ -13,7 +13,11 @@ import numpy as np
 
 from dpx.data.store import Store
 from dpx.experiment import Experiment
+from dpx.mechanism import grid
 from dpx.mechanism.noise import slice_keys
+from dpx.mechanism.quantile import count_key, in_force
+from dpx.mechanism.rounded import grid_noise
+from dpx.mechanism.telemetry import noise_key
 from dpx.privacy.calibration import Calibrated, entry
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
@@ -32,6 +36,7 @@ class Runtime:
     store: Store
     step: Step
     ledger: Ledger
+    strategy: np.ndarray | None = None
 
 
 Observer = Callable[[int, State, dict[str, Any]], None]
@@ -86,18 +91,27 @@ def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> t
     q, population = size / calibrated.size, runtime.store.population(experiment.privacy)
     indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    params, sums = parts.gather(state["params"]), parts.zero()
+    params, sums, norm = parts.gather(state["params"]), parts.zero(), in_force(experiment, state)
     for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
-        sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout)
+        sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
     keys, deviation = None, np.float32(0)
     if calibrated.noise_multiplier is not None:
-        keys = slice_keys(secret, step, state["params"])
-        deviation = np.float32(calibrated.noise_multiplier * experiment.clip.clipping_norm)
-    state, metrics = parts.finish(state, sums, keys, deviation, np.float32(size), rate)
+        keys = _noise(experiment, secret, step, state["params"], calibrated.noise_multiplier)
+        deviation = np.float32(calibrated.noise_multiplier) * norm
+    beside = {"count": count_key(experiment, secret, step), "telemetry": noise_key(experiment, secret, step), "strategy": runtime.strategy}
+    state, metrics = parts.finish(state, sums, keys, deviation, np.float32(size), rate, beside)
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size}
+
+
+def _noise(experiment: Experiment, secret: RootSecret, step: int, params: Any, noise_multiplier: float) -> Any:
+    """What `finish` makes the noise of: keys of slices, or, on a grid, the integers themselves."""
+    if grid.spacing(experiment) is None:
+        return slice_keys(secret, step, params)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return grid_noise(secret, step, params, grid.deviation(experiment, noise_multiplier, parameters))
 
 
 def chunks(store: Store, indices: np.ndarray, step: Step, rows_per_example: int) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
@@ -123,5 +137,5 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
         named |= {"grad/snr": values["snr"], "grad/noise_norm": values["noise_norm"]}
         units = max(counts["units"], 1.0)
         named |= {"grad/clipped_fraction": counts["clipped"] / units, "grad/example_norm": counts["norm"] / units}
-    named |= {name: value for name, value in values.items() if name.startswith(("weights/", "gradients/"))}
+    named |= {name: value for name, value in values.items() if name.startswith(("weights/", "gradients/", "released/"))}
     return named

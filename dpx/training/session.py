@@ -1,7 +1,7 @@
 """A run put together: store, claim, step and folder; trains and reports until the last step.
 
-What `release/` may hold of training is decided here: weights, statement and config. Losses, norms and held-out figures are
-telemetry of private text and stay under `private/`.
+What `release/` may hold of training is decided here: weights, statement, config and values that the claim pays for. Other losses,
+norms and held-out figures are telemetry of private text and stay under `private/`.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from dpx.audit.declarations import Canaries
 from dpx.audit.objective import LENGTH, Audited, without
 from dpx.data.prepare import prepare
 from dpx.experiment import Experiment
+from dpx.mechanism import bands
 from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, calibrate
 from dpx.privacy.ledger import Ledger
@@ -28,6 +29,7 @@ from dpx.training.loop import Runtime, run
 from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import settle
 from dpx.training.progress import RunProgress
+from dpx.training.released import Released
 from dpx.training.spending import Spending
 from dpx.training.step import State, make_step
 from dpx.training.update import CANARIES
@@ -46,6 +48,7 @@ class Session:
     spending: Spending
     progress: RunProgress
     objective: Any
+    released: Released
     planted: Planted | None = None
     final: State | None = None
     verdict: dict[str, Any] | None = None
@@ -66,6 +69,7 @@ class Session:
             trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
         if folder.fork and not (folder.private / "epochs.json").exists():
             require_same_audit(folder.fork, audit)
+        strategy = bands.settle(experiment, folder.private)
         step = make_step(experiment, trained, mesh, microbatch)
         with contextlib.ExitStack() as stack:
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
@@ -79,9 +83,10 @@ class Session:
             spending = Spending(experiment, calibrated, ledger, store.manifest)
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps, spending.planned))
             drawn_from = store if planted is None else WithCanaries(store, planted, audit, experiment.privacy)
-            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger)
+            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
-            yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress, objective, planted)
+            released = Released(folder.release / "telemetry.jsonl", beginning.epoch, beginning.first_step)
+            yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress, objective, released, planted)
 
     def train(self) -> dict[str, Any]:
         """Runs to the last step; returns the held-out figures beside their baselines."""
@@ -141,6 +146,7 @@ class Session:
         if done % experiment.schedule.evaluate_every == 0:
             scalars |= {f"heldout/{name}": value for name, value in self._evaluated(state).items()}
         self.writer.write(step, scalars)
+        self.released.write(step, metrics)
         self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], metrics["train/mlm_accuracy"], epsilon)
         if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:
             self.checkpoints.save(done, state)

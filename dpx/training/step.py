@@ -22,13 +22,16 @@ from dpx.clipping.clipped_sum import ClippedSum, clipped_sum, plain_sum
 from dpx.clipping.rounding import MARGINS
 from dpx.clipping.weights import clip_weights
 from dpx.experiment import Experiment
+from dpx.mechanism import banded, quantile, telemetry
+from dpx.mechanism.grid import spacing
 from dpx.mechanism.noise import add_noise, path_name
+from dpx.mechanism.rounded import to_grid, with_grid_noise
 from dpx.training import sharding, update
 
 # The shape of every key: threefry words.
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
-State = dict[str, Any]  # {"params": tree, "moments": optax state}
+State = dict[str, Any]  # {"params": tree, "moments": optax state}, "clipping_norm" where it adapts, "past_noise" in bands
 Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
 
 
@@ -49,7 +52,7 @@ TASK_COUNTS = ("mlm_correct", "mlm_predicted", "next_sentence_correct")
 COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped", *TASK_COUNTS)
 
 
-def _counts(result: ClippedSum, norm_limit: float | None, is_padding_B: Array) -> dict[str, Array]:
+def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: Array) -> dict[str, Array]:
     """Telemetry of one microbatch, float32 sums; padding counts nowhere, a dropped non-finite example only as such.
 
     `examples` counts rows, `units` what is clipped as one (the same, unless units have several rows)."""
@@ -70,22 +73,23 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
     def init(key: Array) -> State:
         params = objective.init(key)
-        return {"params": params, "moments": transform.init(params)}
+        return {"params": params, "moments": transform.init(params)} | quantile.initial(experiment) | banded.initial(experiment, params)
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
-    split = P(sharding.EXAMPLE_AXES)
-    summed = {"gradient": jax.tree.map(lambda found: found.summed, layouts), "count": dict.fromkeys(COUNTS, split)}
+    split, names = P(sharding.EXAMPLE_AXES), [*COUNTS, *map(telemetry.count_name, telemetry.ranges(experiment))]
+    summed = {"gradient": jax.tree.map(lambda found: found.summed, layouts), "count": dict.fromkeys(names, split)}
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
 
     def zero() -> Sums:
-        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), jnp.float32), shapes)
-        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in COUNTS}}
+        kind = jnp.float32 if spacing(experiment) is None else jnp.int32
+        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), kind), shapes)
+        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
 
     # Only the axes of examples are named here: `tensor` stays with the compiler, which adds a norm's parts up over it.
     accumulate = jax.shard_map(
         _accumulate(experiment, objective),
         mesh=mesh,
-        in_specs=(P(), split, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P()),
+        in_specs=(P(), split, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P(), P()),
         out_specs=split,
         axis_names={"data", "fsdp"},
         check_vma=False,
@@ -94,21 +98,25 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         init=jax.jit(init, out_shardings=state_shardings),
         gather=_gather(mesh, layouts, jnp.dtype(experiment.model.dtype)),
         zero=jax.jit(zero, out_shardings=sum_shardings),
-        accumulate=jax.jit(accumulate, donate_argnums=(1,), out_shardings=sum_shardings),
-        finish=_finish(transform, mesh, layouts, summed, state_shardings),
+        accumulate=jax.jit(
+            lambda *arguments, clipping_norm=None: accumulate(*arguments, clipping_norm), donate_argnums=(1,), out_shardings=sum_shardings
+        ),
+        finish=_finish(experiment, transform, mesh, layouts, summed, state_shardings),
         chunk=chunk,
         rows=microbatch * devices,
     )
 
 
 def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
-    """What each device does with its part of a chunk: no collective, no noise, only sums in float32."""
-    margin = MARGINS[experiment.model.dtype]
-    weights = clip_weights(experiment.clip, margin) if experiment.is_private else None
-    norm_limit = experiment.clip.clipping_norm if experiment.is_private else None
+    """What each device does with its part of a chunk: no collective, no noise, only sums in float32.
+
+    `clipping_norm` is the step's own where it adapts; `None` stands for the declared one.
+    """
+    step_of_grid, margin = spacing(experiment), MARGINS[experiment.model.dtype]
     rows_each = experiment.privacy.rows_per_example
 
-    def microbatch_sum(params: Any, rows: dict[str, Array], is_padding_B: Array, mask_key: Array, dropout_key: Array) -> ClippedSum:
+    def microbatch_sum(params: Any, rows: Any, is_padding_B: Array, mask_key: Array, dropout_key: Array, limit: Any) -> ClippedSum:
+        weights = clip_weights(experiment.clip, margin, limit) if experiment.is_private else None
         batch = objective.batch(mask_key, rows)
         losses = lambda p, b: objective.losses(p, b, dropout_key)  # noqa: E731
         if weights is None:
@@ -116,15 +124,28 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
         options = {"method": experiment.clipping.method, "rows_per_unit": rows_each}
         return clipped_sum(losses, params, batch, weights=weights, is_padding_B=is_padding_B, **options)
 
-    def accumulate(params: Any, sums: Sums, rows_KB: Any, is_padding_KB: Array, count: Array, mask_key: Array, dropout_key: Array) -> Sums:
+    def accumulate(
+        params: Any,
+        sums: Sums,
+        rows_KB: Any,
+        is_padding_KB: Array,
+        count: Array,
+        mask_key: Array,
+        dropout_key: Array,
+        clipping_norm: Array | None,
+    ) -> Sums:
+        declared = experiment.clip.clipping_norm if clipping_norm is None else clipping_norm
+        norm_limit = declared if experiment.is_private else None
+
         def body(index: Array, sums: Sums) -> Sums:
             rows_B, is_padding_B = jax.tree.map(
                 lambda a: _flat(jax.lax.dynamic_index_in_dim(a, index, keepdims=False), rows_each), (rows_KB, is_padding_KB)
             )
-            result = microbatch_sum(params, rows_B, is_padding_B, mask_key, dropout_key)
-            counted = _counts(result, norm_limit, is_padding_B)
+            result = microbatch_sum(params, rows_B, is_padding_B, mask_key, dropout_key, clipping_norm)
+            counted = _counts(result, norm_limit, is_padding_B) | telemetry.centred_sums(experiment, result)
+            total = result.total if step_of_grid is None else to_grid(result.total, step_of_grid)
             return {
-                "gradient": jax.tree.map(lambda total, part: total + part[None], sums["gradient"], result.total),
+                "gradient": jax.tree.map(lambda total, part: total + part[None], sums["gradient"], total),
                 "count": {name: value + counted[name] for name, value in sums["count"].items()},
             }
 
@@ -149,8 +170,12 @@ def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any
     return jax.jit(lambda params: jax.tree_util.tree_map_with_path(one, params, layouts), out_shardings=shardings)
 
 
-def _finish(transform: Any, mesh: Mesh, layouts: Any, summed: Any, state_shardings: Any) -> Callable[..., Any]:
-    """Reduce once, add noise once, divide by the expected batch size, update."""
+def _finish(experiment: Experiment, transform: Any, mesh: Mesh, layouts: Any, summed: Any, state_shardings: Any) -> Callable[..., Any]:
+    """Reduce once, add noise once, divide by the expected batch size, update. On a grid `keys` is the noise itself, integers.
+
+    `beside` holds the keys of what is released on the same draw, `count` and `telemetry`, and the `strategy` of correlated noise.
+    """
+    step_of_grid = spacing(experiment)
 
     def reduce(sums: Sums) -> tuple[Any, Any]:
         counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
@@ -160,15 +185,31 @@ def _finish(transform: Any, mesh: Mesh, layouts: Any, summed: Any, state_shardin
     reduced = jax.shard_map(reduce, mesh=mesh, in_specs=(summed,), out_specs=(rest, P()), check_vma=False)
 
     def finish(
-        state: State, sums: Sums, keys: Any, deviation: Array, expected_batch: Array, learning_rate: Array
+        state: State,
+        sums: Sums,
+        keys: Any,
+        deviation: Array,
+        expected_batch: Array,
+        learning_rate: Array,
+        beside: dict[str, Any] | None = None,
     ) -> tuple[State, dict[str, Array]]:
+        given, carried = beside or {}, {}
         total, counts = reduced(sums)
-        noisy, noise_squares = _with_noise(total, keys, deviation) if keys is not None else (total, jnp.float32(0))
+        if step_of_grid is not None:
+            total, noisy, noise_squares = with_grid_noise(total, keys, step_of_grid)
+        elif "past_noise" in state:
+            noisy, noise_squares, past = banded.with_noise(total, keys, deviation, state["past_noise"], given["strategy"], add_noise)
+            carried["past_noise"] = past
+        else:
+            noisy, noise_squares = _with_noise(total, keys, deviation) if keys is not None else (total, jnp.float32(0))
         gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
         direction, moments = transform.update(gradient, state["moments"], state["params"])
         params = update.with_canaries(update.apply(state["params"], direction, learning_rate), state["params"], gradient)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
-        return {"params": params, "moments": moments}, metrics
+        metrics |= {f"released/{name}": state[name] for name in quantile.initial(experiment)}
+        metrics |= telemetry.released(experiment, counts, given.get("telemetry"), expected_batch)
+        carried |= quantile.following(experiment, state, counts, given.get("count"), expected_batch)
+        return {"params": params, "moments": moments} | carried, metrics
 
     return jax.jit(finish, donate_argnums=(0,), out_shardings=(state_shardings, sharding.replicated(mesh)))
 

@@ -44,19 +44,24 @@ NOISY = "_with_noise(total, keys, deviation) if keys"
 SLICE_KEY = 'secret.key("noise", step, path_name(path), index)'
 COUNTED = "is_counted_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B) & ~is_padding_B"
 EVENTS = "dpx/privacy/events.py"
+LEDGER = "dpx/privacy/ledger.py"
+CHARGED = 'charges.append((_release(run), sum(count for _, count in run["steps"])))'
+APART = """for z in [run["noise_multiplier"], *(run[name] for name in BESIDE if run.get(name))]:
+                alone = run | dict.fromkeys(BESIDE) | {"noise_multiplier": z}
+                charges.append((_release(alone), sum(count for _, count in run["steps"])))"""
 DRAW = "return poisson(size, q, generator_for, step)\n    if isinstance(sampler, TruncatedPoisson)"
 TRUNCATED = "\n    if isinstance(sampler, TruncatedPoisson)"
 
 MUTANTS = (
     Mutant("no noise", STEP, NOISY, "_with_noise(total, keys, 0 * deviation) if keys", AUDIT),
     Mutant("half the noise", STEP, NOISY, "_with_noise(total, keys, deviation / 2) if keys", AUDIT),
-    Mutant("clip off", STEP, "clip_weights(experiment.clip, margin) if", "jnp.ones_like if", AUDIT),
+    Mutant("clip off", STEP, "clip_weights(experiment.clip, margin, limit) if", "jnp.ones_like if", AUDIT),
     Mutant("noise for the mean added to the sum", STEP, NOISY, "_with_noise(total, keys, deviation / expected_batch) if keys", AUDIT),
     Mutant(
         "noise for the mean asked of the step",
         LOOP,
-        "calibrated.noise_multiplier * experiment.clip.clipping_norm",
-        "calibrated.noise_multiplier * experiment.clip.clipping_norm / size",
+        "np.float32(calibrated.noise_multiplier) * norm",
+        "np.float32(calibrated.noise_multiplier) * norm / size",
         "tests/training/test_loop.py::test_the_deviation_is_of_the_sum",
     ),
     Mutant(
@@ -139,8 +144,8 @@ MUTANTS = (
     Mutant(
         "drawn size as divisor",
         LOOP,
-        "np.float32(size), rate)",
-        "np.float32(max(1, len(indices))), rate)",
+        "np.float32(size), rate, beside)",
+        "np.float32(max(1, len(indices))), rate, beside)",
         "tests/training/test_loop.py::test_the_divisor_is_the_expected_size",
     ),
     Mutant(
@@ -256,12 +261,47 @@ MUTANTS = (
         "noise not divided with the sum (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * expected_batch) if keys", LEAVES
     ),
     Mutant("a tenth more noise than stated (over-noise)", STEP, NOISY, "_with_noise(total, keys, 1.1 * deviation) if keys", LEAVES),
+    Mutant(
+        "adaptive count charged as a second subsampled event",
+        LEDGER,
+        CHARGED,
+        APART,
+        "tests/privacy/test_joint.py::test_an_adaptive_count_is_charged_on_the_draw_of_the_sum",
+    ),
+    Mutant(
+        "the norm follows the exact count",
+        "dpx/mechanism/quantile.py",
+        "(centred + noise) / expected_batch",
+        "centred / expected_batch",
+        "tests/mechanism/test_quantile.py::test_the_norm_moves_by_the_noisy_fraction_as_stated",
+    ),
+    Mutant(
+        "rounding left out of the sensitivity",
+        "dpx/mechanism/grid.py",
+        "math.nextafter(math.sqrt(parameters), math.inf) * step",
+        "0 * step",
+        "tests/mechanism/test_rounded.py::test_the_sensitivity_holds_under_adversarial_rounding_and_the_norm_alone_does_not",
+    ),
+    Mutant(
+        "released loss not held to its range",
+        "dpx/mechanism/telemetry.py",
+        "jnp.clip(values[name].astype(jnp.float32), 0, width)",
+        "values[name].astype(jnp.float32)",
+        "tests/mechanism/test_telemetry.py::test_one_example_moves_the_loss_by_half_the_limit_at_most",
+    ),
+    Mutant(
+        "cyclic draws charged at the rate of plain ones",
+        LEDGER,
+        'run["q"] * run["cycle"]',
+        'run["q"]',
+        "tests/mechanism/test_banded.py::test_one_release_is_charged_each_time_the_busiest_group_comes_round",
+    ),
 )
 
 NOT_RUN = "not run"
 
 # Asked for, and without a place in this code to be put.
-WITHOUT_CODE = (("adaptive count charged as a second subsampled event", "there is no adaptive clip yet"),)
+WITHOUT_CODE: tuple[tuple[str, str], ...] = ()
 
 
 @contextmanager

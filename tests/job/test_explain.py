@@ -70,3 +70,16 @@ def test_an_unknown_size_is_asked_for():
     hub = config.build(recipes.compose([*QUICK, "data=hub", "data.declared_size=null"]))[0]
     with pytest.raises(Refused, match="declared_size"):
         public_size(hub)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["clip=quantile"], "follows the 0.5 quantile by counts with noise of 10 examples"),
+        (["mechanism=discrete_gaussian"], "Sums and noise are integers on a fine grid"),
+        (["mechanism=banded", "sampler=cyclic_poisson"], "Noise of 4 steps in a row is correlated"),
+    ],
+)
+def test_what_is_particular_about_a_mechanism_is_said(overrides, words):
+    experiment = config.build(recipes.compose([*QUICK, *overrides, "data.declared_size=10000"]))[0]
+    assert words in "\n".join(explain(experiment, 10_000, None)["words"])

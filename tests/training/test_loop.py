@@ -49,14 +49,14 @@ def seen(tmp_path_factory):
         patch.setattr(loop, "draw", watched_draw)
         step = session.runtime.step
 
-        def accumulate(params, sums, rows, is_padding, count, *keys):
+        def accumulate(params, sums, rows, is_padding, count, *keys, **norm):
             calls["rows"] += int(np.sum(~is_padding[: int(count)]))
-            return step.accumulate(params, sums, rows, is_padding, count, *keys)
+            return step.accumulate(params, sums, rows, is_padding, count, *keys, **norm)
 
-        def finish(state, sums, keys, deviation, expected, rate):
+        def finish(state, sums, keys, deviation, expected, rate, *count):
             calls["order"].append(session.runtime.ledger.last_step(0))
             calls["deviation"], calls["expected"] = float(deviation), float(expected)
-            return step.finish(state, sums, keys, deviation, expected, rate)
+            return step.finish(state, sums, keys, deviation, expected, rate, *count)
 
         runtime = dataclasses.replace(session.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
         loop.run(runtime, session.beginning, lambda *_: None)

@@ -1,0 +1,3 @@
+"""The micro model of the training tests."""
+
+from tests.training.conftest import micro as micro

@@ -1,0 +1,154 @@
+"""Integer sums and noise: how far one example moves them, that claim's divergences, and what a step releases."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation, rdp
+
+from dpx.audit.dirac import variance_p_value
+from dpx.declaration import Refused
+from dpx.mechanism import grid
+from dpx.mechanism.declarations import DiscreteGaussian, Flat, Quantile, TargetEpsilon
+from dpx.mechanism.rounded import grid_noise, to_grid, with_grid_noise
+from dpx.optimizer import Adam
+from dpx.privacy import accounting, events, ledger, statement
+from dpx.privacy.calibration import calibrate, entry, planned
+from dpx.privacy.declarations import Pld, Privacy, Rdp
+from dpx.privacy.events import Release
+from dpx.randomness import RootSecret
+from dpx.sampler import FixedSize, Shuffled
+from dpx.training.step import make_step
+from tests.training.conftest import declare
+
+SECRET = RootSecret.from_seed(4)
+HARDENED = declare(mechanism=DiscreteGaussian(grid_bits=10))
+N = 5_000
+
+
+def test_the_spacing_is_a_power_of_two_near_the_declared_fraction_of_the_norm():
+    assert grid.spacing(HARDENED) == 2.0**-14 <= 0.1 * 2**-10
+    assert grid.spacing(declare(mechanism=DiscreteGaussian(grid_bits=10), clip=Flat(clipping_norm=2.0))) == 2.0**-9
+    assert grid.spacing(declare()) is None
+
+
+def test_the_sensitivity_holds_under_adversarial_rounding_and_the_norm_alone_does_not():
+    size, norm, step = 400, 0.1, grid.spacing(HARDENED)
+    assert step is not None
+    # What the others add up to lies just below half a step everywhere, and one example of norm C pushes each coordinate past it.
+    others = np.full(size, 0.49 * step, np.float32)
+    example = np.full(size, norm / np.sqrt(size), np.float32)
+    with_it, without = (to_grid({"w": jnp.asarray(value)}, step)["w"] for value in (others + example, others))
+    moved = float(np.linalg.norm(np.asarray(with_it - without, np.float64))) * step
+    assert norm * (1 + 1e-6) < moved <= grid.sensitivity(HARDENED, size)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        example = rng.normal(size=size)
+        example *= norm / np.linalg.norm(example)
+        others = rng.uniform(-50, 50, size) * step
+        with_it, without = (np.asarray(to_grid(jnp.asarray(value, jnp.float32), step), np.float64) for value in (others + example, others))
+        assert np.linalg.norm(with_it - without) * step <= grid.sensitivity(HARDENED, size)
+
+
+def test_the_noise_is_stated_relative_to_the_sensitivity_with_rounding():
+    found = grid.deviation(HARDENED, 0.5, 10_000)
+    assert isinstance(found, Fraction)
+    assert float(found) == pytest.approx(0.5 * (0.1 + 100 * 2.0**-14) * 2**14, rel=1e-9)
+    assert found >= Fraction(0.5) * (Fraction(0.1) + 100 * Fraction(2.0**-14)) * 2**14
+
+
+def renyi(first: np.ndarray, second: np.ndarray, order: int) -> float:
+    return math.log(float(np.sum(second * (first / second) ** order))) / (order - 1)
+
+
+@pytest.mark.parametrize("order", [2, 3, 8])
+def test_sampled_integer_noise_has_the_gaussians_divergences_at_integer_orders(order):
+    # Far too narrow to be nearly continuous, and still equal: the sums over shifted integers are the same sums.
+    deviation, shift, q = 1.5, 2, 0.2
+    k = np.arange(-35, 36)
+    base = np.exp(-np.square(k) / (2 * deviation**2))
+    moved = np.exp(-np.square(k - shift) / (2 * deviation**2))
+    base, moved = base / base.sum(), moved / moved.sum()
+    mixture = (1 - q) * base + q * moved
+    event = events.event(Release(noise_multiplier=deviation / shift, sampling_probability=q, is_discrete=True), "zero_out", "rdp")
+    theirs = rdp.RdpAccountant([float(order)], NeighboringRelation.REPLACE_SPECIAL).compose(event)._rdp[0]
+    assert renyi(mixture, base, order) == pytest.approx(theirs, rel=1e-9)
+    assert renyi(base, mixture, order) <= theirs
+
+
+def test_only_integer_orders_are_composed():
+    charges = [(Release(noise_multiplier=1.0, sampling_probability=0.01, is_discrete=True), 100)]
+    plain = [(Release(noise_multiplier=1.0, sampling_probability=0.01), 100)]
+    assert accounting.compose(charges, "rdp", orders=[1.5, 2.5, 8]).epsilon(1e-5) == accounting.compose(plain, "rdp", orders=[8.0]).epsilon(
+        1e-5
+    )
+    with pytest.raises(Refused, match=r"accountant.orders=\[1.5\]: integer noise is bounded at integer orders only"):
+        accounting.compose(charges, "rdp", orders=[1.5])
+    for accountant in ("pld", "deterministic"):
+        with pytest.raises(Refused, match="integer noise is bounded by Renyi divergences of integer order only"):
+            accounting.compose(charges, accountant)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"accountant": Pld()}, "accountant=pld"),
+        ({"privacy": Privacy(delta=1e-5, adjacency="add_remove")}, "privacy.adjacency=add_remove"),
+        ({"clip": Quantile(clipping_norm=1.0)}, "clip=quantile"),
+        ({"sampler": Shuffled(assumed="poisson")}, "sampler.assumed=poisson"),
+        ({"sampler": FixedSize(), "privacy": Privacy(delta=1e-5, adjacency="replace_one")}, "sampler=fixed_size"),
+    ],
+)
+def test_what_the_proof_does_not_cover_is_refused(change, named):
+    with pytest.raises(Refused, match=named) as caught:
+        grid.check(declare(mechanism=DiscreteGaussian(), **change))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_statement_claims_renyi_only_and_names_the_margin():
+    experiment = declare(mechanism=DiscreteGaussian(grid_bits=20), noise=TargetEpsilon(epsilon=6.0), accountant=Rdp())
+    calibrated = calibrate(experiment, N)
+    assert list(calibrated.epsilon) == ["rdp"] and 5.9 < calibrated.epsilon["rdp"] <= 6.0
+    assert calibrated.noise_multiplier is not None
+    assert entry(experiment, N, calibrated.noise_multiplier, 10).noise == "discrete_gaussian"
+    ((release, _),) = ledger.releases(planned(experiment, calibrated.batch_runs, N, calibrated.noise_multiplier))
+    assert release.is_discrete
+    facts = statement.mechanism_facts(experiment, calibrated)
+    assert 0 < facts["grid_margin"] < 1e-3 and facts["generator_strength_bits"] == 256
+    assert any("before it is rounded" in line for line in statement.not_covered(experiment))
+
+
+def test_leaves_steps_and_slices_share_no_noise(monkeypatch):
+    from dpx.mechanism import noise
+
+    monkeypatch.setattr(noise, "SLICE_ELEMENTS", 512)
+    params = {"a": np.zeros((32, 32)), "b": np.zeros((32, 32))}
+    drawn = [grid_noise(SECRET, step, params, Fraction(1000)) for step in (0, 0, 1)]
+    assert np.array_equal(drawn[0]["a"], drawn[1]["a"])
+    halves = [drawn[0]["a"][:16], drawn[0]["a"][16:], drawn[0]["b"][:16], drawn[2]["a"][:16]]
+    assert np.max(np.abs(np.corrcoef([half.ravel() for half in halves]) - np.eye(4))) < 0.25
+
+
+def test_integers_wrap_around_alike_in_sum_and_noise():
+    total, noise = {"w": jnp.asarray([2**31 - 1], jnp.int32)}, {"w": jnp.asarray([5], jnp.int32)}
+    _, noisy, squares = with_grid_noise(total, noise, 0.5)
+    assert float(noisy["w"][0]) == -(2**30) and float(squares) == 2.5**2
+
+
+def test_a_step_releases_multiples_of_the_spacing_with_the_stated_variance(micro):
+    changes = {"optimizer": Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), "mechanism": DiscreteGaussian(grid_bits=12)}
+    experiment, objective = declare(**changes), micro[1]
+    step = make_step(experiment, objective, experiment.mesh.make(), 2, 2)
+    state, spacing = step.init(np.zeros(2, np.uint32)), grid.spacing(experiment)
+    size = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
+    deviation = grid.deviation(experiment, 0.5, size)
+    noise = grid_noise(SECRET, 0, state["params"], deviation)
+    state, metrics = step.finish(state, step.zero(), noise, np.float32(0), np.float32(8), np.float32(0))
+    for leaf in jax.tree.leaves(state["moments"][0].mu):
+        steps = np.asarray(leaf, np.float64) * 8 / spacing
+        assert np.array_equal(steps, np.round(steps))
+        assert variance_p_value(float(np.sum(steps**2)) / float(deviation) ** 2, leaf.size) > 1e-8
+    assert float(metrics["noise_norm"]) == pytest.approx(0.5 * grid.sensitivity(experiment, size) * np.sqrt(size) / 8, rel=0.02)

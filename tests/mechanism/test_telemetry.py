@@ -1,0 +1,63 @@
+"""Released loss and accuracy: how far one example moves them, and the noise that hides it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.clipping.clipped_sum import ClippedSum
+from dpx.declaration import Refused
+from dpx.mechanism import grid, telemetry
+from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry
+from dpx.privacy.joint import joint
+from dpx.randomness import RootSecret
+from tests.training.conftest import declare
+
+EXPERIMENT = declare(telemetry=ReleasedTelemetry(noise_multiplier=5.0, loss_limit=8.0))
+SECRET = RootSecret.from_seed(2)
+
+
+def sums(losses, correct, predicted, counted):
+    counts = {"mlm_correct": jnp.asarray(correct, jnp.float32), "mlm_predicted": jnp.asarray(predicted, jnp.float32)}
+    result = ClippedSum(None, None, jnp.asarray(losses, jnp.float32), counts, jnp.asarray(counted))
+    return {name: float(value) for name, value in telemetry.centred_sums(EXPERIMENT, result).items()}
+
+
+@pytest.mark.parametrize(("loss", "moved"), [(0.0, -4.0), (3.0, -1.0), (8.0, 4.0), (1e9, 4.0), (-2.0, -4.0)])
+def test_one_example_moves_the_loss_by_half_the_limit_at_most(loss, moved):
+    assert sums([loss], [0], [4], [True])["released_loss"] == moved
+
+
+def test_accuracy_is_a_fraction_of_each_example():
+    assert sums([0, 0, 0], [4, 1, 0], [4, 4, 0], [True] * 3)["released_mlm_accuracy"] == pytest.approx(0.5 - 0.25 - 0.5)
+
+
+def test_what_is_not_counted_moves_nothing():
+    assert sums([7, np.nan], [4, 4], [4, 4], [False, False]) == {"released_loss": 0.0, "released_mlm_accuracy": 0.0}
+
+
+def test_noise_has_the_stated_deviation_and_a_key_of_its_own():
+    found = {"loss": [], "mlm_accuracy": []}
+    for step in range(300):
+        key = jnp.asarray(telemetry.noise_key(EXPERIMENT, SECRET, step))
+        zero = {name: jnp.float32(0) for name in ("released_loss", "released_mlm_accuracy")}
+        for name, value in telemetry.released(EXPERIMENT, zero, key, jnp.float32(20)).items():
+            found[name.removeprefix("released/")].append(float(value))
+    # sqrt(2) * 5 times half the range, over the expected batch; jointly that is a noise multiplier of 5.
+    for name, width in (("loss", 8.0), ("mlm_accuracy", 1.0)):
+        assert np.std(found[name]) == pytest.approx(2**0.5 * 5 * width / 2 / 20, rel=0.15)
+        assert np.mean(found[name]) == pytest.approx(width / 2, abs=width * 0.06)
+    assert abs(np.corrcoef(found["loss"], found["mlm_accuracy"])[0, 1]) < 0.25
+    assert joint(2**0.5 * 5, 2**0.5 * 5) == pytest.approx(5)
+
+
+def test_secret_telemetry_releases_nothing():
+    experiment = declare()
+    assert telemetry.ranges(experiment) == {} and telemetry.noise_key(experiment, SECRET, 0) is None
+    assert telemetry.released(experiment, {}, None, jnp.float32(1)) == {}
+
+
+def test_combinations_without_a_claim_are_refused():
+    with pytest.raises(Refused, match="telemetry=released: mechanism=none has no claim"):
+        declare(telemetry=ReleasedTelemetry(), mechanism=NoPrivacy())
+    with pytest.raises(Refused, match="telemetry=released: the noise of released values is float32"):
+        grid.check(declare(telemetry=ReleasedTelemetry(), mechanism=DiscreteGaussian()))

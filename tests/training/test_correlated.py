@@ -1,0 +1,77 @@
+"""A run with correlated noise: replay is the same bits, and no noise reaches from one noise epoch or run into another."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from dpx.experiment import Schedule
+from dpx.mechanism.declarations import Banded
+from dpx.run_folder import RunFolder
+from dpx.sampler import CyclicPoisson
+from dpx.training import loop
+from dpx.training.session import Session
+
+from .conftest import declare
+from .test_adaptive import synthetic
+
+STRATEGY = [0.8, 0.4, 0.2]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    def make(**changes):
+        fields = {
+            "data": synthetic(str(tmp_path_factory.getbasetemp() / "data")),
+            "steps": 4,
+            "seed": 6,
+            "schedule": Schedule(evaluate_every=100, evaluation_rows=32, checkpoint_every=2),
+            "mechanism": Banded(bands=3),
+            "sampler": CyclicPoisson(cycle=3),
+        }
+        return declare(**(fields | changes))
+
+    return make
+
+
+def opened(experiment, path, fork=None):
+    (path / "private").mkdir(parents=True, exist_ok=True)
+    (path / "private" / "strategy.json").write_text(json.dumps({"coefficients": STRATEGY}))
+    return RunFolder(path, "name: micro\n", fork)
+
+
+def train(experiment, path, fork=None):
+    folder = opened(experiment, path, fork)
+    with folder.claimed(), Session.open(experiment, folder) as session:
+        session.train()
+        return jax.tree.map(np.array, session.final)
+
+
+def past_noise_at_start(experiment, path, fork=None):
+    folder = opened(experiment, path, fork)
+    with folder.claimed(), Session.open(experiment, folder) as session:
+        return session.beginning.first_step, max(float(abs(leaf).max()) for leaf in jax.tree.leaves(session.beginning.state["past_noise"]))
+
+
+def test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch(experiment, tmp_path, monkeypatch):
+    whole = train(experiment(), tmp_path / "whole")
+    claim = json.loads((tmp_path / "whole" / "release" / "privacy.json").read_text())
+    assert [item["count"] for item in claim["ledger"]["events"]] == [2]
+    once = loop.one_step
+
+    def mortal(runtime, secret, step, state):
+        if step == 3:
+            raise KeyboardInterrupt
+        return once(runtime, secret, step, state)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "one_step", mortal)
+        train(experiment(), tmp_path / "killed")
+    assert past_noise_at_start(experiment(), tmp_path / "killed") == (2, pytest.approx(0.4, rel=1.0))
+    again = train(experiment(), tmp_path / "killed")
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True))
+    # A fork, and a run whose microbatch changed, go on under a fresh key: their noise starts from nothing, however often they are opened.
+    for _ in range(2):
+        assert past_noise_at_start(experiment(steps=6), tmp_path / "fork", fork=f"{tmp_path / 'whole'}@2") == (2, 0.0)
+        assert past_noise_at_start(experiment(microbatch=2), tmp_path / "whole") == (4, 0.0)
