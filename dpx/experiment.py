@@ -83,12 +83,7 @@ class Experiment:
             f"model {self.model.name} has {self.model.positions} positions",
             "Shorten the sequence",
         )
-        require(
-            not (self.task.next_sentence and self.data.pairs == "none"),
-            "data.pairs=none",
-            "the next-sentence task needs pairs",
-            "Use task=mlm, or data.pairs=same_document",
-        )
+        self.task.require_fits(self.model, self.data)
         require(
             not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
             "noise=noise_batch_ratio",

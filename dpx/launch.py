@@ -133,9 +133,10 @@ class CloseStudy(Callback):
 
 
 def _objective(path: Path) -> float | None:
-    """Held-out accuracy of a run that trained."""
+    """The headline held-out figure of a run that trained."""
     try:
-        return float(json.loads((path / "private" / "results.json").read_text())["heldout"]["mlm_accuracy"])
+        results = json.loads((path / "private" / "results.json").read_text())
+        return float(results["heldout"][results["metric"]])
     except (OSError, ValueError, KeyError):
         return None
 

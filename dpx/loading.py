@@ -12,7 +12,7 @@ from dpx.experiment import Experiment
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """`params` is the nested dict of `Bert.parameter_shapes`; `privacy` the run's `privacy.json`."""
+    """`params` is the nested dict of the model's `parameter_shapes`; `privacy` the run's `privacy.json`."""
 
     experiment: Experiment
     params: Any

@@ -15,8 +15,17 @@ from dpx.experiment import Experiment
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# What an option needs beside it: the user's files, pairs for a task over pairs.
-GIVEN = {"data=text": ["data.source.paths=[corpus.txt]"], "task=mlm_nsp": ["data.pairs=same_document"]}
+# What an option needs beside it: the user's files, pairs for a task over pairs, a decoder's task and a decoder for it.
+GIVEN = {
+    "data=text": ["data.source.paths=[corpus.txt]"],
+    "task=mlm_nsp": ["data.pairs=same_document"],
+    "task=causal_lm": ["model=decoder_tiny"],
+    "model=decoder": ["task=causal_lm"],
+}
+
+
+def _given(option: str) -> list[str]:
+    return next((beside for start, beside in GIVEN.items() if option.startswith(start)), [])
 
 
 def _options() -> list[str]:
@@ -36,7 +45,7 @@ def _agrees(golden: Path, text: str) -> None:
 @pytest.mark.parametrize("option", _options())
 def test_option_builds_and_equals_golden(option: str) -> None:
     group, _, name = option.partition("=")
-    cfg = recipes.compose([option, *GIVEN.get(option, [])])
+    cfg = recipes.compose([option, *_given(option)])
     experiment, job = config.build(cfg)
     assert isinstance(experiment, Experiment) and callable(job)
     _agrees(GOLDEN / group / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg)[group])))

@@ -13,6 +13,7 @@ from typing import Any
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
+from dpx.models.shape import Bert
 
 TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")
 ATTENTION, FEED_FORWARD = ("layers/attention_out/kernel",), ("layers/down/kernel",)
@@ -70,6 +71,7 @@ class AnilScaleInvariance:
 
         from dpx.models.bert import BertForPreTraining
 
+        assert isinstance(experiment.model, Bert)
         model = BertForPreTraining(experiment.model, self.vocabulary_size, True)
         batch = self._batch()
         params = model.init(jax.random.key(2), batch["token"], batch["segment"], batch["length"], batch["slot"])["params"]

@@ -74,7 +74,7 @@ class Attack:
             "the canaries attack independent Gaussian noise",
             "Use mechanism=dp_sgd",
         )
-        objective = Audited(None, setting.canaries, LENGTH * experiment.clip.clipping_norm)
+        objective = Audited(None, setting.canaries, LENGTH * experiment.clip.clipping_norm, experiment.task.counts)
         return cls(experiment, setting, make_step(experiment, objective, experiment.mesh.make(), MICROBATCH))
 
     def coins(self, secret: RootSecret) -> Bool[np.ndarray, " M"]:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping.ops import lookup
-from dpx.training.step import TASK_COUNTS
 from dpx.training.update import CANARIES
 
 WIDTH = 100
@@ -28,11 +27,13 @@ class Audited:
     """`inner` (or nothing beside the canaries) and `canaries` Dirac canaries whose gradients have norm `length`.
 
     Rows carry `canary`: its number, or -1 for a row of the data. A canary's loss is 0, with that gradient, and it counts in no figure.
+    `counts` names what a step counts where there is no `inner`.
     """
 
     inner: Any
     canaries: int
     length: float
+    counts: tuple[str, ...] = ()
 
     def init(self, key: Any) -> dict[str, Any]:
         table_RW = jnp.zeros((max(1, -(-self.canaries // WIDTH)), WIDTH))
@@ -45,7 +46,7 @@ class Audited:
     def losses(self, params: Any, batch: dict[str, Any], dropout_key: Any = None) -> tuple[Array, dict[str, Array]]:
         canary_B = batch["canary"]
         losses_B = jnp.zeros(len(canary_B))
-        counts = dict.fromkeys(TASK_COUNTS, losses_B)
+        counts = dict.fromkeys(self.counts, losses_B)
         if self.inner is not None:
             losses_B, counts = self.inner.losses(without(params, CANARIES), without(batch, "canary"), dropout_key)
         is_canary_B = canary_B >= 0

@@ -11,7 +11,8 @@ import numpy as np
 from dpx.benchmark.sums import microbatch_sum
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Flat
-from dpx.task import mlm
+from dpx.task.mlm import Special
+from dpx.task.objective import objective as make_objective
 from dpx.training.synthetic_rows import synthetic_rows
 
 EXAMPLES, LENGTH, VOCABULARY = 5, 12, 16
@@ -29,7 +30,7 @@ class Case:
     @classmethod
     def of(cls, experiment: Experiment) -> "Case":
         model = dataclasses.replace(experiment.model, **_SMALL)
-        objective = mlm.objective(model, experiment.task, VOCABULARY, mlm.Special(0, 1, 2, 3, 4))
+        objective = make_objective(model, experiment.task, VOCABULARY, Special(0, 1, 2, 3, 4))
         key, drawn = np.zeros(2, np.uint32), np.random.default_rng(0)
         shapes = jax.eval_shape(objective.init, key)
         params = jax.tree.map(lambda leaf: jnp.asarray(drawn.normal(0, 0.3, leaf.shape), jnp.float32), shapes)

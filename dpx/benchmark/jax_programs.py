@@ -18,7 +18,8 @@ from dpx.benchmark.sums import microbatch_sum
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
-from dpx.task import mlm
+from dpx.task.mlm import Special
+from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
 from dpx.training.collectives import collectives
 from dpx.training.cost import compiled_temporaries, matmul_flops
@@ -54,7 +55,7 @@ class _Bench:
     def objective(self, dtype: str) -> Any:
         experiment = self.experiment
         model = dataclasses.replace(experiment.model, dtype=dtype)
-        return mlm.objective(model, experiment.task, vocabulary_size(experiment), mlm.Special(0, 1, 2, 3, 4))
+        return make_objective(model, experiment.task, vocabulary_size(experiment), Special(0, 1, 2, 3, 4))
 
     def step(self, is_private: bool, dtype: str) -> Step:
         """The product's own step: its layout of arrays, the parameters it gathers, and its update."""

@@ -46,7 +46,7 @@ def model_flops(experiment: Experiment) -> int:
     """Matrix-product FLOPs that training on one example needs, whatever a program does beside them."""
     length, task = experiment.data.sequence_length, experiment.task
     slots = task.slots(length)
-    return training_matmul_flops(experiment.model, vocabulary_size(experiment), length, slots, next_sentence=task.next_sentence)
+    return training_matmul_flops(experiment.model, vocabulary_size(experiment), length, slots, pooled_outputs=task.pooled_outputs)
 
 
 def identity(setting: Setting, clipping: str, dtype: str, physical_batch: int) -> dict[str, Any]:

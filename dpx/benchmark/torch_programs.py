@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpx.benchmark.setting import Program, Setting, identity, vocabulary_size
 from dpx.benchmark.torch_bert import Rows, TorchBert, inputs, losses
-from dpx.declaration import require
+from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.models.shape import Bert
 from dpx.task.declarations import MaskedLanguageModel
@@ -30,7 +30,7 @@ Sums = Callable[[list[Rows]], None]
 def programs(setting: Setting) -> list[Program]:
     """A sum for every (variant, physical batch)."""
     experiment = setting.experiment
-    require(isinstance(experiment.model, Bert), f"model={experiment.model.name}", "the torch peers are written for BERT", "Leave them out")
+    bert_of(experiment)
     require(
         tuple(setting.dtypes) == ("float32",), "dtypes", "the torch peers compute in float32", "Use dtypes=[float32], or leave them out"
     )
@@ -39,12 +39,21 @@ def programs(setting: Setting) -> list[Program]:
     return [program for variant in setting.variants for program in _programs(setting, variant)]
 
 
+def bert_of(experiment: Experiment) -> tuple[Bert, MaskedLanguageModel]:
+    """The model and task, which are what the peers are written for; raises `Refused` otherwise."""
+    model, task = experiment.model, experiment.task
+    if isinstance(model, Bert) and isinstance(task, MaskedLanguageModel):
+        return model, task
+    raise Refused(f"model={model.name}", "the torch peers are written for BERT and masked words", "Leave them out")
+
+
 def _programs(setting: Setting, variant: str) -> list[Program]:
     """One variant at every physical batch; they share one model."""
     experiment = setting.experiment
     vocabulary, length = vocabulary_size(experiment), experiment.data.sequence_length
-    subject = Subject.make(variant, experiment.model, experiment.task, vocabulary, experiment.clip.clipping_norm)
-    rows = masked_rows(experiment.task, setting.logical_batch, length, vocabulary)
+    model, task = bert_of(experiment)
+    subject = Subject.make(variant, model, task, vocabulary, experiment.clip.clipping_norm)
+    rows = masked_rows(task, setting.logical_batch, length, vocabulary)
     error = None if variant == "torch" else clipped_sum_error(experiment, variant)
     facts = {"kind": "sum", "framework": f"torch {torch.__version__}"}
     facts |= {"temporary_bytes": None, "matmul_flops": None, "collectives": None, "clipped_sum_error": error}
@@ -161,11 +170,12 @@ def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabular
 
 def clipped_sum_error(experiment: Experiment, variant: str) -> float:
     """As `dpx.benchmark.exactness`, for torch: a small model against float64 gradients, one example at a time."""
-    model = dataclasses.replace(experiment.model, **_SMALL)
-    rows = masked_rows(experiment.task, 5, 12, 16)
-    probe = Subject.make(variant, model, experiment.task, 16, 1.0).model
+    declared, task = bert_of(experiment)
+    model = dataclasses.replace(declared, **_SMALL)
+    rows = masked_rows(task, 5, 12, 16)
+    probe = Subject.make(variant, model, task, 16, 1.0).model
     values = {name: torch.randn(p.shape, generator=torch.Generator().manual_seed(2)) * 0.3 for name, p in probe.named_parameters()}
-    wide = TorchBert(model, 16, experiment.task.next_sentence, is_tied=variant != "opacus_ghost").double()
+    wide = TorchBert(model, 16, task.next_sentence, is_tied=variant != "opacus_ghost").double()
     _set(wide, values)
     gradients = []
     for b in range(5):
@@ -175,7 +185,7 @@ def clipped_sum_error(experiment: Experiment, variant: str) -> float:
         gradients.append({name: p.grad.clone() for name, p in wide.named_parameters() if p.grad is not None})
     norms = [torch.sqrt(torch.stack([leaf.square().sum() for leaf in one.values()]).sum()).item() for one in gradients]
     clipping_norm = 0.5 * min(norms)
-    subject = Subject.make(variant, model, experiment.task, 16, clipping_norm)
+    subject = Subject.make(variant, model, task, 16, clipping_norm)
     _set(subject.model, values)
     subject.sum([rows])
     summed = subject.summed()

@@ -28,6 +28,7 @@ def clipped_sum(losses_fn, params, batch, weights, units: Units, kept_bytes: int
     taps = {key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), claim.record) for key, claim in claims.items()}
     losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
     (records,) = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
+    records = jax.tree.map(_as_stored, records)
     losses_B, counts = units.summed((losses_B, counts))
 
     leaves = leaves_of(params, claims)
@@ -43,6 +44,11 @@ def clipped_sum(losses_fn, params, batch, weights, units: Units, kept_bytes: int
     )
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
+
+
+def _as_stored(leaf: Array) -> Array:
+    """The compiler may take a norm before it rounds a record to a narrow type; the sum, behind a branch, is of the rounded one."""
+    return jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf
 
 
 def leaves_of(params: Any, claims: Claims) -> dict[tuple[str, str], Any]:

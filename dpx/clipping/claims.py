@@ -15,7 +15,7 @@ from dpx.declaration import Refused
 Claims = dict[tuple[str, str], Claim]
 
 # Ops of which a pair on one table is exact together, because their cross-term is routed from one to the other.
-TIED = ({"lookup", "tied_decode"}, {"lookup", "masked_head"})
+TIED = ({"lookup", "decode"}, {"lookup", "token_loss"})
 
 
 def discover(losses_fn: Any, params: Any, batch: Any, session: Session) -> Claims:

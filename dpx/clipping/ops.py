@@ -178,11 +178,13 @@ def tied_lookup(table: Any, id_BT: Array, decoded: int, dtype: Any = F32) -> tup
 
 
 @dataclasses.dataclass(frozen=True)
-class TiedDecode(Op):
-    """h @ table^T + bias at M positions; logits float32 or wider. Two parts: the table belongs with the embeddings."""
+class Decode(Op):
+    """h @ table^T (+ bias) at M positions; logits float32 or wider. Inputs: h_BMd, and the tie of a table that is also looked up,
+    or None. The table is a part of its own: where it is tied, it belongs with the embeddings.
+    """
 
-    name: str = "tied_decode"
-    parts: int = 2
+    parts: int
+    name: str = "decode"
     rows_per_unit: int = 1
 
     def part(self, path: str) -> int:
@@ -192,60 +194,69 @@ class TiedDecode(Op):
         h_BMd, tie = inputs
         wide = jnp.promote_types(h_BMd.dtype, F32)
         logits_BMV = jnp.einsum("bmd,vd->bmv", h_BMd, leaves["table"].astype(h_BMd.dtype), preferred_element_type=wide)
-        return logits_BMV + leaves["bias"], (h_BMd, tie.id_BT)
+        return logits_BMV + leaves["bias"] if "bias" in leaves else logits_BMV, (h_BMd, tie and tie.id_BT)
 
     def input_cotangent(self, leaves, residuals, cotangent):
         h_BMd, id_BT = residuals
         g_BMd = jnp.einsum("bmv,vd->bmd", cotangent.astype(h_BMd.dtype), leaves["table"].astype(h_BMd.dtype))
         record = {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
-        return (g_BMd, Tie(None, gathered(record["g"], id_BT), norms.wide(record["h"]))), record
+        return (g_BMd, tie_cotangent(id_BT, record["g"], norms.wide(record["h"]))), record
 
     def squared_norm(self, leaves, record):
         """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
-        outer_BMM = norms.outer(record["g"])
-        inner_BMM = norms.product("bmd,bnd->bmn", norms.wide(record["h"]), norms.wide(record["h"]))
-        return jnp.maximum((outer_BMM * inner_BMM).sum((1, 2)), 0), jnp.maximum(outer_BMM.sum((1, 2)), 0)
+        others = [norms.wide(record["h"])] + [jnp.ones_like(record["h"][:, :, :1])] * (self.parts - 1)
+        return tuple(jnp.maximum(square_B, 0) for square_B in norms.symmetric(record["g"], *others))
 
     def weighted_sum(self, leaves, record, weights):
-        table_B, bias_B = weights
         g_BMV = record["g"]
-        table_dV = norms.product("bmv,bmd->dv", g_BMV, rows(table_B, record["h"]))
-        return {"table": table_dV.T, "bias": norms.product("bmv,bm->v", g_BMV, jnp.broadcast_to(bias_B[:, None], g_BMV.shape[:2]))}
+        summed = {"table": norms.product("bmv,bmd->dv", g_BMV, rows(weights[0], record["h"])).T}
+        if self.parts == 1:
+            return summed
+        return summed | {"bias": norms.product("bmv,bm->v", g_BMV, jnp.broadcast_to(weights[1][:, None], g_BMV.shape[:2]))}
 
 
-def gathered(g_BMV: Array, id_BT: Array) -> Array:
-    """g[b, m, id_bt], [B,M,T]; of units, where g is of units and ids are of their rows."""
-    return jnp.take_along_axis(g_BMV, id_BT.reshape(g_BMV.shape[0], 1, -1), axis=2)
+def tie_cotangent(id_BT: Array | None, g_BMV: Array, h_BMd: Array) -> Tie | None:
+    """What a tied decoder sends to the embedding: logit cotangents at the ids looked up, and its inputs; both of units."""
+    if id_BT is None:
+        return None
+    return Tie(None, jnp.take_along_axis(g_BMV, id_BT.reshape(g_BMV.shape[0], 1, -1), axis=2), h_BMd)
 
 
-def tied_decode(h_BMd: Array, table: Any, bias: Any, tie: Tie) -> Array:
-    return apply(TiedDecode(), {"table": table, "bias": bias}, (h_BMd, tie))
+def decode(h_BMd: Array, table: Any, bias: Any = None, tie: Tie | None = None) -> Array:
+    """Logits of M positions; with the `tie` of `tied_lookup` the table may be the one looked up."""
+    leaves = {"table": table} | ({} if bias is None else {"bias": bias})
+    return apply(Decode(len(leaves)), leaves, (h_BMd, tie))
 
 
 @dataclasses.dataclass(frozen=True)
 class AddRows(Op):
-    """x + table[:T], the same rows for every example (position embedding)."""
+    """x + table[offset : offset + T] for x [B, ..., T, d], the same rows for every text of every example (position embedding)."""
 
+    offset: int = 0
     name: str = "add_rows"
     rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
-        return inputs[0] + leaves["table"][: inputs[0].shape[1]].astype(inputs[0].dtype), ()
+        (x,) = inputs
+        return x + leaves["table"][self.offset : self.offset + x.shape[-2]].astype(x.dtype), ()
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        # Row by row the same table rows: a unit's gradient of them is the sum over its rows.
-        return (cotangent,), self.over_rows(norms.wide(cotangent) if self.rows_per_unit > 1 else cotangent)
+        # Text by text and row by row the same table rows: a unit's gradient of them is the sum.
+        texts = tuple(range(1, cotangent.ndim - 2))
+        is_one = not texts and self.rows_per_unit == 1
+        return (cotangent,), cotangent if is_one else self.over_rows(norms.wide(cotangent).sum(texts))
 
     def squared_norm(self, leaves, record):
         return (norms.squares(record),)
 
     def weighted_sum(self, leaves, record, weights):
         summed_Td = norms.product("b,btd->td", weights[0], norms.wide(record))
-        return {"table": jnp.zeros(leaves["table"].shape, summed_Td.dtype).at[: summed_Td.shape[0]].set(summed_Td)}
+        place = slice(self.offset, self.offset + summed_Td.shape[0])
+        return {"table": jnp.zeros(leaves["table"].shape, summed_Td.dtype).at[place].set(summed_Td)}
 
 
-def add_rows(x_BTd: Array, table: Any) -> Array:
-    return apply(AddRows(), {"table": table}, (x_BTd,))
+def add_rows(x: Array, table: Any, offset: int = 0) -> Array:
+    return apply(AddRows(offset), {"table": table}, (x,))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dpx.mechanism.declarations import Banded
 from dpx.mesh import simulate_devices
 from dpx.models.flops import published_flops, training_matmul_flops
 from dpx.models.memory import Memory, step_memory
+from dpx.models.shape import count
 from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, calibrate
 from dpx.run_folder import RunFolder, write_json
@@ -52,7 +53,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
     size = experiment.data.declared_size or (experiment.privacy.population(manifest) if manifest else 0)
     calibrated = calibrate(experiment, size)
-    parameters = experiment.model.parameters(vocabulary, next_sentence=experiment.task.next_sentence)
+    parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
     examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
     return (
         {"name": experiment.name, "model": experiment.model.name, "parameters": parameters, "vocabulary_size": vocabulary}
@@ -86,7 +87,7 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
     # A unit costs as much as the most rows it may have: the rest is padding.
     rows = examples * experiment.privacy.rows_per_example
     flops = published_flops(parameters, length) * rows
-    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), next_sentence=task.next_sentence) * rows
+    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), pooled_outputs=task.pooled_outputs) * rows
     hours = flops / mesh.flops_per_s / 3600
     return {
         "steps": experiment.steps,

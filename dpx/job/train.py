@@ -39,11 +39,13 @@ class Train:
 def _show(results: dict[str, Any], claim: dict[str, Any], folder: RunFolder) -> None:
     """The closing table: what was learnt, against what, under which claim."""
     table = Table(title=f"{folder.path}", title_justify="left", show_header=False)
-    table.add_row("held-out MLM accuracy", f"{results['heldout']['mlm_accuracy']:.2%}")
+    metric = results["metric"]
+    table.add_row(f"held-out {metric.replace('_', ' ')}", f"{results['heldout'][metric]:.2%}")
     table.add_row("  most frequent public token", f"{results['baselines']['most_frequent_token']:.2%}")
     table.add_row("  same model, untrained", f"{results['baselines']['untrained']:.2%}")
-    if "next_sentence_accuracy" in results["heldout"]:
-        table.add_row("held-out next-sentence accuracy", f"{results['heldout']['next_sentence_accuracy']:.2%}")
+    for name, value in results["heldout"].items():
+        if name not in ("loss", metric):
+            table.add_row(f"held-out {name.replace('_', ' ')}", f"{value:.4g}")
     table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))
     if "verdict" in claim.get("audit", {}):
         table.add_row("audit", claim["audit"]["verdict"])

@@ -23,7 +23,7 @@ from dpx.randomness import RootSecret
 def ranges(experiment: Experiment) -> dict[str, float]:
     """The width of each released value's range by name; nothing where telemetry is secret."""
     telemetry = experiment.telemetry
-    return {"loss": telemetry.loss_limit, "mlm_accuracy": 1.0} if isinstance(telemetry, ReleasedTelemetry) else {}
+    return {"loss": telemetry.loss_limit, experiment.task.metric: 1.0} if isinstance(telemetry, ReleasedTelemetry) else {}
 
 
 def count_name(value: str) -> str:
@@ -38,8 +38,9 @@ def noise_key(experiment: Experiment, secret: RootSecret, step: int) -> np.ndarr
 
 def centred_sums(experiment: Experiment, result: ClippedSum) -> dict[str, Float[Array, ""]]:
     """Centred sums of one microbatch, by `count_name`."""
-    accuracy_B = result.counts["mlm_correct"] / jnp.maximum(result.counts["mlm_predicted"], 1)
-    values = {"loss": result.losses_B, "mlm_accuracy": accuracy_B}
+    correct, predicted = experiment.task.accuracy_counts
+    accuracy_B = result.counts[correct] / (1 if predicted is None else jnp.maximum(result.counts[predicted], 1))
+    values = {"loss": result.losses_B, experiment.task.metric: accuracy_B}
     sums = {}
     for name, width in ranges(experiment).items():
         centred_B = jnp.clip(values[name].astype(jnp.float32), 0, width) - width / 2

@@ -1,6 +1,9 @@
 """Multi-head self-attention without its projections: no parameters, and a backward pass that keeps no probabilities.
 
-B: examples, T, S: tokens, N: heads, D: head size, H: width = N D.
+An example may hold several texts of equal length side by side (multiple choice): `length` is then [B,C], and no token sees
+another text. `causal`: a token sees itself and what is before it.
+
+B: examples, C: texts of an example, R: rows of attention = B C, T, S: tokens, N: heads, D: head size, H: width = N D.
 """
 
 from collections.abc import Callable
@@ -12,10 +15,16 @@ from jaxtyping import Array, Float, Int
 # Added to the score of a key that is padding: exp() of it is exactly 0, yet a row of nothing but padding stays finite.
 MASKED_SCORE = -1.0e9
 
+Dropped = Callable[[Array], Array]
 
-def length_bias(length_B: Int[Array, " B"], tokens: int, dtype) -> Float[Array, "B 1 1 T"]:
-    """0 at real keys, `MASKED_SCORE` at padding."""
-    return jnp.where(jnp.arange(tokens) < length_B[:, None], 0.0, MASKED_SCORE).astype(dtype)[:, None, None, :]
+
+def score_bias(length_R: Int[Array, " R"], tokens: int, dtype, causal: bool) -> Float[Array, "R 1 U S"]:
+    """0 at real keys, `MASKED_SCORE` at padding and, if `causal`, at later tokens; U is 1 where all tokens see the same keys."""
+    place_S = jnp.arange(tokens)
+    is_seen_RUS = (place_S < length_R[:, None])[:, None, :]
+    if causal:
+        is_seen_RUS = is_seen_RUS & (place_S <= place_S[:, None])
+    return jnp.where(is_seen_RUS, 0.0, MASKED_SCORE).astype(dtype)[:, None]
 
 
 def heads_of(x_BTd: Array, parts: int, heads: int) -> Array:
@@ -24,38 +33,49 @@ def heads_of(x_BTd: Array, parts: int, heads: int) -> Array:
     return x_BTd.reshape(B, T, parts, heads, d // (parts * heads)).transpose(2, 0, 3, 1, 4)
 
 
-def probabilities(q_BNTD: Array, k_BNSD: Array, length_B: Array) -> Array:
-    """Softmax of the scaled scores over real keys, computed in float32 or wider."""
-    wide = jnp.promote_types(q_BNTD.dtype, jnp.float32)
-    scores_BNTS = jnp.einsum("BNTD,BNSD->BNTS", q_BNTD, k_BNSD, preferred_element_type=wide) * q_BNTD.shape[-1] ** -0.5
-    return jax.nn.softmax(scores_BNTS + length_bias(length_B, k_BNSD.shape[2], wide), axis=-1)
+def probabilities(q_RNTD: Array, k_RNSD: Array, length_R: Array, causal: bool) -> Array:
+    """Softmax of the scaled scores over the keys seen, computed in float32 or wider."""
+    wide = jnp.promote_types(q_RNTD.dtype, jnp.float32)
+    scores_RNTS = jnp.einsum("RNTD,RNSD->RNTS", q_RNTD, k_RNSD, preferred_element_type=wide) * q_RNTD.shape[-1] ** -0.5
+    return jax.nn.softmax(scores_RNTS + score_bias(length_R, k_RNSD.shape[2], wide, causal), axis=-1)
 
 
-def attend(qkv_BTd: Array, length_B: Array, heads: int, dropped: Callable[[Array], Array]) -> Float[Array, "B T H"]:
+def by_text(x_BTd: Array, length: Array) -> Array:
+    """[B,C*T,d] as [B*C,T,d]."""
+    return x_BTd.reshape(length.size, -1, x_BTd.shape[-1])
+
+
+def by_example(dropped: Dropped, length: Array) -> Dropped:
+    """Dropout of an array [R, ...], its mask drawn once for each example whatever its texts."""
+    if length.ndim == 1:
+        return dropped
+    return lambda probs: dropped(probs.reshape(*length.shape, *probs.shape[1:])).reshape(probs.shape)
+
+
+def attend(qkv_BTd: Array, length: Array, heads: int, dropped: Dropped, causal: bool) -> Float[Array, "B T H"]:
     """Context of every token; `dropped` is dropout of the probabilities."""
-    q_BNTD, k_BNSD, v_BNSD = heads_of(qkv_BTd, 3, heads)
-    probs_BNTS = dropped(probabilities(q_BNTD, k_BNSD, length_B).astype(qkv_BTd.dtype))
-    context_BNTD = jnp.einsum("BNTS,BNSD->BNTD", probs_BNTS, v_BNSD)
-    B, N, T, D = context_BNTD.shape
-    return context_BNTD.transpose(0, 2, 1, 3).reshape(B, T, N * D)
+    q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, heads)
+    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), causal).astype(qkv_BTd.dtype)
+    context_RNTD = jnp.einsum("RNTS,RNSD->RNTD", by_example(dropped, length)(probs_RNTS), v_RNSD)
+    return context_RNTD.transpose(0, 2, 1, 3).reshape(*qkv_BTd.shape[:2], -1)
 
 
 def attend_backward(
-    qkv_BTd: Array, context_BTH: Array, g_BTH: Array, length_B: Array, heads: int, dropped: Callable[[Array], Array]
+    qkv_BTd: Array, context_BTH: Array, g_BTH: Array, length: Array, heads: int, dropped: Dropped, causal: bool
 ) -> Float[Array, "B T d"]:
     """Cotangent of qkv. `dropped` is linear with a fixed mask, hence its own transpose.
 
     sum_s g_probs probs, the softmax's own term, equals g_context . context token by token, so no [T,S] array is reduced for it.
     """
-    q_BNTD, k_BNSD, v_BNSD = heads_of(qkv_BTd, 3, heads)
-    (g_BNTD,), (context_BNTD,) = heads_of(g_BTH, 1, heads), heads_of(context_BTH, 1, heads)
+    dropped = by_example(dropped, length)
+    q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, heads)
+    (g_RNTD,), (context_RNTD,) = (heads_of(by_text(x, length), 1, heads) for x in (g_BTH, context_BTH))
     wide = jnp.promote_types(qkv_BTd.dtype, jnp.float32)
-    probs_BNTS = probabilities(q_BNTD, k_BNSD, length_B)
-    g_v = jnp.einsum("BNTS,BNTD->BNSD", dropped(probs_BNTS.astype(qkv_BTd.dtype)), g_BNTD)
-    g_probs_BNTS = dropped(jnp.einsum("BNTD,BNSD->BNTS", g_BNTD, v_BNSD, preferred_element_type=wide))
-    own_BNT1 = jnp.sum(g_BNTD.astype(wide) * context_BNTD.astype(wide), axis=-1, keepdims=True)
-    g_scores_BNTS = (probs_BNTS * (g_probs_BNTS - own_BNT1) * q_BNTD.shape[-1] ** -0.5).astype(qkv_BTd.dtype)
-    g_q = jnp.einsum("BNTS,BNSD->BNTD", g_scores_BNTS, k_BNSD)
-    g_k = jnp.einsum("BNTS,BNTD->BNSD", g_scores_BNTS, q_BNTD)
-    B, T, d = qkv_BTd.shape
-    return jnp.stack([g_q, g_k, g_v]).transpose(1, 3, 0, 2, 4).reshape(B, T, d)
+    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), causal)
+    g_v = jnp.einsum("RNTS,RNTD->RNSD", dropped(probs_RNTS.astype(qkv_BTd.dtype)), g_RNTD)
+    g_probs_RNTS = dropped(jnp.einsum("RNTD,RNSD->RNTS", g_RNTD, v_RNSD, preferred_element_type=wide))
+    own_RNT1 = jnp.sum(g_RNTD.astype(wide) * context_RNTD.astype(wide), axis=-1, keepdims=True)
+    g_scores_RNTS = (probs_RNTS * (g_probs_RNTS - own_RNT1) * q_RNTD.shape[-1] ** -0.5).astype(qkv_BTd.dtype)
+    g_q = jnp.einsum("RNTS,RNSD->RNTD", g_scores_RNTS, k_RNSD)
+    g_k = jnp.einsum("RNTS,RNTD->RNSD", g_scores_RNTS, q_RNTD)
+    return jnp.stack([g_q, g_k, g_v]).transpose(1, 3, 0, 2, 4).reshape(qkv_BTd.shape)

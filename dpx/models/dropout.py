@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-# Sites within a layer; the embedding counts as layer -1.
+from dpx.models.shape import Model
+
+# Sites within a layer; the embedding counts as layer -1, a classifier as the layer after the last.
 EMBEDDING, ATTENTION, ATTENTION_OUT, OUTPUT = range(4)
 
 
@@ -31,3 +33,8 @@ def dropout(x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer
     if keys_B is None or rate == 0.0:
         return x
     return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:]), x / (1.0 - rate), 0).astype(x.dtype)
+
+
+def of_head(x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, model: Model, site: int) -> Float[Array, "B ..."]:
+    """Dropout of a classifier: a head counts as the layer after the last."""
+    return dropout(x, keys_B, model.layers, site, model.dropout)

@@ -3,22 +3,27 @@
 A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, noise and the optimiser are not counted.
 """
 
-from dpx.models.shape import Bert
+from dpx.models.shape import Decoder, Model
 
 
-def forward_matmul_flops(model: Bert, vocabulary_size: int, sequence_length: int, masked_slots: int, *, next_sentence: bool) -> int:
-    """Exact matrix-product FLOPs of one example's forward pass, padding included (it is computed)."""
-    T, H, F, M = sequence_length, model.width, model.feed_forward, masked_slots
+def forward_matmul_flops(model: Model, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
+    """Exact matrix-product FLOPs of one example's forward pass, padding and masked scores included (they are computed).
+
+    `slots` positions are decoded over the vocabulary; `pooled_outputs` values come from a pooled token, in a Bert through one more
+    dense map.
+    """
+    T, H, F, M = sequence_length, model.width, model.feed_forward, slots
+    transform = 0 if isinstance(model, Decoder) else H * H
     linear = 2 * T * (3 * H * H + H * H + 2 * H * F)
     attention = 2 * 2 * T * T * H
-    head = 2 * M * (H * H + H * vocabulary_size)
-    pooled = 2 * (H * H + 2 * H) if next_sentence else 0
+    head = 2 * M * (transform + H * vocabulary_size)
+    pooled = 2 * (transform + pooled_outputs * H) if pooled_outputs else 0
     return model.layers * (linear + attention) + head + pooled
 
 
-def training_matmul_flops(model: Bert, vocabulary_size: int, sequence_length: int, masked_slots: int, *, next_sentence: bool) -> int:
+def training_matmul_flops(model: Model, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
     """Forward and backward of one example: every product has two products as its derivative, so three times the forward."""
-    return 3 * forward_matmul_flops(model, vocabulary_size, sequence_length, masked_slots, next_sentence=next_sentence)
+    return 3 * forward_matmul_flops(model, vocabulary_size, sequence_length, slots, pooled_outputs=pooled_outputs)
 
 
 def published_flops(parameters: int, sequence_length: int) -> int:

@@ -10,7 +10,7 @@ slots and V words, of which `fsdp` devices share what is at rest:
     update        12 P / fsdp                  reduced sum, noise and direction; not at the same time as a microbatch
 
     a = L (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each,
-        + L T (H + F) [book_keeping only]                        cotangents that find no dead activation to be written over
+        + L T (H + F) [book_keeping; 2 H in a Decoder]           cotangents that find no dead activation to be written over
 
 The peak is their sum with the larger of the last two. The compiler's own scratch is not in it; measured peaks lie above.
 """
@@ -18,7 +18,7 @@ The peak is their sum with the larger of the last two. The compiler's own scratc
 import dataclasses
 from typing import Literal
 
-from dpx.models.shape import Bert
+from dpx.models.shape import Decoder, Model
 
 FLOAT32 = 4
 
@@ -38,7 +38,7 @@ class Memory:
         return self.at_rest + self.gathered + self.accumulator + max(self.microbatch, self.update)
 
 
-def activations(model: Bert, vocabulary_size: int, sequence_length: int, masked_slots: int) -> int:
+def activations(model: Model, vocabulary_size: int, sequence_length: int, masked_slots: int) -> int:
     """Numbers one example keeps for the backward pass."""
     T, H, F = sequence_length, model.width, model.feed_forward
     layer = T * (10 * H + 3 * F) + 2 * model.heads * T * T
@@ -46,7 +46,7 @@ def activations(model: Bert, vocabulary_size: int, sequence_length: int, masked_
 
 
 def step_memory(
-    model: Bert,
+    model: Model,
     *,
     parameters: int,
     vocabulary_size: int,
@@ -62,7 +62,8 @@ def step_memory(
     if method == "vmap":
         example += FLOAT32 * parameters
     if method == "book_keeping":
-        example += number * model.layers * sequence_length * (model.width + model.feed_forward)
+        spare = 2 if isinstance(model, Decoder) else 1
+        example += number * model.layers * sequence_length * (spare * model.width + model.feed_forward)
     return Memory(
         at_rest=3 * FLOAT32 * parameters // fsdp,
         gathered=number * parameters if fsdp > 1 or number < FLOAT32 else 0,

@@ -1,17 +1,27 @@
-"""Model shapes as declared, and what follows from them by arithmetic: parameters and FLOPs. No jax."""
+"""Model shapes as declared, and what follows from them by arithmetic: parameters. No jax.
+
+Shape legend: V vocabulary, H width, F feed-forward, L layers; layers are stacked on a leading axis.
+"""
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 @declaration
 class Bert:
-    """A post-LayerNorm BERT encoder (Devlin et al. 2019) with a masked-token decoder tied to the word embedding.
+    """A post-LayerNorm encoder (Devlin et al. 2019) with a masked-token decoder, tied to the word embedding unless `tied` is false.
 
-    `dtype` is the compute type; parameters, sums, norms and noise are float32 always. `vocabulary_size=None` takes the data's.
+    RoBERTa (Liu et al. 2019) is such an encoder with one segment, `position_offset=2` (rows of the position table that no token
+    uses) and a classifier of its own: `classifier="dense"` is dropout, dense, tanh, dropout, output; `"pooler"` is BERT's pooler,
+    dropout, output. `dtype` is the compute type; parameters, sums, norms and noise are float32 always. `vocabulary_size=None`
+    takes the data's. `segments=0`: no segment table. `scan=False`: the layers are unrolled in the compiled program, not a loop.
     """
+
+    causal: ClassVar[bool] = False
 
     name: str
     layers: int
@@ -19,58 +29,126 @@ class Bert:
     heads: int
     feed_forward: int
     positions: int = 512
+    position_offset: int = 0
     segments: int = 2
     vocabulary_size: int | None = None
     dropout: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     layer_norm_eps: float = 1.0e-12
     initialiser_range: float = 0.02
+    tied: bool = True
+    classifier: Literal["pooler", "dense"] = "pooler"
+    scan: bool = True
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.width, self.heads, self.feed_forward)
-        require(min(sizes) > 0, f"model={self.name}", "sizes must be positive", "Check layers, width, heads, feed_forward")
-        require(self.width % self.heads == 0, f"model.heads={self.heads}", f"does not divide width {self.width}", "Use width/64 heads")
-        require(0 <= self.dropout < 1, f"model.dropout={self.dropout}", "not a rate", "Use 0 <= rate < 1")
+        check_sizes(self)
+        require(0 <= self.segments <= 2, f"model.segments={self.segments}", "rows have two segments at most", "Use 0, 1 or 2")
+        require(self.position_offset >= 0, f"model.position_offset={self.position_offset}", "before the table", "Use 0 or more")
 
-    def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool) -> dict[str, tuple[int, ...]]:
-        """Every parameter's path and shape; encoder layers are stacked on a leading axis. Pooler, classifier: with `next_sentence`."""
-        L, H, F, V = self.layers, self.width, self.feed_forward, vocabulary_size
-        shapes: dict[str, tuple[int, ...]] = {
+    @property
+    def gelu(self) -> Literal["exact", "tanh"]:
+        return "exact"
+
+    def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
+        """Every parameter's path and shape: with the masked-LM head (and `next_sentence`'s), or a classifier of `outputs` values."""
+        H, V = self.width, vocabulary_size
+        shapes: Shapes = {
             "embeddings/word": (V, H),
-            "embeddings/position": (self.positions, H),
-            "embeddings/segment": (self.segments, H),
-            "embeddings/norm/scale": (H,),
-            "embeddings/norm/bias": (H,),
-            "layers/qkv/kernel": (L, H, 3 * H),
-            "layers/qkv/bias": (L, 3 * H),
-            "layers/attention_out/kernel": (L, H, H),
-            "layers/attention_out/bias": (L, H),
-            "layers/attention_norm/scale": (L, H),
-            "layers/attention_norm/bias": (L, H),
-            "layers/up/kernel": (L, H, F),
-            "layers/up/bias": (L, F),
-            "layers/down/kernel": (L, F, H),
-            "layers/down/bias": (L, H),
-            "layers/output_norm/scale": (L, H),
-            "layers/output_norm/bias": (L, H),
-            "mlm/transform/kernel": (H, H),
-            "mlm/transform/bias": (H,),
-            "mlm/norm/scale": (H,),
-            "mlm/norm/bias": (H,),
-            "mlm/output_bias": (V,),
+            "embeddings/position": (self.positions + self.position_offset, H),
+            **norm_shapes("embeddings/norm", H),
+            **layer_shapes(self, "attention_norm", "output_norm"),
         }
+        if self.segments:
+            shapes["embeddings/segment"] = (self.segments, H)
+        if outputs and self.classifier == "dense":
+            return shapes | dense_shapes("classifier/dense", H, H) | dense_shapes("classifier/out", H, outputs)
+        if outputs:
+            return shapes | dense_shapes("pooler", H, H) | dense_shapes("classifier", H, outputs)
+        shapes |= dense_shapes("mlm/transform", H, H) | norm_shapes("mlm/norm", H) | {"mlm/output_bias": (V,)}
+        if not self.tied:
+            shapes["mlm/decoder"] = (V, H)
         if next_sentence:
-            shapes |= {
-                "pooler/kernel": (H, H),
-                "pooler/bias": (H,),
-                "next_sentence/kernel": (H, 2),
-                "next_sentence/bias": (2,),
-            }
+            shapes |= dense_shapes("pooler", H, H) | dense_shapes("next_sentence", H, 2)
         return shapes
 
-    def parameters(self, vocabulary_size: int, *, next_sentence: bool) -> int:
+    def parameters(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> int:
         """Exact number of trained parameters."""
-        return sum(math.prod(shape) for shape in self.parameter_shapes(vocabulary_size, next_sentence=next_sentence).values())
+        return count(self.parameter_shapes(vocabulary_size, next_sentence=next_sentence, outputs=outputs))
 
 
-Model = Bert
+@declaration
+class Decoder:
+    """A pre-LayerNorm causal decoder (GPT-2: Radford et al. 2019) whose head, without bias, is tied to the word embedding unless
+    `tied` is false. The other fields mean what they mean for `Bert`.
+    """
+
+    causal: ClassVar[bool] = True
+    segments: ClassVar[int] = 0
+    position_offset: ClassVar[int] = 0
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    positions: int = 1024
+    vocabulary_size: int | None = None
+    dropout: float = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    layer_norm_eps: float = 1.0e-5
+    initialiser_range: float = 0.02
+    gelu: Literal["exact", "tanh"] = "tanh"
+    tied: bool = True
+    scan: bool = True
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+    def parameter_shapes(self, vocabulary_size: int, *, outputs: int = 0) -> Shapes:
+        """Every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
+        H, V = self.width, vocabulary_size
+        shapes: Shapes = {
+            "embeddings/word": (V, H),
+            "embeddings/position": (self.positions, H),
+            **layer_shapes(self, "attention_norm", "feed_forward_norm"),
+            **norm_shapes("final_norm", H),
+        }
+        if outputs:
+            return shapes | {"classifier/kernel": (H, outputs)}
+        return shapes if self.tied else shapes | {"decoder": (V, H)}
+
+    def parameters(self, vocabulary_size: int, *, outputs: int = 0) -> int:
+        """Exact number of trained parameters."""
+        return count(self.parameter_shapes(vocabulary_size, outputs=outputs))
+
+
+Model = Bert | Decoder
+
+
+def check_sizes(model: Model) -> None:
+    """Raises `Refused` for a shape that cannot be built."""
+    sizes = (model.layers, model.width, model.heads, model.feed_forward)
+    require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward")
+    require(model.width % model.heads == 0, f"model.heads={model.heads}", f"does not divide width {model.width}", "Use width/64 heads")
+    require(0 <= model.dropout < 1, f"model.dropout={model.dropout}", "not a rate", "Use 0 <= rate < 1")
+
+
+def count(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def dense_shapes(path: str, inputs: int, outputs: int) -> Shapes:
+    return {f"{path}/kernel": (inputs, outputs), f"{path}/bias": (outputs,)}
+
+
+def norm_shapes(path: str, width: int) -> Shapes:
+    return {f"{path}/scale": (width,), f"{path}/bias": (width,)}
+
+
+def layer_shapes(model: Model, *norms: str) -> Shapes:
+    """One layer's parameters, stacked: four dense maps and the LayerNorms named."""
+    H, F = model.width, model.feed_forward
+    one = dense_shapes("qkv", H, 3 * H) | dense_shapes("attention_out", H, H) | dense_shapes("up", H, F) | dense_shapes("down", F, H)
+    for norm in norms:
+        one |= norm_shapes(norm, H)
+    return {f"layers/{path}": (model.layers, *shape) for path, shape in one.items()}

@@ -17,6 +17,7 @@ from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.mechanism import grid
 from dpx.mechanism.declarations import REACH, Quantile, ReleasedTelemetry
+from dpx.models.shape import count
 from dpx.privacy import accounting, approximations, events, ledger
 from dpx.privacy.calibration import ASSUMED_ADJACENCY, Calibrated, assumed, beside, compositions
 from dpx.privacy.declarations import GdpClt
@@ -260,7 +261,7 @@ def _noise_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
     else:
         generator, strength = "SHAKE-256 streams whose keys are derived by keyed BLAKE2b from one root secret", 256
         vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
-        parameters = experiment.model.parameters(vocabulary, next_sentence=experiment.task.next_sentence)
+        parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
         margin = grid.sensitivity(experiment, parameters) / experiment.clip.clipping_norm - 1
     reach = REACH if grid.spacing(experiment) is None else None
     strength = 0 if seeded else strength

@@ -1,9 +1,16 @@
-"""What is learnt, as declared: masked words, with or without the next-sentence head."""
+"""What is learnt, as declared: masked words (with or without next sentence), next words, or the class of a text.
+
+Every task names what is counted in a step (`counts`), what figures follow from the sums of those counts, and which of them is its
+headline (`metric`): an accuracy, the quotient of `accuracy_counts` (the second None: of one). `slots` is the number of positions
+decoded over the vocabulary, `pooled_outputs` that of a classifier's values.
+"""
 
 import math
 from typing import Literal
 
-from dpx.declaration import declaration, require
+from dpx.data.declarations import Data
+from dpx.declaration import Refused, declaration, require
+from dpx.models.shape import Bert, Decoder, Model, Shapes
 
 
 @declaration
@@ -24,9 +31,165 @@ class MaskedLanguageModel:
         require(self.masked_slots > 0, f"task.masked_slots={self.masked_slots}", "nothing would be predicted", "Give a positive number")
         require(0 < self.masking_rate < 1, f"task.masking_rate={self.masking_rate}", "not a rate", "Use a value between 0 and 1")
 
+    @property
+    def metric(self) -> str:
+        return "mlm_accuracy"
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        return ("mlm_correct", "mlm_predicted", "next_sentence_correct")
+
+    @property
+    def accuracy_counts(self) -> tuple[str, str | None]:
+        return "mlm_correct", "mlm_predicted"
+
+    @property
+    def pooled_outputs(self) -> int:
+        return 2 if self.next_sentence else 0
+
     def slots(self, sequence_length: int) -> int:
         """Slots a row of that length can use: what arrays are made for."""
         return min(self.masked_slots, max(1, math.ceil(self.masking_rate * sequence_length)))
 
+    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+        """Loss per example, accuracy per masked slot and, with that head, per next-sentence pair."""
+        found = _loss(totals) | {"mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0)}
+        if self.next_sentence:
+            found["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
+        return found
 
-Task = MaskedLanguageModel
+    def parameter_shapes(self, model: Model, vocabulary_size: int) -> Shapes:
+        """Raises `Refused` for a model that sees no word after the masked one."""
+        if not isinstance(model, Bert):
+            raise _refused(model, "a causal decoder sees no word after the masked one", "task=causal_lm, or a BERT")
+        return model.parameter_shapes(vocabulary_size, next_sentence=self.next_sentence)
+
+    def require_fits(self, model: Model, data: Data) -> None:
+        """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
+        self.parameter_shapes(model, 1)
+        if not self.next_sentence:
+            return
+        require(data.pairs != "none", "data.pairs=none", "the next-sentence task needs pairs", "Use task=mlm, or data.pairs=same_document")
+        reason = f"model {model.name} has no second segment to tell the pair apart"
+        require(model.segments == 2, f"model.segments={model.segments}", reason, "Use task=mlm")
+
+
+@declaration
+class CausalLanguageModel:
+    """Every next token from those before it: mean cross-entropy over an example's real next tokens."""
+
+    name: Literal["causal_lm"] = "causal_lm"
+
+    @property
+    def metric(self) -> str:
+        return "next_token_accuracy"
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        return ("next_token_correct", "next_token_predicted", "next_token_nats")
+
+    @property
+    def accuracy_counts(self) -> tuple[str, str | None]:
+        return "next_token_correct", "next_token_predicted"
+
+    @property
+    def pooled_outputs(self) -> int:
+        return 0
+
+    def slots(self, sequence_length: int) -> int:
+        """Every position is decoded; the last one's label is never real."""
+        return sequence_length
+
+    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+        """Loss per example; accuracy and perplexity per token."""
+        predicted = max(totals["next_token_predicted"], 1.0)
+        accuracy = {"next_token_accuracy": totals["next_token_correct"] / predicted}
+        # Beyond float's range a perplexity says nothing that the loss does not.
+        return _loss(totals) | accuracy | {"perplexity": math.exp(min(totals["next_token_nats"] / predicted, 700.0))}
+
+    def parameter_shapes(self, model: Model, vocabulary_size: int) -> Shapes:
+        """Raises `Refused` for a model that sees the next token."""
+        if not isinstance(model, Decoder):
+            raise _refused(model, "an encoder sees the token it would predict", "task=mlm, or model=decoder_tiny")
+        return model.parameter_shapes(vocabulary_size)
+
+    def require_fits(self, model: Model, data: Data) -> None:
+        """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
+        self.parameter_shapes(model, 1)
+        reason = "two segments side by side are not running text"
+        require(data.pairs == "none", f"data.pairs={data.pairs} with task=causal_lm", reason, "Use data.pairs=none")
+
+
+class _Labels:
+    """What every task whose rows carry a label has in common."""
+
+    @property
+    def pooled_outputs(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def metric(self) -> str:
+        return "accuracy"
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        return ("correct",)
+
+    @property
+    def accuracy_counts(self) -> tuple[str, str | None]:
+        return "correct", None
+
+    def slots(self, sequence_length: int) -> int:
+        return 0
+
+    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+        """Loss and accuracy per example."""
+        return _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
+
+    def parameter_shapes(self, model: Model, vocabulary_size: int) -> Shapes:
+        return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
+
+    def require_fits(self, model: Model, data: Data) -> None:
+        """Raises `Refused`: a corpus has no labels."""
+        raise Refused(f"data={data.name}", "rows of running text carry no label", "Use task=mlm or task=causal_lm")
+
+
+@declaration
+class Classification(_Labels):
+    """Mean cross-entropy of a text's class, one of `classes`; the text may be a pair of segments."""
+
+    classes: int
+    name: Literal["classification"] = "classification"
+
+    def __post_init__(self) -> None:
+        require(self.classes >= 2, f"task.classes={self.classes}", "nothing to tell apart", "Use 2 or more")
+
+    @property
+    def pooled_outputs(self) -> int:
+        return self.classes
+
+
+@declaration
+class MultipleChoice(_Labels):
+    """Cross-entropy of the right one of `choices` texts, each scored by itself; all texts of an example are one example."""
+
+    choices: int
+    name: Literal["multiple_choice"] = "multiple_choice"
+
+    def __post_init__(self) -> None:
+        require(self.choices >= 2, f"task.choices={self.choices}", "nothing to choose from", "Use 2 or more")
+
+    @property
+    def pooled_outputs(self) -> int:
+        return 1
+
+
+Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice
+
+
+def _loss(totals: dict[str, float]) -> dict[str, float]:
+    return {"loss": totals["loss"] / max(totals["examples"], 1.0)}
+
+
+def _refused(model: Model, reason: str, fix: str) -> Refused:
+    return Refused(f"model={model.name}", reason, f"Use {fix}")

@@ -15,7 +15,8 @@ from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
-from dpx.task.mlm import Special, objective
+from dpx.task.mlm import Special
+from dpx.task.objective import objective
 from dpx.training.collectives import collectives
 from dpx.training.compiled_flops import compiled_matmul_flops
 from dpx.training.step import KEY, Step, make_step

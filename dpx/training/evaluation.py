@@ -15,7 +15,7 @@ import numpy as np
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.experiment import Experiment
-from dpx.task.mlm import objective as make_objective
+from dpx.task.objective import objective as make_objective
 from dpx.training import checkpoint
 
 BATCH_ROWS = 64
@@ -29,26 +29,15 @@ class HeldOut:
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
     frequent_token_accuracy: float
-    next_sentence: bool
+    figures: Callable[[dict[str, float]], dict[str, float]]
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """`loss`, `mlm_accuracy` and, where the task has it, `next_sentence_accuracy`."""
+        """The task's figures of all held-out rows."""
         totals: dict[str, float] = {}
         for rows, is_padding_B in self.batches:
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
-        return accuracies(totals, self.next_sentence)
-
-
-def accuracies(totals: dict[str, float], next_sentence: bool) -> dict[str, float]:
-    """Means of summed counts: loss per example, accuracy per masked slot and per next-sentence pair."""
-    result = {
-        "loss": totals["loss"] / max(totals["examples"], 1.0),
-        "mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0),
-    }
-    if next_sentence:
-        result["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
-    return result
+        return self.figures(totals)
 
 
 def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) -> HeldOut:
@@ -74,7 +63,7 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
         hits += float(np.sum(weights_BM * (masked["labels"] == (-1 if frequent is None else frequent))))
         slots += float(np.sum(weights_BM))
         batches.append((rows, is_padding_B))
-    return HeldOut(batches, jax.jit(sums), hits / max(slots, 1.0), objective.task.next_sentence)
+    return HeldOut(batches, jax.jit(sums), hits / max(slots, 1.0), objective.task.figures)
 
 
 def of_released(experiment: Experiment, params: Path) -> dict[str, float]:

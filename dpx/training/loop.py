@@ -23,7 +23,6 @@ from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.training.beginning import Beginning
-from dpx.training.evaluation import accuracies
 from dpx.training.step import State, Step, as_chunk
 
 
@@ -125,7 +124,7 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
     """Metrics of one step, which took `seconds`, under their public names."""
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
-    named: dict[str, Any] = {f"train/{name}": value for name, value in accuracies(counts, runtime.experiment.task.next_sentence).items()}
+    named: dict[str, Any] = {f"train/{name}": value for name, value in runtime.experiment.task.figures(counts).items()}
     named |= {
         "train/examples": examples,
         "train/examples_per_s": examples / seconds,

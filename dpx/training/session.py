@@ -20,7 +20,7 @@ from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, calibrate
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder, write_json
-from dpx.task.mlm import objective as make_objective
+from dpx.task.objective import objective as make_objective
 from dpx.training.beginning import Beginning, begin
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
@@ -101,10 +101,12 @@ class Session:
         export(self.folder.release / "params", without(state["params"], CANARIES))
         self._conclude(state)
         self.write_statement()
+        metric = experiment.task.metric
         results = {
             "steps": experiment.steps,
+            "metric": metric,
             "heldout": figures,
-            "baselines": {"most_frequent_token": self.evaluate.frequent_token_accuracy, "untrained": untrained["mlm_accuracy"]},
+            "baselines": {"most_frequent_token": self.evaluate.frequent_token_accuracy, "untrained": untrained[metric]},
         }
         self.writer.hparams(_hparams(experiment, self.runtime.calibrated), {f"heldout/{name}": value for name, value in figures.items()})
         write_json(self.folder.private / "results.json", results)
@@ -147,7 +149,8 @@ class Session:
             scalars |= {f"heldout/{name}": value for name, value in self._evaluated(state).items()}
         self.writer.write(step, scalars)
         self.released.write(step, metrics)
-        self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], metrics["train/mlm_accuracy"], epsilon)
+        accuracy = metrics[f"train/{experiment.task.metric}"]
+        self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], accuracy, epsilon)
         if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:
             self.checkpoints.save(done, state)
             self.write_statement()

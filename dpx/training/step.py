@@ -48,8 +48,7 @@ class Step:
     rows: int
 
 
-TASK_COUNTS = ("mlm_correct", "mlm_predicted", "next_sentence_correct")
-COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped", *TASK_COUNTS)
+COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped")  # and those of the task
 
 
 def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: Array) -> dict[str, Array]:
@@ -58,7 +57,7 @@ def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: 
     `examples` counts rows, `units` what is clipped as one (the same, unless units have several rows)."""
     is_padding_U = is_padding_B.reshape(len(result.losses_B), -1).all(1)
     norms_B = jnp.zeros_like(result.losses_B) if result.norms_B is None else result.norms_B
-    sums = {name: result.counts[name] for name in TASK_COUNTS} | {"loss": result.losses_B, "norm": norms_B}
+    sums = result.counts | {"loss": result.losses_B, "norm": norms_B}
     sums |= {"examples": ~is_padding_B, "units": ~is_padding_U, "non_finite": ~is_padding_U & ~result.is_counted_B}
     sums |= {"clipped": norms_B > (jnp.inf if norm_limit is None else norm_limit)}
     return {name: jnp.sum(values_B, dtype=jnp.float32) for name, values_B in sums.items()}
@@ -70,13 +69,14 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     layouts = sharding.layouts(shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    names = (*COUNTS, *experiment.task.counts, *map(telemetry.count_name, telemetry.ranges(experiment)))
 
     def init(key: Array) -> State:
         params = objective.init(key)
         return {"params": params, "moments": transform.init(params)} | quantile.initial(experiment) | banded.initial(experiment, params)
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
-    split, names = P(sharding.EXAMPLE_AXES), [*COUNTS, *map(telemetry.count_name, telemetry.ranges(experiment))]
+    split = P(sharding.EXAMPLE_AXES)
     summed = {"gradient": jax.tree.map(lambda found: found.summed, layouts), "count": dict.fromkeys(names, split)}
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
 

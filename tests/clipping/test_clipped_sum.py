@@ -53,7 +53,8 @@ def assert_exact(function, case, clips=CLIPS):
         factors = limit / np.maximum(norms, limit) if stability < 0 else limit / (norms + stability)
         np.testing.assert_allclose(np.square(found.norms_B), np.square(norms), rtol=1e-5, atol=1e-12)
         np.testing.assert_allclose(found.losses_B, losses, rtol=1e-5)
-        assert_trees_close(found.total, summed(factors, gradients))
+        terms = [jax.tree.map(lambda leaf, c=c: c * leaf, gradient) for c, gradient in zip(factors, gradients, strict=True)]
+        assert_trees_close(found.total, summed(factors, gradients), terms=terms)
         assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
         assert bool(found.is_counted_B.all())
 

@@ -1,24 +1,21 @@
 """What private steps cost without a clock: matrix products of the traced step, temporaries of the compiled one."""
 
 from functools import cache
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
-import yaml
 
 import dpx
 from dpx.clipping.weights import clip_weights
 from dpx.mechanism.declarations import Flat
 from dpx.models.flops import training_matmul_flops
-from dpx.models.shape import Bert
-from dpx.task import mlm
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
+from dpx.task.objective import objective
 from dpx.training.cost import matmul_flops, temporary_bytes
 from tests.clipping.batches import SPECIAL
+from tests.models.declared import declared
 
-CONF = Path(__file__).parents[2] / "conf" / "model"
 WEIGHTS = clip_weights(Flat(clipping_norm=1.0))
 VOCABULARY = 30_522
 
@@ -26,10 +23,9 @@ VOCABULARY = 30_522
 @cache
 def shapes(size: str, sequence: int, examples: int):
     """(objective, shapes of parameters, shapes of a batch); nothing is allocated."""
-    fields = yaml.safe_load((CONF / f"{size}.yaml").read_text())
-    fields.pop("_target_")
-    task = MaskedLanguageModel(next_sentence=True, masked_slots=20 if sequence == 128 else 77)
-    subject = mlm.objective(Bert(**fields), task, VOCABULARY, SPECIAL)
+    model = declared(size)
+    masked = MaskedLanguageModel(next_sentence=True, masked_slots=20 if sequence == 128 else 77)
+    subject = objective(model, CausalLanguageModel() if model.causal else masked, VOCABULARY, SPECIAL)
     key, scalar = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((examples,), jnp.int32)
     rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
     rows["tokens"] = jax.ShapeDtypeStruct((examples, sequence), jnp.int32)
@@ -59,6 +55,9 @@ def plain_flops(size: str, sequence: int, examples: int) -> int:
         ("large", 512, 4, 2**40, 1.12),
         ("base", 512, 4, 0, 1.15),
         ("large", 512, 4, 0, 1.15),
+        ("decoder_small", 128, 8, 0, 1.05),
+        ("decoder_small", 512, 4, 2**40, 1.12),
+        ("decoder_small", 512, 4, 0, 1.15),
     ],
 )
 def test_private_matrix_products_beside_plain_ones(size, sequence, examples, kept_bytes, most):
@@ -70,7 +69,7 @@ def test_private_matrix_products_beside_plain_ones(size, sequence, examples, kep
 def test_plain_products_are_the_formulas():
     """Recomputed attention scores are the only products a plain step adds to three times the forward pass."""
     subject, *arguments = shapes("base", 128, 8)
-    formula = 8 * training_matmul_flops(subject.model, VOCABULARY, 128, 20, next_sentence=True)
+    formula = 8 * training_matmul_flops(subject.model, VOCABULARY, 128, 20, pooled_outputs=2)
     scores = 8 * subject.model.layers * 2 * 128 * 128 * subject.model.width
     small = 8 * subject.model.layers * 8 * 128 * subject.model.width
     assert formula + scores <= plain_flops("base", 128, 8) <= formula + scores + small
@@ -86,6 +85,7 @@ def test_two_backward_passes_cost_what_they_should():
     "size, examples, most",
     [
         ("tiny", 32, 0.80),
+        pytest.param("decoder_tiny", 8, 0.80, marks=pytest.mark.slow),
         pytest.param("mini", 32, 0.75, marks=pytest.mark.slow),
         pytest.param("small", 16, 0.75, marks=pytest.mark.slow),
         pytest.param("base", 8, 0.75, marks=pytest.mark.slow),

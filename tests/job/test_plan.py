@@ -148,7 +148,7 @@ def test_the_real_step_is_compiled_for_the_mesh(capsys: pytest.CaptureFixture[st
     assert kinds["gather"] == {"all-gather"} and kinds["accumulate"] == set() and kinds["finish"] >= {"reduce-scatter", "all-reduce"}
     assert not any(one["in_loop"] for crossing in found["collectives"].values() for one in crossing)
     model, task = Bert(name="micro", layers=2, width=32, heads=2, feed_forward=64, positions=64), MaskedLanguageModel(next_sentence=False)
-    products = 2 * training_matmul_flops(model, 1024, 32, task.slots(32), next_sentence=False)
+    products = 2 * training_matmul_flops(model, 1024, 32, task.slots(32), pooled_outputs=0)
     assert products < found["flops_per_device_and_microbatch"] < 1.2 * products
     held = found["programs"]["accumulate"]
     assert held["arguments"] > 0 and found["peak_bytes_per_device"] >= sum(held.values())

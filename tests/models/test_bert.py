@@ -1,20 +1,19 @@
 """Module parameters are the declared ones, for every size, and sizes are the published ones."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
 
 from dpx.models.flops import forward_matmul_flops, published_flops, training_matmul_flops
 from dpx.models.shape import Bert
-from dpx.task import mlm
 from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.objective import objective as objective_of
 from tests.clipping.batches import SPECIAL, batch, objective, parameters
+from tests.clipping.families import FAMILIES
+from tests.clipping.families import subject as family_subject
+from tests.models.declared import declared
 
-CONF = Path(__file__).parents[2] / "conf" / "model"
 SIZES = ("micro", "tiny", "mini", "small", "medium", "base", "large", "mega")
 
 # Devlin et al. 2019, Turc et al. 2019, McKenna et al. 2025, counted exactly: at vocabulary 30,522 and at 32,000.
@@ -28,28 +27,45 @@ PUBLISHED = {
     "mega": (732_389_180, 734_660_866),
 }
 
+# Liu et al. 2019 with its masked-word head; Radford et al. 2019 (tied head, so the word table counts once).
+OTHERS = {
+    "roberta_base": (50_265, 124_697_433),
+    "roberta_large": (50_265, 355_412_057),
+    "decoder_small": (50_257, 124_439_808),
+    "decoder_medium": (50_257, 354_823_168),
+    "decoder_large": (50_257, 774_030_080),
+}
 
-def declared(size: str) -> Bert:
-    fields = yaml.safe_load((CONF / f"{size}.yaml").read_text())
-    assert fields.pop("_target_") == "dpx.models.shape.Bert"
-    return Bert(**fields)
+
+def assert_declared(subject):
+    made = jax.eval_shape(subject.init, jax.random.PRNGKey(0))
+    found = {"/".join(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(made)}
+    assert {path: leaf.shape for path, leaf in found.items()} == subject.task.parameter_shapes(subject.model, subject.vocabulary_size)
+    assert {leaf.dtype for leaf in found.values()} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
 @pytest.mark.parametrize("size", SIZES)
 def test_module_parameters_are_the_declared_ones(size, next_sentence):
-    model = declared(size)
-    subject = mlm.objective(model, MaskedLanguageModel(next_sentence=next_sentence), 30_522, SPECIAL)
-    made = jax.eval_shape(subject.init, jax.random.PRNGKey(0))
-    found = {"/".join(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(made)}
-    assert {path: leaf.shape for path, leaf in found.items()} == model.parameter_shapes(30_522, next_sentence=next_sentence)
-    assert {leaf.dtype for leaf in found.values()} == {jnp.dtype("float32")}
+    assert_declared(objective_of(declared(size), MaskedLanguageModel(next_sentence=next_sentence), 30_522, SPECIAL))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_parameters_it_declares(family):
+    assert_declared(family_subject(family))
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_counts_are_exact(size):
     model = declared(size)
+    assert isinstance(model, Bert)
     assert (model.parameters(30_522, next_sentence=True), model.parameters(32_000, next_sentence=True)) == PUBLISHED[size]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_counts_of_other_families_are_exact(name):
+    vocabulary, parameters = OTHERS[name]
+    assert declared(name).parameters(vocabulary) == parameters
 
 
 def test_initial_values_are_bert():
@@ -73,7 +89,7 @@ def test_padding_tokens_do_not_reach_the_loss():
 def test_flops_of_tiny_and_the_published_rule():
     tiny = declared("tiny")
     forward = 2 * (2 * 128 * 196_608 + 4 * 128 * 128 * 128) + 2 * 20 * (128 * 128 + 128 * 30_522)
-    assert forward_matmul_flops(tiny, 30_522, 128, 20, next_sentence=False) == forward
-    assert training_matmul_flops(tiny, 30_522, 128, 20, next_sentence=True) == 3 * (forward + 2 * (128 * 128 + 256))
+    assert forward_matmul_flops(tiny, 30_522, 128, 20, pooled_outputs=0) == forward
+    assert training_matmul_flops(tiny, 30_522, 128, 20, pooled_outputs=2) == 3 * (forward + 2 * (128 * 128 + 256))
     # Anil et al. 2021: 1.08e22 for 20,000 steps of 2,097,152 examples of 128 tokens through BERT-Large.
     assert published_flops(336_226_108, 128) * 2_097_152 * 20_000 == pytest.approx(1.08e22, rel=0.02)

@@ -15,7 +15,8 @@ from dpx.optimizer import Adam
 from dpx.privacy.declarations import Privacy, Rdp
 from dpx.sampler import Poisson
 from dpx.task.declarations import MaskedLanguageModel
-from dpx.task.mlm import Special, objective
+from dpx.task.mlm import Special
+from dpx.task.objective import objective
 
 VOCABULARY = 64
 LENGTH = 16

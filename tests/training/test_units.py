@@ -92,7 +92,7 @@ def test_the_ledger_and_the_statement_say_so(ran):
 def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
     """The first chunk, unit by unit through the reference: all rows of a document in one example."""
     params, rows, is_padding, count, (mask, dropout), gradient = ran["first"]
-    from dpx.task.mlm import objective
+    from dpx.task.objective import objective
 
     experiment, store = ran["experiment"], ran["store"]
     subject = objective(experiment.model, experiment.task, store.manifest.vocabulary_size, store.manifest)

@@ -1,0 +1,182 @@
+"""The two halves of a layer, attention and feed-forward, forward and backward by hand, and the two orders to put them together.
+
+Backward returns the cotangent of a half's input and adds to `found`: each weight's input `a_` and output cotangent `g_`, and
+`sums`, the per-example gradients of the small leaves.
+
+B: examples, T: tokens, H: width, F: feed-forward, d: 3 H.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from dpx.clipping import norms
+from dpx.clipping.ops import layer_norm_cotangent
+from dpx.models import dropout as drop
+from dpx.models.attention import attend, attend_backward
+from dpx.models.shape import Model
+
+WEIGHTS = ("qkv", "attention_out", "up", "down")
+
+
+class Place(NamedTuple):
+    """Where in which model a layer stands, and what it is told about the rows: their lengths, and dropout's keys or None."""
+
+    model: Model
+    layer: Array
+    length: Array
+    keys_B: Array | None
+
+    def dropped(self, x: Array, site: int) -> Array:
+        return drop.dropout(x, self.keys_B, self.layer, site, self.model.dropout)
+
+    def dropped_probabilities(self, probs: Array) -> Array:
+        return self.dropped(probs, drop.ATTENTION)
+
+
+class Order(NamedTuple):
+    """How the halves make a layer. `sources`: the residual each weight's input is had from again, through its LayerNorm's gain
+    where the residual has the name of one; `over`: the dead residual a weight's cotangent may be written over."""
+
+    sources: dict[str, str]
+    over: dict[str, str]
+    forward: Callable[[Place, Any, Array], tuple[Array, dict[str, Array]]]
+    backward: Callable[[Place, Any, Any, Array], tuple[Array, Any]]
+
+
+def cast(p: Any, like: Array) -> Any:
+    """Kernels and biases in the compute dtype; LayerNorms stay as they are."""
+    return {name: leaf if name.endswith("norm") else jax.tree.map(lambda x: x.astype(like.dtype), leaf) for name, leaf in p.items()}
+
+
+def scaled(normalised: Array, p: Any) -> Array:
+    return (norms.wide(normalised) * p["scale"] + p["bias"]).astype(normalised.dtype)
+
+
+def normalise(x: Array, eps: float) -> tuple[Array, Array]:
+    """(x normalised over its last axis, in its dtype; the factor, float32 or wider)."""
+    wide = norms.wide(x)
+    centred = wide - wide.mean(-1, keepdims=True)
+    factor = lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+    return (centred * factor).astype(x.dtype), factor
+
+
+def norm_backward(g: Array, normalised: Array, factor: Array, p: Any) -> tuple[dict[str, Array], Array]:
+    """(per-example gradients of gain and offset; cotangent of the LayerNorm's input, in g's dtype)."""
+    wide, normalised = norms.wide(g), norms.wide(normalised)
+    sums = {"scale": (wide * normalised).sum(1), "bias": wide.sum(1)}
+    return sums, layer_norm_cotangent(wide * p["scale"], normalised, factor).astype(g.dtype)
+
+
+def linear(x: Array, p: Any) -> Array:
+    return x @ p["kernel"] + p["bias"]
+
+
+def gelu_and_slope(u: Array, form: str) -> tuple[Array, Array]:
+    """GELU and its derivative at u: u Phi(u), or with GPT-2's approximation of Phi."""
+    if form == "exact":
+        cumulative, density = 0.5 * (1 + lax.erf(u * 0.5**0.5)), jnp.exp(-0.5 * jnp.square(u)) * (0.5 / jnp.pi) ** 0.5
+    else:
+        inner = (2 / jnp.pi) ** 0.5 * (u + 0.044715 * u**3)
+        cumulative = 0.5 * (1 + jnp.tanh(inner))
+        density = 0.5 * (1 - jnp.square(jnp.tanh(inner))) * (2 / jnp.pi) ** 0.5 * (1 + 3 * 0.044715 * jnp.square(u))
+    return u * cumulative, cumulative + u * density
+
+
+def attention(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+    qkv_BTd = linear(x_BTH, p["qkv"])
+    context_BTH = attend(qkv_BTd, place.length, place.model.heads, place.dropped_probabilities, place.model.causal)
+    return place.dropped(linear(context_BTH, p["attention_out"]), drop.ATTENTION_OUT), {"qkv": qkv_BTd, "context": context_BTH}
+
+
+def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
+    model, g_attended = place.model, place.dropped(g_BTH, drop.ATTENTION_OUT)
+    g_context = g_attended @ p["attention_out"]["kernel"].T
+    g_qkv = attend_backward(r["qkv"], r["context"], g_context, place.length, model.heads, place.dropped_probabilities, model.causal)
+    found |= {"a_attention_out": r["context"], "g_attention_out": g_attended, "g_qkv": g_qkv}
+    _sum_biases(found, "attention_out", "qkv")
+    return g_qkv @ p["qkv"]["kernel"].T
+
+
+def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+    u_BTF = linear(x_BTH, p["up"])
+    activated_BTF = jax.nn.gelu(u_BTF, approximate=place.model.gelu == "tanh")
+    return place.dropped(linear(activated_BTF, p["down"]), drop.OUTPUT), {"u": u_BTF}
+
+
+def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
+    dtype, g_down = r["u"].dtype, place.dropped(g_BTH, drop.OUTPUT)
+    activated, slope = gelu_and_slope(norms.wide(r["u"]), place.model.gelu)
+    g_up = ((g_down @ p["down"]["kernel"].T) * slope).astype(dtype)
+    found |= {"a_down": activated.astype(dtype), "g_down": g_down, "g_up": g_up}
+    _sum_biases(found, "down", "up")
+    return g_up @ p["up"]["kernel"].T
+
+
+def _sum_biases(found: Any, *weights: str) -> None:
+    for weight in weights:
+        found["sums"][weight] = {"bias": norms.wide(found[f"g_{weight}"]).sum(1)}
+
+
+def _post_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+    eps = place.model.layer_norm_eps
+    attended, saved = attention(place, p, x_BTH)
+    saved["attention_norm"], saved["attention_factor"] = normalise(x_BTH + attended, eps)
+    y_BTH = scaled(saved["attention_norm"], p["attention_norm"])
+    fed, u = feed_forward(place, p, y_BTH)
+    saved["output_norm"], saved["output_factor"] = normalise(y_BTH + fed, eps)
+    return scaled(saved["output_norm"], p["output_norm"]), saved | u | {"x": x_BTH}
+
+
+def _post_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
+    found: dict[str, Any] = {"sums": {}, "a_qkv": r["x"], "a_up": scaled(r["attention_norm"], p["attention_norm"])}
+    found["sums"]["output_norm"], g_z = norm_backward(g_BTH, r["output_norm"], r["output_factor"], p["output_norm"])
+    g_y = g_z + feed_forward_backward(place, p, r, g_z, found)
+    found["sums"]["attention_norm"], g_z = norm_backward(g_y, r["attention_norm"], r["attention_factor"], p["attention_norm"])
+    return g_z + attention_backward(place, p, r, g_z, found), found
+
+
+def _pre_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+    eps = place.model.layer_norm_eps
+    normalised, factor = normalise(x_BTH, eps)
+    attended, saved = attention(place, p, scaled(normalised, p["attention_norm"]))
+    saved |= {"attention_norm": normalised, "attention_factor": factor}
+    x_BTH = x_BTH + attended
+    normalised, factor = normalise(x_BTH, eps)
+    fed, u = feed_forward(place, p, scaled(normalised, p["feed_forward_norm"]))
+    return x_BTH + fed, saved | u | {"feed_forward_norm": normalised, "feed_forward_factor": factor}
+
+
+def _pre_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
+    found: dict[str, Any] = {"sums": {}}
+    for weight, norm in (("qkv", "attention_norm"), ("up", "feed_forward_norm")):
+        found[f"a_{weight}"] = scaled(r[norm], p[norm])
+    g_normed = feed_forward_backward(place, p, r, g_BTH, found)
+    found["sums"]["feed_forward_norm"], g_z = norm_backward(
+        g_normed, r["feed_forward_norm"], r["feed_forward_factor"], p["feed_forward_norm"]
+    )
+    g_BTH = g_BTH + g_z
+    g_normed = attention_backward(place, p, r, g_BTH, found)
+    found["sums"]["attention_norm"], g_z = norm_backward(g_normed, r["attention_norm"], r["attention_factor"], p["attention_norm"])
+    return g_BTH + g_z, found
+
+
+# By whether the model is causal.
+ORDERS = {
+    False: Order(
+        {"qkv": "x", "attention_out": "context", "up": "attention_norm", "down": "u"},
+        {"qkv": "qkv", "down": "output_norm"},
+        _post_forward,
+        _post_backward,
+    ),
+    True: Order(
+        {"qkv": "attention_norm", "attention_out": "context", "up": "feed_forward_norm", "down": "u"},
+        {"qkv": "qkv"},
+        _pre_forward,
+        _pre_backward,
+    ),
+}

@@ -1,0 +1,131 @@
+"""What every model is composed of, as flax modules made of ops; parameters have the paths the declarations give.
+
+With bare parameters a model's gradient is plain autodiff; with wrapped ones the ops leave what clipping needs
+(`dpx.clipping.probes`), and a stack of layers is the one block of fused_layers.py unless the session forbids it.
+
+Parameters are float32 and are cast where they are used: to bfloat16 if the model computes in it, otherwise not at all, so
+parameters given in float64 yield a float64 model (the oracle of the tests). LayerNorm, softmax and logits are float32 or wider.
+
+An example may hold several texts of equal length side by side (`length` [B,C], see attention.py); T counts the tokens of all.
+
+B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, F: feed-forward, V: vocabulary.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dpx.clipping import ops
+from dpx.clipping.probes import apply, session_of
+from dpx.models import dropout as drop
+from dpx.models.attention import attend
+from dpx.models.fused_layers import LayerStack, forms, gelu_of
+from dpx.models.shape import Model
+
+
+def at_least_float32(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def in_compute_dtype(x: Array, model: Model) -> Array:
+    return x.astype(jnp.bfloat16) if model.dtype == "bfloat16" else x
+
+
+class Dense(nn.Module):
+    """x @ kernel (+ bias); kernels start at `spread` times the model's initial range."""
+
+    model: Model
+    features: int
+    has_bias: bool = True
+    spread: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        init = nn.initializers.truncated_normal(self.model.initialiser_range * self.spread)
+        kernel = self.param("kernel", init, (x.shape[-1], self.features))
+        return ops.dense(x, kernel, self.param("bias", nn.initializers.zeros, (self.features,)) if self.has_bias else None)
+
+
+class LayerNorm(nn.Module):
+    model: Model
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return ops.layer_norm(x, scale, bias, self.model.layer_norm_eps)
+
+
+class Embeddings(nn.Module):
+    """Word + position (+ segment) rows, summed in at least float32, then, in a Bert, LayerNorm; in the compute dtype.
+
+    Returns the word table and the tie of `decoded` positions as well: a tied head needs them.
+    """
+
+    model: Model
+    vocabulary_size: int
+
+    @nn.compact
+    def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array, decoded: int, keys_B: Array | None):
+        model = self.model
+        init = nn.initializers.truncated_normal(model.initialiser_range)
+        word_VH = self.param("word", init, (self.vocabulary_size, model.width))
+        wide = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
+        x_BTH, tie = ops.tied_lookup(word_VH, token_BT, decoded, wide)
+        position_PH = self.param("position", init, (model.positions + model.position_offset, model.width))
+        x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
+        x_BTH = ops.add_rows(x_BCSH, position_PH, model.position_offset).reshape(x_BTH.shape)
+        if model.segments:
+            assert segment_BT is not None
+            segment_SH = self.param("segment", init, (model.segments, model.width))
+            x_BTH = x_BTH + ops.small_lookup(segment_SH, jnp.minimum(segment_BT, model.segments - 1), wide)
+        x_BTH = in_compute_dtype(x_BTH, model)
+        x_BTH = x_BTH if model.causal else LayerNorm(model, name="norm")(x_BTH)
+        return drop.dropout(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout), word_VH, tie
+
+
+class Layer(nn.Module):
+    """One layer, in the form `nn.scan` wants: (carry, scanned, broadcast...) -> (carry, None).
+
+    A Bert normalises after each half's sum (post-LayerNorm), a Decoder before each half (pre-LayerNorm).
+    """
+
+    model: Model
+
+    @nn.compact
+    def __call__(self, x_BTH: Array, layer: Array, length: Array, keys_B: Array | None) -> tuple[Array, None]:
+        model = self.model
+
+        def dropped(x: Array, site: int) -> Array:
+            return drop.dropout(x, keys_B, layer, site, model.dropout)
+
+        def attended(x_BTH: Array) -> Array:
+            qkv_BT3H = Dense(model, 3 * model.width, name="qkv")(x_BTH)
+            context_BTH = attend(qkv_BT3H, length, model.heads, lambda probs: dropped(probs, drop.ATTENTION), model.causal)
+            return dropped(Dense(model, model.width, spread=spread, name="attention_out")(context_BTH), drop.ATTENTION_OUT)
+
+        def fed_forward(x_BTH: Array) -> Array:
+            up_BTF = gelu_of(model)(Dense(model, model.feed_forward, name="up")(x_BTH))
+            return dropped(Dense(model, model.width, spread=spread, name="down")(up_BTF), drop.OUTPUT)
+
+        # GPT-2 shrinks what each half adds to the residual stream as the stack grows.
+        spread = (2 * model.layers) ** -0.5 if model.causal else 1.0
+        if model.causal:
+            x_BTH = x_BTH + attended(LayerNorm(model, name="attention_norm")(x_BTH))
+            return x_BTH + fed_forward(LayerNorm(model, name="feed_forward_norm")(x_BTH)), None
+        y_BTH = LayerNorm(model, name="attention_norm")(x_BTH + attended(x_BTH))
+        return LayerNorm(model, name="output_norm")(y_BTH + fed_forward(y_BTH)), None
+
+
+def stack(module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: Array | None) -> Array:
+    """All layers, the parameters `layers` of `module`: one block where clipping asks for it, else a scan over `Layer`."""
+    stacked = module.variables.get("params", {}).get("layers")
+    session = None if stacked is None else session_of(stacked)
+    if session is not None and session.fused:
+        return apply(LayerStack(model, forms(stacked, x_BTH)), stacked, (x_BTH, length, keys_B))
+    in_axes: Any = (0, nn.broadcast, nn.broadcast)
+    unroll = 1 if model.scan else model.layers
+    scanned = nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=model.layers, in_axes=in_axes, unroll=unroll)
+    return scanned(model, name="layers")(x_BTH, jnp.arange(model.layers), length, keys_B)[0]

@@ -1,0 +1,49 @@
+"""Causal language modelling: rows in, per-example losses of the next tokens out.
+
+B: examples, T: tokens.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dpx.models.decoder import DecoderForCausalLM
+from dpx.models.shape import Decoder
+from dpx.task.declarations import CausalLanguageModel
+from dpx.task.losses import Batch, Counts, Key, Params, decode_losses, dropout_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What is learnt: initial parameters, batches from rows, and losses. Pure functions of their arguments."""
+
+    model: Decoder
+    task: CausalLanguageModel
+    vocabulary_size: int
+
+    @property
+    def module(self) -> DecoderForCausalLM:
+        return DecoderForCausalLM(self.model, self.vocabulary_size)
+
+    def init(self, key: Key) -> Params:
+        """Fresh float32 parameters, a nested dict with the paths of `Decoder.parameter_shapes`."""
+        variables: Any = self.module.init(jnp.asarray(key), jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32))
+        return variables["params"]
+
+    def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
+        """Each position's label is the token after it; the last real token has none. Nothing is drawn from `key`."""
+        tokens, length = jnp.asarray(rows["tokens"]), jnp.asarray(rows["length"])
+        is_slot_BT = jnp.arange(tokens.shape[1]) + 1 < length[:, None]
+        label_BT = jnp.where(is_slot_BT, jnp.roll(tokens, -1, axis=1), 0)
+        return {"tokens": tokens, "labels": label_BT, "is_slot": is_slot_BT, "length": length, "record": jnp.asarray(rows["record"])}
+
+    def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
+        """Per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
+        rows = batch["tokens"], batch["length"], dropout_keys(self.model, dropout_key, batch["record"])
+        found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["is_slot"]))
+        losses_B, correct_B = found
+        predicted_B = batch["is_slot"].sum(1).astype(losses_B.dtype)
+        counts = {"next_token_correct": correct_B, "next_token_predicted": predicted_B, "next_token_nats": losses_B * predicted_B}
+        return losses_B, counts

@@ -1,0 +1,55 @@
+"""Cross-entropies of one example each, in two forms: ops, or the block that never lets logits live on.
+
+Every loss is normalised within its example, never over the batch, so an example's gradient is a function of that example.
+
+B: examples, M: positions decoded, V: vocabulary, K: classes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt32
+
+from dpx.clipping import ops
+from dpx.clipping.probes import session_of
+from dpx.models.dropout import record_keys
+from dpx.models.fused_head import token_loss
+from dpx.models.shape import Model
+
+Params = dict[str, Any]
+Batch = dict[str, Array]
+Counts = dict[str, Array]
+Key = UInt32[Array, "2"] | UInt32[np.ndarray, "2"]
+
+
+def dropout_keys(model: Model, key: Key | None, record_B: Array) -> Array | None:
+    """One key per record, or None where nothing is dropped."""
+    return None if key is None or model.dropout == 0.0 else record_keys(jnp.asarray(key), record_B)
+
+
+def decode_losses(params: Params, label_BM: Array, is_slot_BM: Array) -> Callable[..., tuple[Array, Array]]:
+    """What a head calls as `decode(h, table, bias, tie)`: (losses_B, correct_B) of these labels."""
+    session = session_of(params)
+    if session is not None and session.fused:
+        return partial(token_loss, label_BM, is_slot_BM)
+    return lambda *head: token_losses(ops.decode(*head), label_BM, is_slot_BM)
+
+
+def token_losses(logits_BMV: Array, label_BM: Array, is_slot_BM: Array) -> tuple[Array, Array]:
+    """Mean cross-entropy over an example's slots, 0 for an example that has none; and how many were right."""
+    weight_BM = is_slot_BM.astype(logits_BMV.dtype)
+    label_logit_BM = jnp.take_along_axis(logits_BMV, label_BM[:, :, None], axis=2)[:, :, 0]
+    loss_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - label_logit_BM
+    # Right if no logit is larger: argmax would cost a third of a small model's step.
+    correct_B = jnp.sum((label_logit_BM >= logits_BMV.max(-1)) * weight_BM, axis=1)
+    return jnp.sum(loss_BM * weight_BM, axis=1) / jnp.maximum(weight_BM.sum(1), 1), correct_B
+
+
+def class_losses(logits_BK: Array, label_B: Array) -> tuple[Array, Array]:
+    """Cross-entropy of the label and whether its logit was the first of the largest."""
+    picked_B = jnp.take_along_axis(logits_BK, label_B[:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(logits_BK, axis=-1) - picked_B, (jnp.argmax(logits_BK, axis=-1) == label_B).astype(logits_BK.dtype)

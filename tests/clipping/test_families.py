@@ -1,0 +1,129 @@
+"""Every family of models and heads clips exactly: against float64 gradients of one example at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpx
+from dpx.task.declarations import CausalLanguageModel
+from dpx.task.objective import objective
+from tests.clipping.batches import QUICKLY, SPECIAL, VOCABULARY, float64_gradients, parameters, squared_norm
+from tests.clipping.families import FAMILIES, MLM, assert_exact, rows, subject
+from tests.models.declared import declared
+
+FAST = ("bert_untied", "roberta", "decoder", "bert_classifier", "decoder_choices")
+
+
+def slow(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("family", [*FAST, *slow(*sorted(set(FAMILIES) - set(FAST)))])
+def test_each_family_by_its_blocks(family):
+    of = subject(family)
+    assert_exact(of, rows(of))
+
+
+@pytest.mark.parametrize("family", ["decoder", *slow(*sorted(set(FAMILIES) - {"decoder"}))])
+def test_each_family_by_its_ops(family):
+    of = subject(family)
+    assert_exact(of, rows(of), fused=False, kept_bytes=2**30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_by_other_methods(family, method):
+    of = subject(family)
+    assert_exact(of, rows(of), method)
+
+
+@pytest.mark.parametrize("family", ["decoder", *slow("bert_untied", "roberta", "bert_classifier", "roberta_classifier", "decoder_choices")])
+def test_equal_dropout_masks(family):
+    of = subject(family, dropout=0.1)
+    assert_exact(of, rows(of))
+
+
+@pytest.mark.parametrize("family", ["decoder", *slow("bert")])
+def test_layers_without_a_loop(family):
+    of = subject(family, scan=False)
+    assert_exact(of, rows(of))
+    looped, unrolled = (jax.jit(jax.grad(lambda p, b, of=of: of.losses(p, b)[0].sum())) for of in (subject(family), of))
+    loops = [f.lower(parameters(of), rows(of)).as_text().count("stablehlo.while") for f in (looped, unrolled)]
+    assert loops[0] >= 2 and loops[1] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens, examples, kept_bytes", [(8, 1, 2**30), (64, 2, 0), (130, 2, 2**30), (512, 1, 0)])
+@pytest.mark.parametrize("family", ["bert_untied", "roberta", "decoder", "bert_choices"])
+def test_sequences_from_8_to_512(family, tokens, examples, kept_bytes):
+    of = subject(family, positions=512, layers=1)
+    assert_exact(of, rows(of, examples, tokens), kept_bytes=kept_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny", "mini", "decoder_tiny", "decoder_mini"])
+def test_declared_sizes(name):
+    model = declared(name)
+    of = objective(model, CausalLanguageModel() if model.causal else MLM, VOCABULARY, SPECIAL)
+    assert_exact(of, rows(of, 2, 32), spread=0.05)
+
+
+def test_a_decoder_of_512_tokens():
+    of = subject("decoder", positions=512, layers=1, width=8, heads=1, feed_forward=8)
+    assert_exact(of, rows(of, 1, 512), kept_bytes=0)
+
+
+SHAPES = {
+    "family": st.sampled_from(sorted(FAMILIES)),
+    "heads": st.integers(1, 3),
+    "layers": st.integers(1, 3),
+    "feed_forward": st.integers(1, 20),
+    "examples": st.integers(1, 4),
+    "tokens": st.integers(3, 20),
+    "dropout": st.sampled_from([0.0, 0.1]),
+    "scan": st.booleans(),
+    "kept_bytes": st.sampled_from([0, 20_000, 2**30]),
+}
+
+
+def any_shape(family, heads, examples, tokens, kept_bytes, **changes):
+    of = subject(family, width=4 * heads, heads=heads, **changes)
+    assert_exact(of, rows(of, examples, tokens, seed=tokens), kept_bytes=kept_bytes)
+
+
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(**SHAPES)
+def test_any_shape(**shape):
+    any_shape(**shape)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(**SHAPES)
+def test_any_of_many_shapes(**shape):
+    any_shape(**shape)
+
+
+@pytest.mark.parametrize("family", slow("decoder", "roberta_classifier"))
+def test_bfloat16_is_close_and_never_beyond_the_clipping_norm(family):
+    """One real row at a time: what is added to the sum is that row's clipped gradient, whose norm is the sensitivity."""
+    of, narrow = subject(family), subject(family, dtype="bfloat16")
+    params, batch = parameters(of), rows(of)
+    norms = np.sqrt([squared_norm(gradient) for gradient in float64_gradients(of.losses, params, batch)[0]])
+    weights = lambda n: 0.01 / jnp.maximum(n, 0.01)  # noqa: E731
+    clipped = jax.jit(lambda p, b, pad: dpx.clipped_sum(narrow.losses, p, b, weights=weights, is_padding_B=pad))
+    for b in range(4):
+        found = clipped(params, batch, jnp.arange(4) != b)
+        assert np.sqrt(squared_norm(jax.tree.map(np.float64, found.total))) <= 0.01 * (1 + 1e-5)
+        np.testing.assert_allclose(found.norms_B[b], norms[b], rtol=0.05)
+
+
+def test_an_example_without_a_next_token_has_no_loss_and_no_gradient():
+    of = subject("decoder")
+    batch = jax.tree.map(lambda leaf: leaf[:1], rows(of))
+    loss, gradient = jax.jit(jax.value_and_grad(lambda p: of.losses(p, batch)[0].sum()), compiler_options=QUICKLY)(parameters(of))
+    assert float(loss) == 0 and all(not np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(gradient))

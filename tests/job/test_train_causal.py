@@ -1,0 +1,64 @@
+"""A causal decoder through the same jobs: planned, trained, measured again."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.job.evaluate import Evaluate
+from dpx.job.plan import plan
+from dpx.models.shape import Decoder
+from dpx.run_folder import RunFolder
+
+CAUSAL = ["model=decoder_micro", "task=causal_lm", "data=synthetic", "data.pairs=none", "data.sequence_length=16"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("causal")
+    overrides = CAUSAL + ["steps=2", "microbatch=4", "batch_schedule.size=8", "schedule.evaluation_rows=64", "accountant=rdp"]
+    overrides += ["noise=multiplier", "noise.noise_multiplier=1.0", "privacy.delta=1e-4", f"data.directory={root}/data"]
+    cfg = recipes.compose(overrides)
+    experiment, job = config.build(cfg)
+    folder = RunFolder(root / "finished", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+    job(experiment, folder)
+    return experiment, folder
+
+
+def test_a_run_has_the_tasks_own_figures(trained):
+    experiment, folder = trained
+    results = json.loads((folder.private / "results.json").read_text())
+    assert results["metric"] == "next_token_accuracy"
+    assert results["heldout"].keys() == {"loss", "next_token_accuracy", "perplexity"}
+    lines = [json.loads(line) for line in (folder.private / "metrics.jsonl").read_text().splitlines()]
+    assert {"train/loss", "train/next_token_accuracy", "train/perplexity", "grad/snr", "privacy/epsilon"} <= lines[-1].keys()
+    # An untrained model is about as good as a uniform guess among the vocabulary's words.
+    assert 1 < lines[0]["train/perplexity"] < 2 * experiment.data.vocabulary.size
+    Evaluate()(experiment, folder)
+    again = json.loads((folder.private / "evaluation.json").read_text())
+    assert again["perplexity"] == pytest.approx(results["heldout"]["perplexity"], rel=1e-5)
+    assert 0 < again["most_frequent_token_accuracy"] < 1
+
+
+def test_a_plan_counts_every_position_of_the_head():
+    experiment, _ = config.build(recipes.compose([*CAUSAL, "data.declared_size=2000", "privacy.delta=1e-4", "accountant=rdp"]))
+    found, model, vocabulary = plan(experiment), experiment.model, experiment.data.vocabulary.size
+    assert isinstance(model, Decoder) and found["parameters"] == model.parameters(vocabulary)
+    layer = 2 * 16 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 16 * 16 * 32
+    assert found["flops_of_products"] == 3 * (2 * layer + 2 * 16 * 32 * vocabulary) * found["examples"]
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (["data.pairs=same_document"], "data.pairs=same_document with task=causal_lm: two segments side by side are not running text"),
+        (["model=micro"], "model=micro: an encoder sees the token it would predict"),
+        (["task=mlm"], "model=decoder_micro: a causal decoder sees no word after the masked one"),
+        (["model=roberta_micro", "task=mlm_nsp", "data.pairs=same_document"], "model.segments=1"),
+    ],
+)
+def test_what_does_not_fit_stops_before_anything_runs(changes, words):
+    with pytest.raises(Refused, match=words):
+        config.build(recipes.compose([*CAUSAL, *changes]))
