@@ -73,7 +73,7 @@ def test_rows_drawn_singly_may_not(units, sampler, adjacency):
 
 
 def test_a_batch_is_counted_in_units(units):
-    with pytest.raises(Refused, match="holds 63 documents"):
+    with pytest.raises(Refused, match="a step draws from 63 documents"):
         calibrate(units(), 63)
 
 

@@ -54,16 +54,16 @@ def ran(tmp_path_factory):
         patch.setattr(loop, "draw", watched)
         step, seen = session.runtime.step, calls
 
-        def accumulate(params, sums, rows, is_padding, count, *keys):
-            found = step.accumulate(params, sums, rows, is_padding, count, *keys)
+        def accumulate(params, sums, rows, is_padding, count, *keys, clipping_norm):
+            found = step.accumulate(params, sums, rows, is_padding, count, *keys, clipping_norm=clipping_norm)
             if len(seen["drawn"]) == 1 and "first" not in seen:
                 seen["first"] = jax.tree.map(np.array, (params, rows, is_padding, int(count), keys, found["gradient"]))
             seen["units"].append(float(np.sum(found["count"]["units"])))
             return found
 
-        def finish(state, sums, keys, deviation, expected, rate):
+        def finish(state, sums, keys, deviation, expected, *rest):
             seen["expected"].append(float(expected))
-            return step.finish(state, sums, keys, deviation, expected, rate)
+            return step.finish(state, sums, keys, deviation, expected, *rest)
 
         watching = dataclasses.replace(session.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
         session.runtime = watching
@@ -120,7 +120,7 @@ def test_the_step_clips_the_sum_of_a_units_rows(method):
     privacy = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
     experiment = declare(privacy=privacy, clipping=Clipping(method=method))
     norm = experiment.clip.clipping_norm
-    step = make_step(experiment, Audited(None, 6, 10 * norm), experiment.mesh.make(), 2, chunk=2)
+    step = make_step(experiment, Audited(None, 6, 10 * norm, experiment.task.counts), experiment.mesh.make(), 2, chunk=2)
     canary = np.array([[0, 0, 5], [1, 2, 3], [4, 5, 5]], np.int32)
     is_padding = np.array([[False, False, True], [False, False, False], [False, True, True]])
     shaped, padding, count = as_chunk({"canary": canary, "is_padding": is_padding}, step)
