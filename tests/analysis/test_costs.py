@@ -16,6 +16,7 @@ def rows_of(table):
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
+@pytest.mark.slow
 def test_dp_sgd_holds_a_gradient_for_each_example_and_book_keeping_does_not():
     subject = DpfpTable1Complexity(
         models=["micro"], batches=[2, 8], sequence_length=8, vocabulary_size=4096, rank=1, power_iterations=1, micro_batches=32
