@@ -2,7 +2,7 @@
 
 Rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke 2020, algorithms 2 and 3). Every decision is whether a uniform
 number lies below exp(-x) for a rational x. Float64 decides where that is clear; within `MARGIN` more random bits and exact arithmetic do,
-so no rounding shifts a probability. One draw costs about 60 random bytes; `job=benchmark_noise` measures it.
+so no rounding shifts a probability. `job=benchmark_noise` measures the cost of a draw.
 
 Shape legend: N candidates.
 """
