@@ -107,57 +107,9 @@ class AnilAccounting:
 
     def pictures(self) -> list[Picture]:
         """Noise and epsilon by batch size; what fixed-size draws cost, and epsilon as steps go by."""
-        batch: dict[str, Any] = {"x": "batch size", "x_scale": "log"}
-        bounds = (("epsilon (rdp)", "RDP"), ("epsilon (pld)", "PLD"))
-        noise = (("sigma (rdp)", "RDP"), ("sigma (pld)", "PLD"), ("sigma (gdp_clt)", "CLT, no bound"), ("sigma known (rdp)", "RDP, known"))
-        return [
-            Picture(
-                "anil_noise",
-                f"Noise multiplier for epsilon {self.epsilon} at delta {self.delta} over {self.steps:,} steps, and epsilon at RDP's.",
-                (
-                    Lines(
-                        table="sigma_by_batch",
-                        y=("sigma (rdp)", "sigma (pld)", "sigma (gdp_clt)"),
-                        marks=("sigma known (rdp)",),
-                        names=noise,
-                        y_label="noise multiplier",
-                        **batch,
-                    ),
-                    Lines(
-                        table="sigma_by_batch",
-                        y=("epsilon (rdp)", "epsilon (pld)"),
-                        names=bounds,
-                        y_label="epsilon at RDP's noise",
-                        **batch,
-                    ),
-                ),
-            ),
-            Picture(
-                "anil_epsilon",
-                "Epsilon by RDP of fixed-size draws at the noise that Poisson draws need; epsilon as steps go by at two batch sizes.",
-                (
-                    Lines(
-                        table="fixed_size_sampling",
-                        y=("Poisson", "fixed size, record emptied (C)", "fixed size, record replaced (2C)"),
-                        names=(
-                            ("fixed size, record emptied (C)", "fixed, emptied"),
-                            ("fixed size, record replaced (2C)", "fixed, replaced"),
-                        ),
-                        y_scale="log",
-                        y_label="epsilon",
-                        **batch,
-                    ),
-                    Lines(
-                        table="epsilon_by_step",
-                        x="steps",
-                        y=("epsilon (rdp)", "epsilon (pld)", "gdp_clt (no bound)"),
-                        by="batch size",
-                        names=(*bounds, ("gdp_clt (no bound)", "CLT")),
-                        y_label="epsilon",
-                    ),
-                ),
-            ),
-        ]
+        text = f"Noise multiplier for epsilon {self.epsilon} at delta {self.delta} over {self.steps:,} steps, and epsilon at RDP's."
+        other = "Epsilon by RDP of fixed-size draws at the noise that Poisson draws need; epsilon as steps go by at two batch sizes."
+        return [Picture("anil_noise", text, _noise_panels()), Picture("anil_epsilon", other, _epsilon_panels())]
 
     def _known(self, name: str, sigma: float) -> tuple[float | None, float | None]:
         known = self.known_noise_multipliers.get(name)
@@ -177,3 +129,44 @@ class AnilAccounting:
             noise_multiplier=sigma, sampling_probability=batch / self.size, kind="fixed_size", size=self.size, sample_size=batch
         )
         return accounting.compose([(release, self.steps)], "rdp", "replace_one").epsilon(self.delta)
+
+
+BATCH: dict[str, Any] = {"x": "batch size", "x_scale": "log"}
+BOUNDS = (("epsilon (rdp)", "RDP"), ("epsilon (pld)", "PLD"))
+
+
+def _noise_panels() -> tuple[Lines, Lines]:
+    names = (("sigma (rdp)", "RDP"), ("sigma (pld)", "PLD"), ("sigma (gdp_clt)", "CLT, no bound"), ("sigma known (rdp)", "RDP, known"))
+    return (
+        Lines(
+            table="sigma_by_batch",
+            y=("sigma (rdp)", "sigma (pld)", "sigma (gdp_clt)"),
+            marks=("sigma known (rdp)",),
+            names=names,
+            y_label="noise multiplier",
+            **BATCH,
+        ),
+        Lines(table="sigma_by_batch", y=("epsilon (rdp)", "epsilon (pld)"), names=BOUNDS, y_label="epsilon at RDP's noise", **BATCH),
+    )
+
+
+def _epsilon_panels() -> tuple[Lines, Lines]:
+    fixed = (("fixed size, record emptied (C)", "fixed, emptied"), ("fixed size, record replaced (2C)", "fixed, replaced"))
+    return (
+        Lines(
+            table="fixed_size_sampling",
+            y=("Poisson", "fixed size, record emptied (C)", "fixed size, record replaced (2C)"),
+            names=fixed,
+            y_scale="log",
+            y_label="epsilon",
+            **BATCH,
+        ),
+        Lines(
+            table="epsilon_by_step",
+            x="steps",
+            y=("epsilon (rdp)", "epsilon (pld)", "gdp_clt (no bound)"),
+            by="batch size",
+            names=(*BOUNDS, ("gdp_clt (no bound)", "CLT")),
+            y_label="epsilon",
+        ),
+    )
