@@ -1,6 +1,5 @@
 """The Poisson draw is the one the accountant assumes, and costs what the batch costs."""
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -24,13 +23,12 @@ def draws(size, q, steps, kind: sampler.Sampler = sampler.Poisson()):  # noqa: B
 
 def test_paper_scale_draw_costs_the_batch_and_not_the_corpus():
     tracemalloc.start()
-    began = time.perf_counter()
     indices = sampler.draw(sampler.Poisson(), 346_000_000, 2_097_152 / 346e6, generator_for)
-    took, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert abs(len(indices) - 2_097_152) < 6 * np.sqrt(2_097_152)
     assert indices.dtype == np.int64 and indices[-1] < 346_000_000 and (np.diff(indices) > 0).all()
-    assert took < 5 and peak < 4 * indices.nbytes
+    assert peak < 4 * indices.nbytes
 
 
 def test_counts_are_binomial():

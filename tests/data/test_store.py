@@ -1,5 +1,4 @@
 import dataclasses
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -135,12 +134,11 @@ def test_reading_a_batch_of_346_million_rows_costs_a_batch(store: Store, tmp_pat
     vast = Store(tmp_path, manifest)
     wanted = np.sort(np.random.default_rng(0).integers(0, count, 2048))
     tracemalloc.start()
-    start = time.perf_counter()
     found = vast.rows("protected", wanted)
-    seconds, (_, peak) = time.perf_counter() - start, tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found["tokens"].shape == (2048, 128) and found["record"][-1] == wanted[-1]
-    assert peak < 8e6 and seconds < 5
+    assert peak < 8e6
 
 
 @pytest.fixture(scope="module")
