@@ -12,16 +12,41 @@ from typing import Literal
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
+from dpx.audit.declarations import Canaries, NoCanaries, Primary
 from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.data.declarations import Vocabulary
 from dpx.declaration import Refused
-from dpx.mechanism.declarations import DpSgd, Flat, Multiplier, NoiseBatchRatio, NoPrivacy, Normalised, PerLayer, TargetEpsilon
+from dpx.mechanism.declarations import (
+    Banded,
+    DiscreteGaussian,
+    DpSgd,
+    Flat,
+    Multiplier,
+    NoiseBatchRatio,
+    NoPrivacy,
+    Normalised,
+    PerLayer,
+    Quantile,
+    ReleasedTelemetry,
+    SecretTelemetry,
+    TargetEpsilon,
+)
 from dpx.privacy import accounting, calibration, closed_form, ledger, statement
 from dpx.privacy.calibration import calibrate
 from dpx.privacy.declarations import Deterministic as WithoutAmplification
 from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
-from dpx.sampler import IN_PASSES, BallsInBins, Deterministic, FixedSize, Poisson, Shuffled, TruncatedPoisson, steps_per_pass
+from dpx.sampler import (
+    IN_PASSES,
+    BallsInBins,
+    CyclicPoisson,
+    Deterministic,
+    FixedSize,
+    Poisson,
+    Shuffled,
+    TruncatedPoisson,
+    steps_per_pass,
+)
 
 # (sampler, adjacency) -> accountants that have a proof for it.
 SUPPORTED = {
@@ -38,7 +63,9 @@ SUPPORTED = {
     **{(name, adjacency): {"pld", "rdp", "deterministic"} for name in IN_PASSES for adjacency in ("zero_out", "replace_one")},
 }
 
-UNITS: tuple[tuple[Literal["row", "document"], int], ...] = (("row", 1), ("document", 1), ("document", 3))
+Unit = tuple[Literal["row", "document"], int, Literal["group", "sample_units"]]
+UNITS: tuple[Unit, ...] = (("row", 1, "group"), ("document", 1, "group"), ("document", 3, "group"), ("document", 3, "sample_units"))
+CYCLE = 4
 DATA = [{}, {"declared_size": None}, {"vocabulary": "protected"}]
 
 
@@ -48,11 +75,14 @@ def choices(size, steps):
         "sampler": [
             Poisson(),
             TruncatedPoisson(),
+            CyclicPoisson(cycle=CYCLE),
             *(kind(assumed=assumed) for kind in (FixedSize, Shuffled, Deterministic, BallsInBins) for assumed in (None, "poisson")),
         ],
         "accountant": [Pld(), Rdp(), WithoutAmplification(), GdpClt()],
-        "mechanism": [DpSgd()] * 6 + [NoPrivacy()],
-        "clip": [Flat(clipping_norm=0.1), Normalised(clipping_norm=1.0), PerLayer(clipping_norm=0.5)],
+        "mechanism": [DpSgd()] * 6 + [NoPrivacy(), DiscreteGaussian(), Banded(bands=3)],
+        "clip": [Flat(clipping_norm=0.1), Normalised(clipping_norm=1.0), PerLayer(clipping_norm=0.5), Quantile(clipping_norm=0.2)],
+        "telemetry": [SecretTelemetry()] * 3 + [ReleasedTelemetry()],
+        "audit": [NoCanaries()] * 3 + [Canaries(gradients=20, sequences=4, primary=Primary(guesses=4))],
         "noise": [
             Multiplier(noise_multiplier=0.8),
             Multiplier(noise_multiplier=5.0),
@@ -66,17 +96,20 @@ def choices(size, steps):
             Linear(start=size // 100 + 1, end=size // 20, ramp_steps=2 * steps // 3),
         ],
         "privacy": [
-            Privacy(delta=delta, adjacency=adjacency, unit=unit, rows_per_unit_max=rows, allow_large_delta=delta > 1e-3)
+            Privacy(delta=delta, adjacency=adjacency, unit=unit, rows_per_unit_max=rows, unit_mode=mode, allow_large_delta=delta > 1e-3)
             for delta in (1e-5, 1e-2)
             for adjacency in ("zero_out", "add_remove", "replace_one")
-            for unit, rows in UNITS
+            for unit, rows, mode in UNITS
         ],
         "seed": [None] * 5 + [1],
     }
 
 
 def drawn(base, seed, size_of, steps):
-    """Combination number `seed`; `size_of(data, privacy)` is its number of rows. `Refused` where two declarations contradict each other."""
+    """Combination number `seed`; `size_of(data, privacy)` is how many protected things it draws from.
+
+    `Refused` where two declarations contradict each other.
+    """
     choose = random.Random(seed)
     places = {name: choose.randrange(len(options)) for name, options in choices(1000, steps).items()}
     facts = choose.choice(DATA)
@@ -127,9 +160,11 @@ def check(experiment, calibrated, document, runs):
 def _check_epsilon(experiment, document, charges):
     """Each value is allowed for the sampler that ran, is the ledger's own recomputation, and lies above what no proof can go below."""
     sampler, privacy = experiment.sampler.name, experiment.privacy
-    kind = "group" if privacy.rows_per_unit_max > 1 and sampler == "poisson" else sampler
+    is_group = privacy.unit_mode == "group" and privacy.rows_per_unit_max > 1
+    kind = "group" if sampler == "poisson" and is_group else "poisson" if sampler == "cyclic_poisson" else str(sampler)
     assert {release.kind for release, _ in charges} == {kind}
-    assert document["epsilon"].keys() <= SUPPORTED[(kind, privacy.adjacency)]
+    on_a_grid = isinstance(experiment.mechanism, DiscreteGaussian)
+    assert document["epsilon"].keys() <= SUPPORTED[(kind, privacy.adjacency)] & ({"rdp"} if on_a_grid else {"pld", "rdp", "deterministic"})
     floor = _floor(experiment, document)
     for name, value in document["epsilon"].items():
         found = accounting.compose(accounting.bucketed(charges), name, privacy.adjacency).epsilon(privacy.delta)
@@ -141,6 +176,9 @@ def _floor(experiment, document):
     """A lower bound on the true epsilon, from the declaration and dp-accounting's optimistic rounding alone."""
     sigma, delta, size = document["mechanism"]["noise_multiplier"], document["delta"], document["declared_size"]
     rates = [experiment.batch_schedule.at(step) / size for step in range(experiment.steps)]
+    if isinstance(experiment.sampler, CyclicPoisson):
+        # Row 0 is of the group that starts, so it comes round first.
+        rates = [min(1, CYCLE * rate) for rate in rates[::CYCLE]]
     if experiment.sampler.name in IN_PASSES:
         passes = math.ceil(experiment.steps / steps_per_pass(rates[0]))
         return closed_form.epsilon(math.sqrt(passes) / sigma, delta) * (1 - 1e-6)
