@@ -77,7 +77,9 @@ class _Bench:
         facts |= {
             "temporary_bytes": compiled_temporaries(compiled),
             # jax-privacy's loop does not say its length to a trace.
-            "matmul_flops": None if variant == "jax_privacy" else matmul_flops(microbatch, params, one) // held,
+            "matmul_flops": None
+            if variant == "jax_privacy"
+            else matmul_flops(microbatch, params, one, platform=jax.default_backend()) // held,
             "collectives": self.collectives(compiled),
         }
 

@@ -19,8 +19,9 @@ from dpx.declaration import Refused
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
 
-# Per-example weight gradients that may be kept in memory for one microbatch, instead of Gram products.
-KEPT_BYTES = 40 * 2**20
+# What one microbatch may leave in memory between its passes, where there is a choice: per-example weight gradients instead of Gram
+# products, once a fused stack of layers has what it needs anyway.
+KEPT_BYTES = 72 * 2**20
 
 
 class ClippedSum(NamedTuple):
@@ -52,7 +53,8 @@ def clipped_sum(
 
     Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. `vmap` takes any loss;
     `ghost` and `book_keeping` take one whose parameters all go through ops (`dpx.clipping.ops`). `kept_bytes` bounds the
-    per-example weight gradients kept; `fused=False` keeps models from using their hand-scheduled blocks.
+    per-example weight gradients kept, and what a fused stack of layers leaves between its passes comes off it; `fused=False` keeps
+    models from using their hand-scheduled blocks.
     With `rows_per_unit` R > 1, each R rows in a row are one unit: its loss is the sum of its rows' losses (padding rows stand in
     none), and the norm clipped is that of the sum of their gradients. A unit with a non-finite gradient contributes zero as a whole.
     Raises `Refused` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
@@ -86,7 +88,7 @@ def plain_sum(
     """
     is_real_B = jnp.ones((batch_size(batch),), bool) if is_padding_B is None else ~is_padding_B
     units = Units(rows_per_unit, ~is_real_B)
-    session = probes.Session("plain", probes.shapes_of(params)) if fused else None
+    session = probes.Session("plain", probes.shapes_of(params), KEPT_BYTES) if fused else None
 
     def total_loss(leaves):
         losses_B, counts = losses_fn(leaves if session is None else probes.wrap(params, session, sums=leaves), batch)

@@ -9,6 +9,7 @@ forms it twice. With A split into its token mean a and the rest A~, and s = sum_
 B: examples, T: tokens, p: inputs, d: outputs.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -16,6 +17,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Form = Literal["kept", "gram", "recomputed"]
+Strip = Callable[..., tuple[Array, ...]]
+
+# Rows so wide that XLA's CPU backend runs one plain product after another 1.6 times faster than the batched one.
+WIDE_ROWS = 8192
 
 
 def wide(x: Array) -> Array:
@@ -32,6 +37,11 @@ def blocks(tokens: int) -> int:
     return 8 if tokens >= 256 else 4 if tokens >= 64 else 1
 
 
+def blocks_on_cpu(tokens: int) -> int:
+    """XLA's CPU backend copies every block and runs small products slowly: at 128 tokens the whole square takes half the time of four."""
+    return 4 if tokens >= 256 else 1
+
+
 def gram_flops(T: int, p: int, d: int) -> float:
     return 2 * T * T * (p + d) * (blocks(T) + 1) / (2 * blocks(T))
 
@@ -46,18 +56,43 @@ def choose(T: int, p: int, d: int, kept_fits: bool) -> Form:
     return "gram" if gram < recomputed else "recomputed"
 
 
+def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Float[Array, " B"], ...]:
+    """Sums over t,s of symmetric [B,T,T] products, from the upper triangle of blocks unless `whole`.
+
+    `strip(start, end, *arrays)` gives rows start to end of each product, from column start on; `arrays` are [B,T,...].
+    """
+
+    def cut(count: int) -> Callable[..., tuple[Array, ...]]:
+        edges = [round(i * T / count) for i in range(count + 1)]
+
+        def summed(*arrays: Array) -> tuple[Array, ...]:
+            found = [strip(start, end, *arrays) for start, end in zip(edges[:-1], edges[1:], strict=True)]
+            return tuple(sum(map(_counted_twice, strips[1:]), _counted_twice(strips[0])) for strips in zip(*found, strict=True))
+
+        return summed
+
+    T = arrays[0].shape[1]
+    count, on_cpu = (1, 1) if whole else (blocks(T), blocks_on_cpu(T))
+    return cut(count)(*arrays) if count == on_cpu else jax.lax.platform_dependent(*arrays, cpu=cut(on_cpu), default=cut(count))
+
+
+def _counted_twice(strip_Bij: Array) -> Float[Array, " B"]:
+    """The sum of a strip that starts with a block on the diagonal; what is right of that stands below it too."""
+    i = strip_Bij.shape[1]
+    return strip_Bij[:, :, :i].sum((1, 2)) + 2 * strip_Bij[:, :, i:].sum((1, 2))
+
+
 def symmetric(a_BTp: Array, *others: Array) -> tuple[Float[Array, " B"], ...]:
-    """sum_ts (A A^T)_ts (G G^T)_ts for each G [B,T,d] of `others`, by the upper triangle of blocks."""
-    T = a_BTp.shape[1]
-    edges = [round(i * T / blocks(T)) for i in range(blocks(T) + 1)]
-    totals = [jnp.zeros((a_BTp.shape[0],), jnp.promote_types(a_BTp.dtype, jnp.float32))] * len(others)
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    """sum_ts (A A^T)_ts (G G^T)_ts for each G [B,T,d] of `others`.
+
+    A few rows as wide as a vocabulary are not cut: copying their blocks takes longer than the products that it saves.
+    """
+
+    def strip(start: int, end: int, a_BTp: Array, *others: Array) -> tuple[Array, ...]:
         outer_Bij = outer(a_BTp[:, start:end], a_BTp[:, start:])
-        for place, g_BTd in enumerate(others):
-            both = outer_Bij * product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:])
-            square_B, rest_B = both[:, :, : end - start].sum((1, 2)), both[:, :, end - start :].sum((1, 2))
-            totals[place] = totals[place] + square_B + 2 * rest_B
-    return tuple(totals)
+        return tuple(outer_Bij * product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:]) for g_BTd in others)
+
+    return over_triangle(strip, a_BTp, *others, whole=a_BTp.shape[2] >= WIDE_ROWS and a_BTp.shape[1] < 256)
 
 
 def gram(a_BTp: Array, g_BTd: Array) -> Float[Array, " B"]:
@@ -74,16 +109,21 @@ def gram(a_BTp: Array, g_BTd: Array) -> Float[Array, " B"]:
     return jnp.maximum(symmetric(centred_BTp, wide(g_BTd))[0] + 2 * (along_BT * against_BT).sum(1) + flat_B, 0)
 
 
+def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
+    """sum_b A_b^T G_b, float32 or wider. Of float32 the narrower factor comes first: XLA's CPU backend writes that one out transposed,
+    with all that computes it."""
+    wide = jnp.promote_types(a_BTp.dtype, jnp.float32)
+    if a_BTp.dtype == wide and a_BTp.shape[-1] > g_BTd.shape[-1]:
+        return jnp.einsum("btd,btp->dp", g_BTd, a_BTp, precision=precision, preferred_element_type=wide).T
+    return jnp.einsum("btp,btd->pd", a_BTp, g_BTd, precision=precision, preferred_element_type=wide)
+
+
 def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:
     return product("btp,btd->bpd", a_BTp, g_BTd)
 
 
 def squares(x: Array) -> Float[Array, " B"]:
     return jnp.square(wide(x)).sum(tuple(range(1, x.ndim)))
-
-
-# Rows so wide that XLA's CPU backend runs one plain product after another 1.6 times faster than the batched one.
-WIDE_ROWS = 8192
 
 
 def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
@@ -102,11 +142,9 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
 
 def lookup(id_BT: Array, g_BTd: Array) -> Float[Array, " B"]:
     """Squared norm of a table's gradient: rows of equal id add up before they are squared: sum over id_t = id_s of g_t.g_s."""
-    T = g_BTd.shape[1]
-    edges = [round(i * T / blocks(T)) for i in range(blocks(T) + 1)]
-    total_B = jnp.zeros((g_BTd.shape[0],), jnp.promote_types(g_BTd.dtype, jnp.float32))
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+
+    def strip(start: int, end: int, id_BT: Array, g_BTd: Array) -> tuple[Array]:
         same = id_BT[:, start:end, None] == id_BT[:, None, start:]
-        both = jnp.where(same, product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:]), 0)
-        total_B = total_B + both[:, :, : end - start].sum((1, 2)) + 2 * both[:, :, end - start :].sum((1, 2))
-    return jnp.maximum(total_B, 0)
+        return (jnp.where(same, product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:]), 0),)
+
+    return jnp.maximum(over_triangle(strip, id_BT, g_BTd)[0], 0)

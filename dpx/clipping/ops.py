@@ -59,7 +59,7 @@ class Dense(Op):
         if self.form == "kept":
             summed = {"kernel": jnp.tensordot(w_B, record["kernel"], 1, precision="highest")}
         else:
-            summed = {"kernel": norms.product("btp,btd->pd", norms.wide(record["a"]), rows(w_B, record["g"]))}
+            summed = {"kernel": norms.summed(norms.wide(record["a"]), rows(w_B, record["g"]))}
         return summed | ({"bias": jnp.tensordot(w_B, record["sum"], 1, precision="highest")} if "sum" in record else {})
 
 

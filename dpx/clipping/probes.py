@@ -118,6 +118,12 @@ class Session:
             self.kept_bytes -= size if self.kept[path] else 0
         return self.kept[path]
 
+    def hold(self, path: str, size: int) -> None:
+        """Takes `size` bytes off what may be kept, once a path: for what stays in memory whatever the form of a norm."""
+        if path not in self.kept:
+            self.kept[path] = True
+            self.kept_bytes -= size
+
 
 @dataclasses.dataclass(frozen=True)
 class Claim:

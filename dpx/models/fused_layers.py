@@ -4,6 +4,9 @@ Forward keeps, per token and layer, 11 widths (a Bert: input, qkv, context, two 
 or 10 (a Decoder, which needs no input); attention probabilities, GELU and dropout masks are computed again. The reverse loop
 writes cotangents over residuals that died. Exactly the composition of ops in modules.py, in another order.
 
+Without the loop what layers leave behind stays apart, one entry a layer, and dead buffers are left to the compiler: a stack of kept
+gradients would be filled with zeros, written and read once more, a tenth of the time of a small model on a CPU.
+
 B: examples, T: tokens, H: width, F: feed-forward, L: layers.
 """
 
@@ -28,9 +31,42 @@ def gelu_of(model: Model) -> Any:
     return partial(jax.nn.gelu, approximate=model.gelu == "tanh")
 
 
-def forms(layers: Any, x_BTH: Array) -> tuple[norms.Form, ...]:
-    """The norm form of each of a layer's weights, from the shapes and the memory the session may use."""
-    return tuple(form_of(x_BTH.shape[0], x_BTH.shape[1], layers[weight]["kernel"]) for weight in WEIGHTS) if session_of(layers) else ()
+# A longer program takes longer to compile than its loop costs.
+MOST_IN_LINE = 8
+
+
+def layer_stack(model: Model, layers: Any, x_BTH: Array) -> "LayerStack":
+    """The block for wrapped parameters `layers`: the form of each weight's norm from the shapes and the memory the session may use.
+
+    A short stack is in line where memory is plenty: where the gradient of every weight is kept.
+    """
+    session = session_of(layers)
+    assert session is not None
+    B, T, H = x_BTH.shape
+    session.hold("layers", B * T * (7 * H + model.feed_forward) * model.layers * x_BTH.dtype.itemsize)
+    forms: tuple[norms.Form, ...] = tuple(form_of(B, T, layers[weight]["kernel"]) for weight in WEIGHTS)
+    is_plenty = model.layers <= MOST_IN_LINE and all(form == "kept" for form in forms)
+    return LayerStack(model, forms, is_loop=model.scan and not is_plenty)
+
+
+def in_line(layers: int, body: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, list[Any]]:
+    """`lax.scan` of `body` over layers without a loop: results stay apart, one entry a layer.
+
+    Each of `xs` is a tree of stacks [L, ...], or such a list.
+    """
+
+    def at(x: Any, layer: int) -> Any:
+        return x[layer] if isinstance(x, list) else jax.tree.map(lambda leaf: leaf[layer], x)
+
+    found: list[Any] = [None] * layers
+    for layer in reversed(range(layers)) if reverse else range(layers):
+        carry, found[layer] = body(carry, tuple(at(x, layer) for x in xs))
+    return carry, found
+
+
+def stacked(found: Any) -> Any:
+    """What `over_layers` found, as stacks [L, ...]."""
+    return jax.tree.map(lambda *layers: jnp.stack(layers), *found) if isinstance(found, list) else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +75,7 @@ class LayerStack(Op):
 
     model: Model
     forms: tuple[norms.Form, ...]
+    is_loop: bool = True
     name: str = "layer_stack"
     stacked: bool = True
     rows_per_unit: int = 1
@@ -53,12 +90,18 @@ class LayerStack(Op):
 
     @property
     def over(self) -> dict[str, str]:
-        """Weights whose cotangent is kept, and is written over a residual that died: which one."""
-        return {weight: residual for weight, residual in self.order.over.items() if self.form[weight] != "kept"}
+        """Weights whose cotangent is kept, and in the loop is written over a residual that died: which one."""
+        over = self.order.over if self.is_loop else {}
+        return {weight: residual for weight, residual in over.items() if self.form[weight] != "kept"}
 
     @property
-    def unroll(self) -> int:
-        return 1 if self.model.scan else self.model.layers
+    def needed(self) -> set[str]:
+        """Residuals that the sums of weights are had from again."""
+        return {self.order.sources[weight] for weight in WEIGHTS if self.form[weight] != "kept"}
+
+    def over_layers(self, body: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
+        run = lax.scan if self.is_loop else partial(in_line, self.model.layers)
+        return run(body, carry, xs, reverse=reverse)
 
     def forward(self, leaves, inputs):
         x_BTH, length, keys_B = inputs
@@ -67,11 +110,13 @@ class LayerStack(Op):
             p, layer = xs
             return self.order.forward(Place(self.model, layer, length, keys_B), cast(p, x_BTH), x_BTH)
 
-        x_BTH, saved = lax.scan(body, x_BTH, (leaves, jnp.arange(self.model.layers)), unroll=self.unroll)
+        x_BTH, saved = self.over_layers(body, x_BTH, (leaves, jnp.arange(self.model.layers)))
         return x_BTH, (saved, length, keys_B)
 
     def input_cotangent(self, leaves, residuals, cotangent):
         saved, length, keys_B = residuals
+        if not self.is_loop:
+            return self._input_cotangent_apart(leaves, residuals, cotangent)
         in_place = {residual: saved[residual] for residual in self.over.values()}
 
         def body(carry, xs):
@@ -86,9 +131,20 @@ class LayerStack(Op):
 
         read_only = {name: value for name, value in saved.items() if name not in in_place}
         xs = (leaves, read_only, jnp.arange(self.model.layers))
-        (g_BTH, in_place), record = lax.scan(body, (cotangent, in_place), xs, reverse=True, unroll=self.unroll)
-        needed = {self.order.sources[weight] for weight in WEIGHTS if self.form[weight] != "kept"}
-        return (g_BTH, None, None), record | in_place | {name: read_only[name] for name in needed}
+        (g_BTH, in_place), record = self.over_layers(body, (cotangent, in_place), xs, reverse=True)
+        return (g_BTH, None, None), record | in_place | {name: read_only[name] for name in self.needed}
+
+    def _input_cotangent_apart(self, leaves: Any, residuals: Any, cotangent: Any) -> Any:
+        """The same without a loop: a record for each layer."""
+        saved, length, keys_B = residuals
+
+        def body(g_BTH, xs):
+            p, r, layer = xs
+            g_BTH, found = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
+            return g_BTH, self._record(found) | {name: r[name] for name in self.needed}
+
+        g_BTH, record = self.over_layers(body, cotangent, (leaves, saved, jnp.arange(self.model.layers)), reverse=True)
+        return (g_BTH, None, None), record
 
     def _record(self, found: Any) -> Any:
         """What one layer leaves behind: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
@@ -109,7 +165,7 @@ class LayerStack(Op):
         return record
 
     def squared_norm(self, leaves, record):
-        return (record["squares"],)
+        return (record["squares"] if self.is_loop else jnp.stack([layer["squares"] for layer in record]),)
 
     def weighted_sum(self, leaves, record, weights):
         return self._summed(leaves, record, weights, None)
@@ -123,9 +179,10 @@ class LayerStack(Op):
             # Masked layer by layer, so that never more than one layer's record is copied.
             return None, self._layer_sum(p, r if keep_B is None else self.masked(r, keep_B), w_B)
 
-        weights_LB = jnp.broadcast_to(weights[0], record["squares"].shape)
-        xs = (leaves, {k: v for k, v in record.items() if k != "squares"}, weights_LB)
-        return lax.scan(body, None, xs, unroll=self.unroll)[1]
+        weights_LB = jnp.broadcast_to(weights[0], self.squared_norm(leaves, record)[0].shape)
+        if self.is_loop:
+            record = {name: leaf for name, leaf in record.items() if name != "squares"}
+        return stacked(self.over_layers(body, None, (leaves, record, weights_LB))[1])
 
     def _layer_sum(self, p: Any, r: Any, w_B: Array) -> Any:
         summed = jax.tree.map(lambda leaf: jnp.tensordot(w_B, leaf, 1, precision="highest"), r["sums"])
@@ -134,7 +191,7 @@ class LayerStack(Op):
                 kernel = jnp.tensordot(w_B, r["kept"][weight], 1, precision="highest")
             else:
                 a, g = self._input(p, r, weight), r[self.over.get(weight, f"g_{weight}")]
-                kernel = norms.product("btp,btd->pd", norms.wide(self.tokens(a)), rows(w_B, self.tokens(g)))
+                kernel = norms.summed(norms.wide(self.tokens(a)), rows(w_B, self.tokens(g)))
             summed[weight] = {"kernel": kernel, "bias": summed[weight]["bias"]}
         return summed
 
@@ -154,11 +211,9 @@ class LayerStack(Op):
             g_BTH, found = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
             summed = jax.tree.map(lambda leaf: leaf.sum(0), found["sums"])
             for weight in WEIGHTS:
-                wide = summed[weight]["bias"].dtype
-                a, g = found[f"a_{weight}"], found[f"g_{weight}"]
-                summed[weight]["kernel"] = jnp.einsum("btp,btd->pd", a, g, preferred_element_type=wide)
+                summed[weight]["kernel"] = norms.summed(found[f"a_{weight}"], found[f"g_{weight}"], precision=None)
             return g_BTH, summed
 
         xs = (leaves, saved, jnp.arange(self.model.layers))
-        g_BTH, gradient = lax.scan(body, cotangent, xs, reverse=True, unroll=self.unroll)
-        return (g_BTH, None, None), gradient
+        g_BTH, gradient = self.over_layers(body, cotangent, xs, reverse=True)
+        return (g_BTH, None, None), stacked(gradient)

@@ -21,7 +21,7 @@ from dpx.clipping import ops
 from dpx.clipping.probes import apply, session_of
 from dpx.models import dropout as drop
 from dpx.models.attention import attend
-from dpx.models.fused_layers import LayerStack, forms, gelu_of
+from dpx.models.fused_layers import gelu_of, layer_stack
 from dpx.models.shape import Model
 
 
@@ -124,7 +124,7 @@ def stack(module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: 
     stacked = module.variables.get("params", {}).get("layers")
     session = None if stacked is None else session_of(stacked)
     if session is not None and session.fused:
-        return apply(LayerStack(model, forms(stacked, x_BTH)), stacked, (x_BTH, length, keys_B))
+        return apply(layer_stack(model, stacked, x_BTH), stacked, (x_BTH, length, keys_B))
     in_axes: Any = (0, nn.broadcast, nn.broadcast)
     unroll = 1 if model.scan else model.layers
     scanned = nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=model.layers, in_axes=in_axes, unroll=unroll)

@@ -18,7 +18,7 @@ class Bert:
     RoBERTa (Liu et al. 2019) is such an encoder with one segment, `position_offset=2` (rows of the position table that no token
     uses) and a classifier of its own: `classifier="dense"` is dropout, dense, tanh, dropout, output; `"pooler"` is BERT's pooler,
     dropout, output. `dtype` is the compute type; parameters, sums, norms and noise are float32 always. `vocabulary_size=None`
-    takes the data's. `segments=0`: no segment table. `scan=False`: the layers are unrolled in the compiled program, not a loop.
+    takes the data's. `segments=0`: no segment table. `scan=False`: layers stand in line in the compiled program, not in a loop.
     """
 
     causal: ClassVar[bool] = False

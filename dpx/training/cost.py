@@ -9,28 +9,36 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 
-def matmul_flops(function: Callable, *arguments: Any) -> int:
+def matmul_flops(function: Callable, *arguments: Any, platform: str | None = None) -> int:
     """Matrix-product FLOPs of one call, after dead-code elimination, loops multiplied out. Of a branch the dearest side counts,
-    of a loop of unknown length one round; arguments may be `ShapeDtypeStruct`s."""
+    of a loop of unknown length one round, of a choice by platform the side for `platform` (`None`: the one for accelerators, which
+    nothing here names); arguments may be `ShapeDtypeStruct`s."""
     closed = jax.make_jaxpr(function)(*arguments)
     live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return _count(live)
+    return _count(live, platform)
 
 
-def _count(jaxpr: core.Jaxpr) -> int:
-    return sum(_cost(eqn) for eqn in jaxpr.eqns)
+def _count(jaxpr: core.Jaxpr, platform: str | None) -> int:
+    return sum(_cost(eqn, platform) for eqn in jaxpr.eqns)
 
 
-def _cost(eqn: Any) -> int:
+def _cost(eqn: Any, platform: str | None) -> int:
     name, params = eqn.primitive.name, eqn.params
     if name == "dot_general":
         ((contracted, _), _) = params["dimension_numbers"]
         inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
         return 2 * inner * math.prod(eqn.outvars[0].aval.shape)
     if name == "cond":
-        return max(_count(branch.jaxpr) for branch in params["branches"])
+        costs = [_count(branch.jaxpr, platform) for branch in params["branches"]]
+        by_platform = params.get("branches_platforms")
+        return max(costs) if by_platform is None else costs[_place(by_platform, platform)]
     times = params["length"] if name == "scan" else 1
-    return times * sum(_count(body) for body in _bodies(params))
+    return times * sum(_count(body, platform) for body in _bodies(params))
+
+
+def _place(by_platform: Any, platform: str | None) -> int:
+    named = [place for place, platforms in enumerate(by_platform) if platforms and platform in platforms]
+    return (named or [place for place, platforms in enumerate(by_platform) if platforms is None])[0]
 
 
 def _bodies(params: dict[str, Any]) -> list[core.Jaxpr]:

@@ -106,3 +106,13 @@ def test_loops_are_multiplied_out_and_dead_products_are_not_counted():
 
     assert matmul_flops(looped, x) == 5 * 2 * 4**3
     assert matmul_flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x @ x @ x, lambda: x), x) == 2 * 2 * 4**3
+
+
+def test_of_a_choice_by_platform_one_side_counts():
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+
+    def chosen(x):
+        return jax.lax.platform_dependent(x, cpu=lambda x: x @ x, default=lambda x: x @ x @ x)
+
+    assert matmul_flops(chosen, x) == matmul_flops(chosen, x, platform="cuda") == 2 * 2 * 4**3
+    assert matmul_flops(chosen, x, platform="cpu") == 2 * 4**3

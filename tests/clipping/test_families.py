@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpx
+from dpx.models import fused_layers
 from dpx.task.declarations import CausalLanguageModel
 from dpx.task.objective import objective
 from tests.clipping.batches import QUICKLY, SPECIAL, VOCABULARY, float64_gradients, parameters, squared_norm
@@ -50,10 +51,18 @@ def test_equal_dropout_masks(family):
 @pytest.mark.parametrize("family", ["decoder", *slow("bert")])
 def test_layers_without_a_loop(family):
     of = subject(family, scan=False)
-    assert_exact(of, rows(of))
+    assert_exact(of, rows(of), kept_bytes=0)
     looped, unrolled = (jax.jit(jax.grad(lambda p, b, of=of: of.losses(p, b)[0].sum())) for of in (subject(family), of))
     loops = [f.lower(parameters(of), rows(of)).as_text().count("stablehlo.while") for f in (looped, unrolled)]
     assert loops[0] >= 2 and loops[1] == 0
+
+
+@pytest.mark.parametrize("family", ["bert", *slow("decoder")])
+def test_a_loop_that_keeps_gradients(family, monkeypatch):
+    """Stacks as short as these would stand in line."""
+    monkeypatch.setattr(fused_layers, "MOST_IN_LINE", 0)
+    of = subject(family)
+    assert_exact(of, rows(of))
 
 
 @pytest.mark.slow
