@@ -70,6 +70,7 @@ class Benchmark:
             seconds = interleaved(workers, self.rounds)
         facts = [fact for one in workers for fact in one.facts]
         return {
+            "name": experiment.name,
             "cores": os.cpu_count(),
             "versions": _versions(),
             "logical_batch": self.logical_batch,
@@ -81,6 +82,12 @@ class Benchmark:
         """The processes: the module that makes the programs of each, and what it is to measure."""
         from dpx import recipes
 
+        require(
+            experiment.mechanism.name == "dp_sgd",
+            f"job=benchmark, mechanism={experiment.mechanism.name}",
+            "what is measured is the step with independent noise beside plain ones",
+            "Use mechanism=dp_sgd, or job=benchmark_noise for what other noise costs",
+        )
         dtypes = tuple(self.dtypes) or (experiment.model.dtype,)
         meshes = [recipes.option("mesh", name) for name in self.meshes] or [experiment.mesh]
         own = [variant for variant in self.variants if variant not in PEERS]

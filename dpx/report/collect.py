@@ -28,7 +28,7 @@ _SEARCHED = ("optimizer", "lr_schedule", "clip")
 def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]]:
     """Rows of every finished run whose experiment begins with one of `match`, and a line on each that is not finished.
 
-    Of an analysis that ran several times only the latest counts.
+    Of an analysis or a benchmark that ran several times only the latest counts.
     """
     found: dict[tuple[str, str], list[Row]] = {}
     left_out = []
@@ -78,16 +78,17 @@ def is_analysis(rows: Iterable[Row]) -> bool:
 
 
 def _finished_at(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in folder.glob("release/*.json")), default=0.0)
+    return max((path.stat().st_mtime for place in ("release", "private") for path in (folder / place).glob("*.json")), default=0.0)
 
 
 def _folder(folder: Path) -> tuple[str, list[Row]]:
-    """Rows of a run that trained, or of an analysis."""
-    analysis = folder / "release" / "analysis.json"
-    if analysis.exists():
-        document = json.loads(analysis.read_text())
+    """Rows of a run that trained, or of an analysis or a benchmark."""
+    analysis, benchmark = folder / "release" / "analysis.json", folder / "private" / "benchmark.json"
+    if analysis.exists() or benchmark.exists():
+        document = json.loads((analysis if analysis.exists() else benchmark).read_text())
+        tables = document["tables"] if analysis.exists() else [{"name": "benchmark", "rows": document["rows"]}]
         name = document["name"]
-        return name, [Row(name, _short(folder, name), 0, metric, FINAL, value) for metric, value in _cells(document)]
+        return name, [Row(name, _short(folder, name), 0, metric, FINAL, value) for metric, value in _cells(tables)]
     results = json.loads((folder / "private" / "results.json").read_text())
     plain = OmegaConf.to_container(OmegaConf.load(folder / "release" / "config.yaml"), resolve=True)
     assert isinstance(plain, dict)
@@ -102,9 +103,9 @@ def _short(folder: Path, name: str) -> str:
     return folder.name.removeprefix(f"{name}-")
 
 
-def _cells(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _cells(tables: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """`<table>[<row>].<column>` of every cell; numbers only, text as a `fact`."""
-    for table in document["tables"]:
+    for table in tables:
         for number, row in enumerate(table["rows"]):
             for column, value in row.items():
                 cell = f"{table['name']}[{number}].{column}"

@@ -81,6 +81,13 @@ def test_a_batch_that_a_mesh_cannot_share_is_refused():
         list(subject.settings(experiment))
 
 
+@pytest.mark.parametrize("mechanism", ["none", "discrete_gaussian", "banded"])
+def test_what_has_no_independent_noise_is_refused(mechanism):
+    experiment, _ = config.build(recipes.compose([*MICRO, f"mechanism={mechanism}"]))
+    with pytest.raises(Refused, match=f"job=benchmark, mechanism={mechanism}"):
+        list(Benchmark().settings(experiment))
+
+
 def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
     monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: None)
     experiment, _ = config.build(recipes.compose(MICRO))
