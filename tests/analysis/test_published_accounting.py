@@ -20,6 +20,7 @@ from dpx.privacy import closed_form
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
 
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "privacy" / "reference.json").read_text())}
 
 
@@ -153,3 +154,25 @@ def test_compute_of_a_table_2_row():
     assert per_example * given["batch_size"] * given["steps"] == pytest.approx(case["expected"]["flops"], rel=1e-6)
     tokens = given["sequence_length"] * given["batch_size"] * given["steps"] / given["params"]
     assert tokens == pytest.approx(case["expected"]["tokens_per_parameter"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "anil2021/accounting/anil_accounting",
+        "anil2021/accounting/anil_schedule_variants",
+        "mckenna2025/accounting/mckenna_fig4_vector_fields",
+        "mckenna2025/accounting/mckenna_diminishing_batch",
+        "mckenna2025/accounting/mckenna_calibration_profiles",
+        "yin2022/accounting/legal_accounting",
+        "du2021/accounting/dpfp_table2_accounting",
+        "du2021/accounting/dpfp_prop1_noise_dimension",
+        "du2021/accounting/dpfp_prop3_noise_ratio",
+    ],
+)
+def test_the_evidence_has_tables_and_a_picture_that_its_page_shows(place):
+    folder = EXPERIMENTS / place
+    pictures = [path.name for path in folder.glob("*.svg")]
+    page = (folder.parent / "README.md").read_text()
+    assert list(folder.glob("*.csv")) and pictures and all(f"{folder.name}/{name}" in page for name in pictures)
+    assert f"+experiment={folder.name}" in page
