@@ -276,6 +276,57 @@ MUTANTS = (
         "tests/mechanism/test_quantile.py::test_the_norm_moves_by_the_noisy_fraction_as_stated",
     ),
     Mutant(
+        "C_t from this step's own count",
+        STEP,
+        NOISY,
+        '_with_noise(total, keys, deviation * quantile.following(experiment, state, counts, given["count"], expected_batch)'
+        '["clipping_norm"] / state["clipping_norm"]) if keys',
+        "tests/training/test_adaptive.py::test_a_step_adds_noise_for_the_norm_it_clipped_to",
+    ),
+    Mutant(
+        "correlated noise carried under a fresh key",
+        "dpx/training/beginning.py",
+        'if first_step == epochs[-1]["from_step"]:\n        state = _without_past_noise(state)',
+        "pass",
+        "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
+    ),
+    Mutant(
+        "correlated noise carried into a fork",
+        "dpx/training/beginning.py",
+        "first_step, state = _forked(folder.fork, state, ledger)\n        state = _without_past_noise(state)",
+        "first_step, state = _forked(folder.fork, state, ledger)",
+        "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
+    ),
+    Mutant(
+        "products between a unit's rows dropped from fused Grams",
+        "dpx/models/fused_layers.py",
+        'record["squares"] += norms.gram(a, g)',
+        'record["squares"] += norms.gram(found[f"a_{weight}"], found[f"g_{weight}"]).reshape(-1, self.rows_per_unit).sum(1)',
+        "tests/clipping/test_units.py::test_the_grams_of_fused_layers_hold_products_between_rows",
+    ),
+    Mutant(
+        "products between a unit's rows dropped from fused kept gradients",
+        "dpx/models/fused_layers.py",
+        'record["squares"] += norms.squares(gradient)',
+        'apart = norms.per_example(found[f"a_{weight}"], found[f"g_{weight}"])\n'
+        '                record["squares"] += norms.squares(apart).reshape(-1, self.rows_per_unit).sum(1)',
+        "tests/clipping/test_units.py::test_equals_the_float64_gradient_of_each_unit[book_keeping_grams]",
+    ),
+    Mutant(
+        "non-finite row left in its unit",
+        "dpx/clipping/groups.py",
+        COUNTED,
+        "is_counted_B = ~is_padding_B",
+        "tests/clipping/test_units.py::test_one_non_finite_row_drops_its_whole_unit[nan-vmap]",
+    ),
+    Mutant(
+        "a refuted run keeps its guarantee",
+        "dpx/privacy/statement.py",
+        "reasons_against(experiment, manifest) + refuted(verdict)",
+        "reasons_against(experiment, manifest)",
+        "tests/audit/test_canaries.py::test_a_broken_mechanism_fails_its_own_run",
+    ),
+    Mutant(
         "rounding left out of the sensitivity",
         "dpx/mechanism/grid.py",
         "math.nextafter(math.sqrt(parameters), math.inf) * step",
