@@ -1,6 +1,6 @@
 """Random combinations that train three steps: what they state afterwards is what their ledger recomputes to.
 
-Combinations of one clip, mechanism, telemetry, unit and audit share their compiled step.
+Combinations of one clip, mechanism, telemetry, unit and audit share their compiled step, and `PROGRAMS` of those are drawn.
 """
 
 import functools
@@ -29,6 +29,7 @@ from .conftest import declare
 
 STEPS = 3
 TRAINED = 25
+PROGRAMS = 8
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +43,21 @@ def combinations(tmp_path_factory):
     return list(itertools.islice(_standing(base, size_of), TRAINED))
 
 
+def _program(experiment):
+    return experiment.audit, experiment.mechanism, experiment.clip, experiment.telemetry, experiment.privacy.rows_per_example
+
+
 def _standing(base, size_of):
+    programs = set()
     for seed in random.Random(1).sample(range(500), 500):
         try:
             experiment = drawn(base, seed, size_of, STEPS)
             calibrate(experiment, size_of(experiment.data, experiment.privacy))
         except Refused:
             continue
-        if not isinstance(experiment.mechanism, Banded) or importlib.util.find_spec("jax_privacy"):
+        can_run = not isinstance(experiment.mechanism, Banded) or importlib.util.find_spec("jax_privacy")
+        if can_run and (len(programs) < PROGRAMS or _program(experiment) in programs):
+            programs.add(_program(experiment))
             yield experiment
 
 
@@ -68,11 +76,7 @@ def shared_programs():
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-
-        def step_key(experiment, objective, *_):
-            return objective, experiment.mechanism, experiment.clip, experiment.telemetry, experiment.privacy.rows_per_example
-
-        patch.setattr(session, "make_step", shared(session.make_step, step_key))
+        patch.setattr(session, "make_step", shared(session.make_step, lambda experiment, objective, *_: (objective, _program(experiment))))
         patch.setattr(session, "held_out", shared(session.held_out, lambda objective, *_: (objective,)))
         patch.setattr(accounting, "grid", lambda _: 5e-3)
         yield

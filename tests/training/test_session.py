@@ -79,7 +79,7 @@ def uninterrupted(experiment, tmp_path_factory):
     return path, _train(experiment(seed=5), path)
 
 
-@pytest.mark.parametrize("die_after", [1, 3])
+@pytest.mark.parametrize("die_after", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_replayed_run_ends_with_the_same_bits_and_ledger(experiment, uninterrupted, tmp_path, monkeypatch, die_after):
     with pytest.raises(Killed):
         _train(experiment(seed=5), tmp_path, die_after=die_after, monkeypatch=monkeypatch)
@@ -197,6 +197,7 @@ def test_a_plain_run_enters_nothing_and_claims_nothing(experiment, tmp_path):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+@pytest.mark.slow
 def test_a_mesh_of_simulated_devices_trains_to_the_same_parameters(experiment, uninterrupted, tmp_path):
     mesh = Mesh(name="simulated", data=4, fsdp=2, flops_per_s=1e10, memory_bytes=1 << 30)
     spread = _train(experiment(seed=5, mesh=mesh, microbatch=1), tmp_path)
