@@ -82,7 +82,7 @@ class Session:
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
             spending = Spending(experiment, calibrated, ledger, store.manifest)
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps, spending.planned))
-            drawn_from = store if planted is None else WithCanaries(store, planted, audit, experiment.privacy)
+            drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
             runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
             released = Released(folder.release / "telemetry.jsonl", beginning.epoch, beginning.first_step)
