@@ -62,8 +62,10 @@ def conclude(
     return document
 
 
-def power(scores_M: Any, is_in_M: Any) -> dict[str, float]:
-    """How well sequences are betrayed; estimates, which decide nothing."""
+def power(scores_M: Any, is_in_M: Any) -> dict[str, float] | None:
+    """How well sequences are betrayed; estimates, which decide nothing. `None` where the coins of all fell alike."""
+    if is_in_M.all() or not is_in_M.any():
+        return None
     exposure = scores.exposures(scores_M, is_in_M)
     found = {"auc": scores.area_under_curve(scores_M, is_in_M), "exposure_mean": float(exposure.mean())}
     return found | {"exposure_max": float(exposure.max()), "exposure_mean_by_chance": BY_CHANCE}

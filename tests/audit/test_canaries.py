@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.audit import canaries, scores
+from dpx.audit import canaries, in_run, scores
 from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.declarations import Canaries, Primary
+from dpx.audit.verdict import judge
 from dpx.batch_schedule import Constant
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data, Synthetic, Vocabulary
@@ -188,3 +189,12 @@ def test_an_audit_that_cannot_stand_is_refused(experiment, changes, word):
 def test_more_guesses_than_canaries_are_refused():
     with pytest.raises(Refused, match="^audit.primary.guesses=400"):
         Canaries(gradients=100, sequences=0, primary=Primary())
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_coins_that_fell_alike_end_no_run(side):
+    """Four coins do so once in eight runs."""
+    scored, is_in = np.linspace(0, 1, 4), np.full(4, side)
+    assert in_run.power(scored, is_in) is None
+    found = judge({"gradient": (scored, is_in)}, lambda delta: 1.0, Primary(guesses=2)).as_json()
+    assert json.dumps(in_run.finite(found), allow_nan=False)
