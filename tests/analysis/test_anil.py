@@ -75,6 +75,7 @@ def test_readings_are_the_config_options(option: str, schedule) -> None:
     assert [declared.at(step) for step in range(0, 9000, 125)] == [schedule.at(step) for step in range(0, 9000, 125)]
 
 
+@pytest.mark.slow
 def test_only_the_three_tables_together_are_invariant() -> None:
     analysis = AnilScaleInvariance(alphas=[3.0], examples=2, tokens=8, vocabulary_size=32)
     (table,) = analysis(_main())

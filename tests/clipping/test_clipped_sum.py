@@ -152,6 +152,7 @@ def test_plain_sum_adds_the_gradients_of_real_rows(fused):
     assert found.norms_B is None
 
 
+@pytest.mark.slow
 def test_dropout_masks_belong_to_the_record():
     subject = objective(bert(dropout=0.2))
     params, rows = parameters(subject), batch()

@@ -123,6 +123,7 @@ def test_a_replayed_run_has_the_same_norms_and_bits(experiment, whole, tmp_path,
     assert lines(tmp_path, "release/telemetry.jsonl") == lines(whole[0], "release/telemetry.jsonl")
 
 
+@pytest.mark.slow
 def test_a_fork_takes_the_norm_along_and_a_parent_without_one_is_refused(experiment, whole, tmp_path):
     train(experiment(steps=3), tmp_path / "fork", fork=f"{whole[0]}@2")
     (forked,) = lines(tmp_path / "fork", "release/telemetry.jsonl")
