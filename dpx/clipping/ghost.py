@@ -47,8 +47,7 @@ def clipped_sum(losses_fn, params, batch, weights, units: Units, kept_bytes: int
         return jax.grad(lambda sums: units.summed(losses_fn(wrap(params, weighing, parts, sums), batch)[0]).sum())(empty_sums(params))
 
     # A second pass in bfloat16 would round the weighted cotangents anew: up to 0.3 % beyond the clipping norm.
-    is_narrow = any(leaf.dtype.itemsize < 4 for claim in claims.values() for leaf in jax.tree.leaves(claim.record))
-    if is_narrow or getattr(weights, "per_layer", False):
+    if any(claim.is_narrow for claim in claims.values()) or getattr(weights, "per_layer", False):
         total = op_by_op(None)
     else:
         is_sound = jnp.all(clipped.is_counted_B | units.is_padding_U)

@@ -127,13 +127,17 @@ class Session:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """An op's claim on parameters: `paths` of its leaves, `record` the shapes of one record, `layers` the scan around it (or ())."""
+    """An op's claim on parameters: `paths` of its leaves, `record` the shapes of one record, `layers` the scan around it (or ()).
+
+    `is_narrow`: whether the op rounds to less than float32 anywhere on its way, though its record may be wide.
+    """
 
     op: Op
     paths: tuple[str, ...]
     treedef: Any
     record: Any
     layers: tuple[int, ...]
+    is_narrow: bool
 
     @property
     def is_stacked(self) -> bool:
@@ -226,17 +230,23 @@ def apply(op: Op, leaves: Any, inputs: tuple) -> Any:
     return {"norm": _normed, "weighted": _weighted}[session.mode](op, values, inputs, wrapped[0].taps[op.name], sums)
 
 
+def _is_narrow(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
 def _discover(op: Op, session: Session, wrapped: list, treedef: Any, values: Any, inputs: tuple) -> Any:
     def record_of(values, inputs):
         outputs, residuals = op.forward(values, inputs)
         cotangent = jax.tree.map(jnp.zeros_like, outputs)
-        return op.input_cotangent(values, residuals, cotangent)[1]
+        return op.input_cotangent(values, residuals, cotangent)[1], (outputs, residuals)
 
     paths = tuple(leaf.path for leaf in wrapped)
     full, here = session.shapes[paths[0]], wrapped[0].value.shape
     layers = full[: len(full) - len(here)]
-    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(layers + leaf.shape, leaf.dtype), jax.eval_shape(record_of, values, inputs))
-    session.claims[paths[0], op.name] = Claim(op, paths, treedef, record, layers)
+    one, on_the_way = jax.eval_shape(record_of, values, inputs)
+    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(layers + leaf.shape, leaf.dtype), one)
+    is_narrow = any(_is_narrow(leaf.dtype) for leaf in jax.tree.leaves((inputs, one, on_the_way)))
+    session.claims[paths[0], op.name] = Claim(op, paths, treedef, record, layers, is_narrow)
     return op.forward(values, inputs)[0]
 
 

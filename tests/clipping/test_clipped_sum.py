@@ -169,7 +169,7 @@ def test_unknown_method_is_refused_in_words():
         dpx.clipped_sum(objective().losses, {}, batch(), weights=clip_weights(Flat(clipping_norm=1.0)), method="fast")
 
 
-@ways("book_keeping", slow=("vmap", "ghost", "book_keeping_ops"))
+@ways("book_keeping", "ghost", slow=("vmap", "book_keeping_ops"))
 def test_bfloat16_is_close_to_float32_and_never_beyond_the_clipping_norm(way):
     """One real row at a time: what is added to the sum is that row's clipped gradient, whose norm is the sensitivity."""
     method, options = WAYS[way]
