@@ -29,7 +29,8 @@ def wide(x: Array) -> Array:
 
 def product(equation: str, a: Array, b: Array) -> Array:
     """An einsum that accumulates and returns float32 or wider, at full precision on every device."""
-    return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
+    wide = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
+    return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=wide)
 
 
 def blocks(tokens: int) -> int:

@@ -40,7 +40,7 @@ def batch(examples: int = 5, tokens: int = 12, slots: int = 4, seed: int = 1):
     token[:, 0] = SPECIAL.cls_id
     slot = np.stack([drawn.permutation(tokens)[np.arange(slots) % tokens] for _ in range(examples)]).astype(np.int32) % length[:, None]
     is_slot = np.arange(slots) < drawn.integers(1, slots + 1, examples)[:, None]
-    is_slot[0] = False
+    is_slot[0] &= examples == 1
     label = np.where(is_slot, drawn.integers(5, 12, (examples, slots)), 0)
     segment_start = np.minimum(length, drawn.integers(1, tokens + 1, examples))
     return {

@@ -96,7 +96,8 @@ def test_two_backward_passes_cost_what_they_should():
     "size, examples, most",
     [
         ("tiny", 32, 0.80),
-        pytest.param("decoder_tiny", 8, 0.80, marks=pytest.mark.slow),
+        # All positions are decoded: logits and their cotangent, as wide as the vocabulary, are nearly all that either takes.
+        pytest.param("decoder_tiny", 8, 1.0, marks=pytest.mark.slow),
         pytest.param("mini", 32, 0.75, marks=pytest.mark.slow),
         pytest.param("small", 16, 0.75, marks=pytest.mark.slow),
         pytest.param("base", 8, 0.75, marks=pytest.mark.slow),
