@@ -34,7 +34,7 @@ class Case:
         key, drawn = np.zeros(2, np.uint32), np.random.default_rng(0)
         shapes = jax.eval_shape(objective.init, key)
         params = jax.tree.map(lambda leaf: jnp.asarray(drawn.normal(0, 0.3, leaf.shape), jnp.float32), shapes)
-        return cls(objective, params, jax.jit(objective.batch)(key, synthetic_rows(EXAMPLES, LENGTH, VOCABULARY)))
+        return cls(objective, params, jax.jit(objective.batch)(key, synthetic_rows(experiment.task, EXAMPLES, LENGTH, VOCABULARY)))
 
     def gradients(self) -> list[Any]:
         """Each example's own gradient, float64."""

@@ -91,7 +91,7 @@ class _Bench:
     def batch(self, objective: Any, held: int) -> tuple[Any, np.int32]:
         """One masked logical batch of random rows, [K, B * D, ...], and K."""
         logical, rows = self.setting.logical_batch, held * self.axes
-        drawn = synthetic_rows(logical, self.experiment.data.sequence_length, objective.vocabulary_size)
+        drawn = synthetic_rows(self.experiment.task, logical, self.experiment.data.sequence_length, objective.vocabulary_size)
         batch = jax.jit(objective.batch)(KEY, drawn)
         shaped = jax.tree.map(lambda leaf: leaf.reshape(-1, rows, *leaf.shape[1:]), batch)
         return jax.device_put(shaped, NamedSharding(self.mesh, P(None, sharding.EXAMPLE_AXES))), np.int32(logical // rows)

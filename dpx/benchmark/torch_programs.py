@@ -158,7 +158,7 @@ def _dtype(model: TorchBert) -> torch.dtype:
 
 def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabulary: int) -> Rows:
     """Random rows with slots and labels: the shapes of a masked batch; the labels are the tokens that stand there."""
-    rows = synthetic_rows(examples, length, vocabulary)
+    rows = synthetic_rows(task, examples, length, vocabulary)
     drawn = np.random.default_rng(1)
     order = np.argsort(drawn.random((examples, length)) + 2 * (np.arange(length) >= rows["length"][:, None]), axis=1)
     slots = order[:, : task.slots(length)]

@@ -83,7 +83,14 @@ class Hub:
             require(not extra, f"data.source.corpora: {', '.join(extra)}", "no such key of a corpus", f"Use {', '.join(sorted(known))}")
 
 
-Source = Embedded | TextFiles | Synthetic | Hub
+@declaration
+class RandomRows:
+    """No corpus: rows of random tokens and labels, drawn where a step is timed or planned. There is nothing in them to train on."""
+
+    kind: Literal["random"] = "random"
+
+
+Source = Embedded | TextFiles | Synthetic | Hub | RandomRows
 
 
 @declaration

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from dpx.data.declarations import Embedded, Hub, Synthetic, TextFiles
+from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, TextFiles
 from dpx.data.declarations import Source as Declared
+from dpx.declaration import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +54,7 @@ def open_source(declared: Declared) -> Source:
             from dpx.data.hub import HubSource
 
             return HubSource(declared)
+        case RandomRows():
+            raise Refused(
+                "data.source.kind=random", "random rows hold nothing to train on", "Use job=benchmark or job=plan, or another data"
+            )

@@ -8,7 +8,7 @@ decoded over the vocabulary, `pooled_outputs` that of a classifier's values.
 import math
 from typing import Literal
 
-from dpx.data.declarations import Data
+from dpx.data.declarations import Data, RandomRows
 from dpx.declaration import Refused, declaration, require
 from dpx.models.shape import Bert, Decoder, Model, Shapes
 
@@ -150,8 +150,9 @@ class _Labels:
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
     def require_fits(self, model: Model, data: Data) -> None:
-        """Raises `Refused`: a corpus has no labels."""
-        raise Refused(f"data={data.name}", "rows of running text carry no label", "Use task=mlm or task=causal_lm")
+        """Raises `Refused`: a corpus has no labels; random rows have."""
+        has_labels = isinstance(data.source, RandomRows)
+        require(has_labels, f"data={data.name}", "rows of running text carry no label", "Use task=mlm or task=causal_lm")
 
 
 @declaration
@@ -168,6 +169,11 @@ class Classification(_Labels):
     def pooled_outputs(self) -> int:
         return self.classes
 
+    @property
+    def labels(self) -> int:
+        """How many values a label can have."""
+        return self.classes
+
 
 @declaration
 class MultipleChoice(_Labels):
@@ -182,6 +188,11 @@ class MultipleChoice(_Labels):
     @property
     def pooled_outputs(self) -> int:
         return 1
+
+    @property
+    def labels(self) -> int:
+        """How many values a label can have."""
+        return self.choices
 
 
 Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice

@@ -61,7 +61,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
 def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: int) -> dict[str, Any]:
     params = state["params"]
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
-    row = synthetic_rows(1, experiment.data.sequence_length, vocabulary_size)
+    row = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
     rows_each = experiment.privacy.rows_per_example
     places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
     rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}

@@ -84,7 +84,9 @@ def _rates(objective: Any, experiment: Experiment, candidates: Sequence[int]) ->
 
 
 def synthetic_batch(objective: Any, experiment: Experiment, examples: int) -> dict[str, jax.Array]:
-    rows = synthetic_rows(examples * experiment.privacy.rows_per_example, experiment.data.sequence_length, objective.vocabulary_size)
+    rows = synthetic_rows(
+        experiment.task, examples * experiment.privacy.rows_per_example, experiment.data.sequence_length, objective.vocabulary_size
+    )
     return jax.jit(objective.batch)(np.zeros(2, np.uint32), rows)
 
 

@@ -111,6 +111,23 @@ def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
     assert plain["ratio_to_plain"] == 1.0 and private["temporary_bytes"] > 0
 
 
+def test_a_step_on_labels_is_timed_on_random_rows():
+    """The task of Yin and Habernal's Figure 3, one example after the other included; each way against float64 gradients."""
+    small = ["model=micro", "data.vocabulary.size=64", "data.sequence_length=16", "benchmark.logical_batch=4", "benchmark.rounds=1"]
+    point = ["+experiment=laptop/legal_fig3_runtime", *small, "benchmark.physical_batches=[2]", "benchmark.variants=[book_keeping,loop]"]
+    experiment, benchmark = config.build(recipes.compose(point))
+    found = {row["clipping"]: row for row in benchmark.document(experiment)["rows"]}
+    assert list(found) == ["book_keeping", "loop"] and all(row["is_exact"] for row in found.values())
+
+
+def test_random_rows_are_refused_where_they_would_be_learnt_from(tmp_path: Path):
+    experiment, train = config.build(recipes.compose(["task=classification", "data=random", "model=micro", "data.sequence_length=16"]))
+    with pytest.raises(Refused, match="data.source.kind=random: random rows hold nothing to train on"):
+        train(experiment, RunFolder(tmp_path))
+    with pytest.raises(Refused, match="data=embedded: rows of running text carry no label"):
+        config.build(recipes.compose(["task=classification"]))
+
+
 def test_what_fails_in_a_process_is_said_in_the_parent():
     experiment, _ = config.build(recipes.compose(MICRO))
     setting = Setting(experiment, ["nothing"], ["float32"], 4, [4])
