@@ -21,6 +21,9 @@ from dpx.models.attention import attend, attend_backward
 from dpx.models.shape import Model
 
 WEIGHTS = ("qkv", "attention_out", "up", "down")
+# Weights whose cotangent may be written over a residual that died, and which. A LayerNorm's normalised input would do for `down`, but
+# what reads it is computed together with that cotangent, and XLA copies the whole stack twice in every layer to keep them apart.
+OVER = {"qkv": "qkv"}
 
 
 class Place(NamedTuple):
@@ -40,10 +43,9 @@ class Place(NamedTuple):
 
 class Order(NamedTuple):
     """How the halves make a layer. `sources`: the residual each weight's input is had from again, through its LayerNorm's gain
-    where the residual has the name of one; `over`: the dead residual a weight's cotangent may be written over."""
+    where the residual has the name of one."""
 
     sources: dict[str, str]
-    over: dict[str, str]
     forward: Callable[[Place, Any, Array], tuple[Array, dict[str, Array]]]
     backward: Callable[[Place, Any, Any, Array], tuple[Array, Any]]
 
@@ -169,13 +171,11 @@ def _pre_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, An
 ORDERS = {
     False: Order(
         {"qkv": "x", "attention_out": "context", "up": "attention_norm", "down": "u"},
-        {"qkv": "qkv", "down": "output_norm"},
         _post_forward,
         _post_backward,
     ),
     True: Order(
         {"qkv": "attention_norm", "attention_out": "context", "up": "feed_forward_norm", "down": "u"},
-        {"qkv": "qkv"},
         _pre_forward,
         _pre_backward,
     ),

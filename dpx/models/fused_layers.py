@@ -22,7 +22,7 @@ from jaxtyping import Array
 from dpx.clipping import norms
 from dpx.clipping.ops import form_of, rows
 from dpx.clipping.probes import Op, session_of
-from dpx.models.fused_halves import ORDERS, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
+from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
 from dpx.models.shape import Model
 
 
@@ -91,7 +91,7 @@ class LayerStack(Op):
     @property
     def over(self) -> dict[str, str]:
         """Weights whose cotangent is kept, and in the loop is written over a residual that died: which one."""
-        over = self.order.over if self.is_loop else {}
+        over = OVER if self.is_loop else {}
         return {weight: residual for weight, residual in over.items() if self.form[weight] != "kept"}
 
     @property

@@ -10,7 +10,7 @@ slots and V words, of which `fsdp` devices share what is at rest:
     update        12 P / fsdp                  reduced sum, noise and direction; not at the same time as a microbatch
 
     a = L (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each,
-        + L T (H + F) [book_keeping; 2 H in a Decoder]           cotangents that find no dead activation to be written over
+        + L T (2 H + F) [book_keeping]                           cotangents that find no dead activation to be written over
 
 The peak is their sum with the larger of the last two. The compiler's own scratch is not in it; measured peaks lie above.
 """
@@ -18,7 +18,7 @@ The peak is their sum with the larger of the last two. The compiler's own scratc
 import dataclasses
 from typing import Literal
 
-from dpx.models.shape import Decoder, Model
+from dpx.models.shape import Model
 
 FLOAT32 = 4
 
@@ -62,8 +62,7 @@ def step_memory(
     if method == "vmap":
         example += FLOAT32 * parameters
     if method == "book_keeping":
-        spare = 2 if isinstance(model, Decoder) else 1
-        example += number * model.layers * sequence_length * (spare * model.width + model.feed_forward)
+        example += number * model.layers * sequence_length * (2 * model.width + model.feed_forward)
     return Memory(
         at_rest=3 * FLOAT32 * parameters // fsdp,
         gathered=number * parameters if fsdp > 1 or number < FLOAT32 else 0,
