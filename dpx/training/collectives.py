@@ -62,9 +62,9 @@ def _reached_by_loops(text: str, bodies: dict[str, str]) -> set[str]:
 
 def _groups(instruction: str) -> tuple[tuple[int, ...], ...]:
     if listed := _LISTED.search(instruction):
-        return tuple(tuple(_numbers(group)) for group in re.findall(r"\{([\d,]*)\}", listed.group(1)))
+        return tuple(tuple(numbers(group)) for group in re.findall(r"\{([\d,]*)\}", listed.group(1)))
     if counted := _COUNTED.search(instruction):
-        shape, dims, order = (_numbers(part or "") for part in counted.groups())
+        shape, dims, order = (numbers(part or "") for part in counted.groups())
         devices = np.arange(math.prod(dims)).reshape(dims)
         return tuple(tuple(row) for row in (devices.transpose(order) if order else devices).reshape(shape).tolist())
     if along := _ALONG.search(instruction):
@@ -76,9 +76,10 @@ def _groups(instruction: str) -> tuple[tuple[int, ...], ...]:
     return ()
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
+    """The integers of a list as HLO writes it: sizes, axes, devices."""
     return [int(number) for number in text.split(",") if number]
 
 
 def _elements(shapes: str) -> int:
-    return sum(math.prod(int(n) for n in dims.split(",") if n) for dims in _ARRAY.findall(shapes))
+    return sum(math.prod(numbers(dims)) for dims in _ARRAY.findall(shapes))

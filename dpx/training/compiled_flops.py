@@ -7,7 +7,7 @@ whose rounds only the data know counts once (the microbatches of a chunk), and o
 import math
 import re
 
-from dpx.training.collectives import computations
+from dpx.training.collectives import computations, numbers
 
 _RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = [a-z]+\d*\w*\[([\d,]*)\]", re.MULTILINE)
 _DOT = re.compile(r"= [a-z]+\d*\w*\[([\d,]*)\]\S* dot\(%?([\w.\-]+),.*?lhs_contracting_dims=\{([\d,]*)\}")
@@ -42,12 +42,8 @@ def compiled_matmul_flops(text: str) -> int:
 
 def _own(body: str) -> int:
     """The products that stand in one computation."""
-    shapes = {name: _numbers(dims) for name, dims in _RESULT.findall(body)}
+    shapes = {name: numbers(dims) for name, dims in _RESULT.findall(body)}
     return sum(
-        2 * math.prod(_numbers(result)) * math.prod(shapes[left][axis] for axis in _numbers(contracted))
+        2 * math.prod(numbers(result)) * math.prod(shapes[left][axis] for axis in numbers(contracted))
         for result, left, contracted in _DOT.findall(body)
     )
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]

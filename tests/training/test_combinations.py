@@ -29,7 +29,7 @@ from .conftest import declare
 
 STEPS = 3
 TRAINED = 25
-PROGRAMS = 8
+PROGRAMS = 6
 
 
 @pytest.fixture(scope="module")
