@@ -72,6 +72,13 @@ MUTANTS = (
         "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
     ),
     Mutant(
+        "ghost's second pass rounds weighted cotangents anew",
+        "dpx/clipping/ghost.py",
+        "if any(claim.is_narrow for claim in claims.values()) or getattr",
+        "if getattr",
+        "tests/clipping/test_clipped_sum.py::test_bfloat16_is_close_to_float32_and_never_beyond_the_clipping_norm[ghost]",
+    ),
+    Mutant(
         "noise reused after a fork, the key inherited",
         "dpx/training/beginning.py",
         "+ (fork << 128)",
