@@ -29,7 +29,11 @@ class Texts(NamedTuple):
     mesh: Mesh
 
 
-@pytest.fixture(scope="module", params=[(8, 1, 1), (4, 2, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)], ids=["8", "4x2", "2x2x2"])
+# Both axes that examples are split over; each alone, and a model axis beside them, are slow tests.
+MESHES = [pytest.param((8, 1, 1), marks=pytest.mark.slow), (4, 2, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=MESHES, ids=["8", "4x2", "2x2x2"])
 def compiled(request, micro):
     data, fsdp, tensor = request.param
     mesh = Mesh(name="m", data=data, fsdp=fsdp, tensor=tensor, flops_per_s=1e10, memory_bytes=1 << 30)
