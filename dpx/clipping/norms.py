@@ -29,8 +29,8 @@ def wide(x: Array) -> Array:
 
 def product(equation: str, a: Array, b: Array) -> Array:
     """An einsum that accumulates and returns float32 or wider, at full precision on every device."""
-    wide = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
-    return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=wide)
+    accumulated = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
+    return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=accumulated)
 
 
 def blocks(tokens: int) -> int:
