@@ -1,5 +1,6 @@
 """Made-up runs: as rows would tell them, and as folders a run would leave."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -56,7 +57,7 @@ def _scheduled(sizes: list[int], values: list[float], fall: float, examples: flo
 
 def folder(outputs: Path, name: str, plain: dict[str, Any], accuracy: float, steps: int = 100, private: bool = True) -> Path:
     """What a finished run of `steps` steps leaves behind; `plain` is its resolved config."""
-    made = outputs / f"{name}-{abs(hash(json.dumps(plain, sort_keys=True, default=str))) % 10**10:010d}"
+    made = outputs / f"{name}-{hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:10]}"
     (made / "release").mkdir(parents=True)
     (made / "private").mkdir()
     (made / "release" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
