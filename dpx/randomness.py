@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dpx.declaration import Refused
+from dpx.durable import sync_directory
 
 SECRET_BYTES = 32
 
@@ -93,6 +94,11 @@ class RootSecret:
         """A stream of words with a 256-bit key, for draws whose generator must be as strong as a cipher."""
         return BitStream(self._derive("stream", purpose, parts, SECRET_BYTES))
 
+    @property
+    def tag(self) -> str:
+        """Tells this secret from others, and nothing else of it: 16 hexadecimal digits."""
+        return self._derive("tag", "which secret this is", (), 8).hex()
+
     def __repr__(self) -> str:
         return "RootSecret(hidden)"
 
@@ -113,12 +119,3 @@ class BitStream:
         data = hashlib.shake_256(self._key + struct.pack(">Q", self._requests)).digest(8 * count)
         self._requests += 1
         return np.frombuffer(data, ">u8").astype(np.uint64)
-
-
-def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Makes a directory's entries durable, so that a file created in it outlives a power cut."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import Refused
-from dpx.randomness import sync_directory
+from dpx.durable import write_durably
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +43,6 @@ class RunFolder:
                     self.path, "another process is running in this folder", "Wait for it, or give replicate=1 for a second run"
                 ) from None
             yield
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Replaces `path` by `text` atomically; on return both the content and the name survive a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -89,7 +89,7 @@ class Attack:
         for number in range(setting.steps):
             sums = self._sums(state, np.flatnonzero(is_in_M).astype(np.int32))
             keys = slice_keys(secret, number, state["params"])
-            state, _ = self.step.finish(state, sums, keys, deviation, expected, np.float32(0))
+            state, _ = self.step.finish(state, self.step.reduce(sums), keys, deviation, expected, np.float32(0))
         return of_gradients(state["params"], setting.canaries) * setting.canaries / (setting.steps * self.experiment.clip.clipping_norm)
 
     def _sums(self, state: Any, records: np.ndarray) -> Any:

@@ -105,19 +105,20 @@ class _Bench:
         return {"clipped_sum_error": self.errors[variant], "is_exact": self.errors[variant] <= EXACT, "is_tied": True}
 
     def update(self, is_private: bool) -> Program:
-        """Reduction, noise if private, division and optimiser: the product's `finish`, once per logical batch."""
+        """Reduction and its checksum, noise if private, division and optimiser: the product's own, once per logical batch."""
         keys = slice_keys(RootSecret.from_seed(0), 0, self.state["params"]) if is_private else None
         deviation = np.float32(self.experiment.clip.clipping_norm if is_private else 0)
         arguments = keys, deviation, np.float32(self.setting.logical_batch), np.float32(0)
         step = self.step(is_private, self.setting.dtypes[0])
-        compiled = step.finish.lower(self.state, self.sums, *arguments).compile()
+        reduce = step.reduce.lower(self.sums, arguments[1]).compile()
+        finish = step.finish.lower(self.state, reduce(self.sums, arguments[1]), *arguments).compile()
         gathered = step.gather.lower(self.state["params"]).compile()
         facts = {"kind": "update", "mesh": self.experiment.mesh.name, "is_private": is_private}
 
         def call() -> None:
-            self.state, _ = jax.block_until_ready(compiled(self.state, self.sums, *arguments))
+            self.state, _ = jax.block_until_ready(finish(self.state, reduce(self.sums, arguments[1]), *arguments))
 
-        return Program(facts | {"collectives": self.collectives(compiled, gathered)}, call)
+        return Program(facts | {"collectives": self.collectives(reduce, finish, gathered)}, call)
 
     def collectives(self, *compiled: Any) -> dict[str, int]:
         """Instructions, those of them inside loops, and elements of their results on a device. One device sums with itself alone."""

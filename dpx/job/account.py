@@ -7,7 +7,7 @@ Imports no jax and reads no data.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
@@ -40,14 +40,18 @@ class Account:
         from dpx.privacy import ledger
 
         sources = [Path(path) for path in self.ledgers] or [folder.path]
-        runs = ledger.join(*(read(path) for path in sources))
+        found = [read(path) for path in sources]
+        runs = ledger.join(*(one.runs for one in found))
         require(bool(runs), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
         delta, adjacency = self.delta or experiment.privacy.delta, self.adjacency or experiment.privacy.adjacency
         tables = account(runs, self.accountant, delta, adjacency)
         folder.release.mkdir(parents=True, exist_ok=True)
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
+        document["is_checked"] = all(one.is_checked for one in found)
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
         console = wide()
+        if not document["is_checked"]:
+            console.print(UNCHECKED, highlight=False)
         for table in tables:
             table.write_csv(folder.release)
             console.print(table.shown())
@@ -56,19 +60,34 @@ class Account:
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Charged steps of a run folder, a ledger file or a statement; raises `Refused` where there are none."""
+UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its word; nothing shows whether steps are missing from it."
+
+
+class Source(NamedTuple):
+    """Charged steps of one source, and whether they were held against everything that follows from them."""
+
+    runs: list[dict[str, Any]]
+    is_checked: bool
+
+
+def read(path: Path) -> Source:
+    """Charged steps of a run folder, a ledger file or a statement; raises `Refused` where there are none, or where a folder disagrees."""
+    from dpx import agreement
     from dpx.privacy.ledger import Ledger
 
     if path.is_dir():
-        inside = [path / "private" / "ledger", path / "release" / "privacy.json"]
-        path = next((candidate for candidate in inside if candidate.is_file()), path)
+        checked = agreement.check(path)
+        if checked is not None:
+            return Source(checked.runs(), True)
+        path = path / "release" / "privacy.json"
     require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
     if path.suffix == ".json":
         runs = json.loads(path.read_text()).get("ledger", {}).get("runs")
         require(runs is not None, f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
-        return runs
-    return Ledger(path).runs()
+        return Source(runs, False)
+    # A ledger where a run keeps it stands beside what follows from it.
+    checked = agreement.check(path.parents[1]) if path.parent.name == "private" else None
+    return Source(Ledger(path).runs(), checked is not None)
 
 
 def account(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str) -> list[Table]:

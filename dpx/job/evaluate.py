@@ -17,7 +17,10 @@ class Evaluate:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         params_path = folder.release / "params"
         require(params_path.exists(), f"run={folder.path}", "holds no released parameters", "Let it train to its end, or name another run")
+        from dpx import agreement
         from dpx.training.evaluation import of_released
+
+        is_checked = agreement.check(folder.path) is not None
 
         figures = of_released(experiment, params_path)
         write_json(folder.private / "evaluation.json", figures)
@@ -26,4 +29,5 @@ class Evaluate:
             table.add_row(name, f"{value:.4f}")
         Console().print(table)
         claim = json.loads((folder.release / "privacy.json").read_text())
-        Console().print(f"guarantee: {claim['guarantee']}", highlight=False)
+        unchecked = "" if is_checked else " (unchecked: there is no private/ to hold it against)"
+        Console().print(f"guarantee: {claim['guarantee']}{unchecked}", highlight=False)

@@ -12,6 +12,7 @@ from dpx.analysis.table import Table
 from dpx.console import wide
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
+from dpx.job.account import UNCHECKED
 from dpx.mechanism.declarations import Banded, DiscreteGaussian, Quantile
 from dpx.run_folder import RunFolder, write_json
 
@@ -40,7 +41,13 @@ class Explain:
     size: int | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        document = explain(experiment, self.size or public_size(experiment), _statement(folder.path))
+        from dpx import agreement
+
+        stated, is_checked = _statement(folder.path), agreement.check(folder.path) is not None
+        document = explain(experiment, self.size or public_size(experiment), stated)
+        if stated is not None and not is_checked:
+            document["words"].insert(0, UNCHECKED)
+        document["is_checked"] = is_checked
         folder.release.mkdir(parents=True, exist_ok=True)
         write_json(folder.release / "explain.json", document)
         console = wide()

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dpx.declaration import declaration
+from dpx.durable import write_durably
 from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder, write_durably
+from dpx.run_folder import RunFolder
 
 
 @declaration
@@ -21,12 +22,11 @@ class Train:
         # jax starts here, after every declaration has been checked.
         from dpx.training.session import Session
 
-        with folder.claimed():
+        with folder.claimed(), Session.open(experiment, folder) as session:
+            # What was refused has changed nothing.
             write_durably(folder.release / "config.yaml", folder.config_yaml)
-            with Session.open(experiment, folder) as session:
-                results = session.train()
-                claim = session.write_statement()
-                verdict = session.verdict
+            results = session.train()
+            claim, verdict = session.stated, session.verdict
         _show(results, claim, folder)
         if verdict is not None:
             from dpx.audit.verdict import require_passes

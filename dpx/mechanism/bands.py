@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from dpx.declaration import Refused, require
+from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Banded, Quantile, ReleasedTelemetry
-from dpx.run_folder import write_durably
 from dpx.sampler import CyclicPoisson
 
 # Coefficients are rounded to float32 below this norm, so no column is longer than 1.

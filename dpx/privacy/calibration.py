@@ -1,6 +1,8 @@
 """From a declared experiment to numbers: its noise multiplier, and the epsilon it has at the planned end."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dpx import batch_schedule
 from dpx.declaration import Refused, require
@@ -30,7 +32,10 @@ class Calibrated:
 
 
 def calibrate(experiment: Experiment, size: int) -> Calibrated:
-    """Checks the claim against `size` (the public number of what is drawn: rows, or units) and solves for the noise; raises `Refused`."""
+    """Checks the claim against `size`, the counted number of what is drawn (rows, or units), and solves for the noise; raises `Refused`.
+
+    Where nothing was counted yet `size` is the declared number.
+    """
     batch_runs = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
     if not experiment.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
@@ -67,12 +72,14 @@ def check_claim(experiment: Experiment, size: int) -> int:
         f"the number of {privacy.drawn}s is itself protected",
         "Set data.declared_size to a public number, or use privacy.adjacency=zero_out",
     )
+    # Under add_remove N is protected: a refusal that follows it would tell something of it.
+    counted = declared if privacy.adjacency == "add_remove" and declared else size
     size = declared or size
     require(size > 0, "data", f"no protected {privacy.drawn}", "Bring more text")
     require(
-        privacy.delta < 1 / size or privacy.allow_large_delta,
+        privacy.delta < 1 / counted or privacy.allow_large_delta,
         f"privacy.delta={privacy.delta}",
-        f"not below 1/N = {1 / size:.3g}: releasing one unit outright would pass",
+        f"not below 1/N = {1 / counted:.3g}: releasing one unit outright would pass",
         "Use a smaller delta, or privacy.allow_large_delta=true, which the statement lists",
     )
     require(
@@ -84,11 +91,39 @@ def check_claim(experiment: Experiment, size: int) -> int:
     return size + experiment.audit.places(privacy)
 
 
-def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0) -> LedgerEntry:
-    """What one step at expected batch size `batch` enters in the ledger."""
+def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
+    """What decides the cost of every step, as JSON: entered in the ledger before the first one. Empty for a run without privacy."""
+    if calibrated.noise_multiplier is None:
+        return {}
+    first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_runs[0][0])
+    of_a_step = {name: value for name, value in asdict(first).items() if name not in _OF_ONE_STEP}
+    declared = {name: asdict(getattr(experiment, name)) for name in ("noise", "privacy", "accountant")}
+    plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_runs, "declared": declared}
+    return json.loads(json.dumps(plan))
+
+
+_OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm")
+
+
+def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, Any] | None) -> Calibrated:
+    """`calibrated` with the noise that was solved for when the run began, if nothing else of its plan has changed.
+
+    Another version of an accountant may solve for another noise in the last digits; a run keeps the one it began with.
+    """
+    now = plan_of(experiment, calibrated)
+    sigma = (plan or {}).get("noise_multiplier")
+    if not sigma or sigma == calibrated.noise_multiplier or now | {"noise_multiplier": sigma} != plan:
+        return calibrated
+    spent = accounting_of(experiment, planned(experiment, calibrated.batch_runs, calibrated.size, sigma))
+    return replace(calibrated, noise_multiplier=sigma, epsilon=spent)
+
+
+def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "") -> LedgerEntry:
+    """What one step at expected batch size `batch` enters in the ledger, in the noise epoch of that number and name."""
     sampler = experiment.sampler
     return LedgerEntry(
         epoch=epoch,
+        epoch_name=epoch_name,
         q=batch / size,
         noise_multiplier=noise_multiplier,
         sampler=sampler.name,
@@ -115,11 +150,26 @@ def beside(experiment: Experiment) -> dict[str, float | None]:
 
 def planned(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Runs:
     """The ledger that the whole schedule will have written."""
+    return planned_from(experiment, batch_runs, size, noise_multiplier, "planned", None)
+
+
+def planned_from(
+    experiment: Experiment,
+    batch_runs: tuple[tuple[int, int], ...],
+    size: int,
+    noise_multiplier: float,
+    origin: str,
+    epoch: ledger.Epoch | None,
+) -> Runs:
+    """What the schedule enters from the first step of `epoch` on, in the ledger called `origin`; `None` is a run not begun."""
     runs: Runs = []
+    begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
     first = 0
     for batch, steps in batch_runs:
-        record = ledger.encode([("planned", first, entry(experiment, size, noise_multiplier, batch))])[0]
-        runs.append(record | {"steps": [[first, steps]]})
+        left = first + steps - max(first, begins)
+        if left > 0:
+            record = ledger.encode([(origin, first, entry(experiment, size, noise_multiplier, batch, number, name))])[0]
+            runs.append(record | {"steps": [[max(first, begins), left]]})
         first += steps
     return runs
 

@@ -145,6 +145,9 @@ for _kind in ("gaussian", "shuffled", "deterministic", "balls_in_bins"):
         TABLE[(_kind, "replace_one", _accountant)] = _gaussian if _accountant == "pld" else _gaussian_twice
         if _kind in ("shuffled", "deterministic"):
             TABLE[(_kind, "add_remove", _accountant)] = ("one row more moves others to another step", _USE_ZERO_OUT)
+        if _kind == "balls_in_bins":
+            # With truly independent bins the others' places would not depend on N; a permutation of N rows only looks like that.
+            TABLE[(_kind, "add_remove", _accountant)] = ("the others' steps are drawn by a permutation of all N rows", _USE_ZERO_OUT)
 # Without amplification a sampled release is bounded by the same release with everyone in it. The drawn positions do not depend
 # on contents, so zeroing one row moves the sum by C and replacing it by 2C.
 for _kind in ("poisson", "truncated_poisson", "fixed_size"):

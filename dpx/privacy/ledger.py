@@ -1,15 +1,16 @@
 """What was released, durably: one line per step, synced before anything of that step can be seen.
 
-The file is text. Its first line names the ledger; a line of JSON states the event that the following steps cost, and each step is one
-line with its number. A line counts once its line feed is on disk, so a torn tail is a step that nobody saw.
+The file is a chain (`dpx.privacy.chain`) of JSON lines. `{"origin", ...}` states the event that the following steps cost, and each step is
+its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` is the checksum of what that step's noise was added to,
+`{"plan": ...}` what was declared before the first step, `{"parent": ...}` what a fork follows from, and `{"chosen_after_results": ...}`
+what was planned anew later on.
 
-A release is identified by (ledger it was first entered in, noise epoch, event, step): replayed with the same epoch it is the
-same bits and charged once; entered in several epochs or branches it is charged each time.
+A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): replayed with the same key it is
+the same bits and charged once; entered in several epochs or branches it is charged each time.
 """
 
 import json
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import Any, Literal
 import dp_accounting
 
 from dpx.declaration import Refused, declaration, require
+from dpx.durable import sync_directory
 from dpx.privacy import events
+from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint
-from dpx.randomness import sync_directory
 from dpx.sampler import IN_PASSES, steps_per_pass
 
-FORMAT = 1
+FORMAT = 2
 
 # Noise multipliers of what a step releases beside the gradient's sum.
 BESIDE = ("count_noise_multiplier", "telemetry_noise_multiplier")
@@ -37,6 +39,7 @@ class LedgerEntry:
     `count_noise_multiplier` and `telemetry_noise_multiplier` are those of what is released beside the sum (`dpx.privacy.joint`).
     `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says
     whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
+    `epoch_name` is that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy of one, names do not.
     """
 
     epoch: int
@@ -53,119 +56,200 @@ class LedgerEntry:
     telemetry_noise_multiplier: float | None = None
     noise: Literal["gaussian", "discrete_gaussian"] = "gaussian"
     cycle: int | None = None
+    epoch_name: str = ""
+
+
+@declaration
+class Epoch:
+    """Steps whose noise and draws come from one root secret, from `from_step` on.
+
+    `name` is public and random. `start` is the mark of the checkpoint it starts from, `None` for a fresh state. `secret_tag` and
+    `secret_place` tell whether the secret on disk is the one that was drawn, at the place where it was drawn: in a copy of the folder it
+    is not, and two folders that go on with one key would use it on two sums. `fingerprint` is what must be unchanged to repeat a step.
+    """
+
+    number: int
+    name: str
+    from_step: int
+    start: dict[str, Any] | None
+    secret_tag: str
+    secret_place: int | None
+    fingerprint: dict[str, Any]
+    why: str
 
 
 Runs = list[dict[str, Any]]
 
 
 class Ledger:
-    """An append-only ledger at `path`, created durably when absent. Raises `Refused` for a file that is no ledger."""
+    """An append-only ledger at `path`, created durably when absent. Raises `Refused` for a file that is no ledger.
+
+    A ledger from before there were chains is read as it is (`is_chained` is false) and made a chain by the first line appended.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self._handle: int | None = None
+        self.epochs: list[Epoch] = []
+        self.plan: dict[str, Any] | None = None
+        self.chosen_after_results: list[str] = []
+        self._sums: dict[tuple[str, int], str] = {}
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
-        self._last: dict[int, int] = {}
-        if not self.path.exists():
-            self._create()
-        self._read()
+        self._known: set[tuple[str, int, LedgerEntry]] = set()
+        old = _lines_without_chain(self.path)
+        self._chain = Chain(self.path, {"ledger": FORMAT}) if old is None else None
+        self.identity = self._chain.name if self._chain else str(old[0]["ledger"]) if old else ""
+        self._read(self._chain.lines if self._chain else old[1:] if old else [])
+
+    @property
+    def is_chained(self) -> bool:
+        return self._chain is not None
+
+    @property
+    def was_unchained(self) -> bool:
+        """Whether it has lines that were written before there were chains."""
+        return self._chain is None or "unchained" in self._chain.first
+
+    @property
+    def mark(self) -> Mark | None:
+        """The place after everything entered so far; `None` for a ledger that is not chained."""
+        return self._chain.mark if self._chain else None
+
+    def missing(self, mark: Mark) -> str | None:
+        """Why the ledger does not reach `mark`, in words; `None` where it does."""
+        return self._chain.missing(mark) if self._chain else "is from before ledgers were chained"
 
     def append(self, step: int, entry: LedgerEntry) -> None:
         """Enters `step`; on disk when this returns."""
-        self._write([(self.identity, step, entry)])
+        self._enter([(self.identity, step, entry)])
 
     def inherit(self, parent: "Ledger") -> None:
         """Takes over every release in `parent`, steps after a fork's checkpoint included, under their own names."""
-        known = set(self._entered)
-        self._write([release for release in parent._entered if release not in known])
+        chosen = [name for name in parent.chosen_after_results if name not in self.chosen_after_results]
+        if chosen:
+            self.note_choices(chosen)
+        self._enter([release for release in parent._entered if release not in self._known])
+
+    def open_epoch(self, epoch: Epoch) -> None:
+        """From here on steps are of `epoch`; on disk when this returns."""
+        self._add({"epoch": asdict(epoch)})
+
+    def record_sum(self, epoch_name: str, step: int, checksum: str) -> None:
+        """Notes what the noise of an epoch's `step` was added to; on disk when this returns."""
+        self._add({"sum": checksum, "step": step, "epoch_name": epoch_name})
+
+    def declare_plan(self, plan: dict[str, Any]) -> None:
+        """Notes what was planned before the first step."""
+        self._add({"plan": plan})
+
+    def note_parent(self, fork: str, mark: Mark | None) -> None:
+        """Notes which run this one was forked from, and what it had entered then."""
+        self._add({"parent": mark.as_json() if mark else None, "fork": fork})
+
+    def note_choices(self, names: list[str]) -> None:
+        """Notes values of the plan that were chosen after results had been seen."""
+        self._add({"chosen_after_results": names})
+
+    def sum_of(self, epoch_name: str, step: int) -> str | None:
+        """The checksum that was noted for `step`; `None` where nothing of that step left the process that computed it."""
+        return self._sums.get((epoch_name, step))
+
+    def holds(self, step: int, entry: LedgerEntry) -> bool:
+        """Whether this very release was entered here."""
+        return (self.identity, step, entry) in self._known
 
     def entries(self) -> Iterator[tuple[int, LedgerEntry]]:
         """`(step, entry)` in the order entered, inherited ones included."""
         return ((step, entry) for _, step, entry in self._entered)
 
-    def last_step(self, epoch: int) -> int | None:
-        """The highest step of this ledger's own `epoch`; inherited entries do not count."""
-        return self._last.get(epoch)
+    def steps(self, epoch: int) -> set[int]:
+        """Steps of this ledger's own epoch of that number; inherited entries do not count."""
+        return {step for origin, step, entry in self._entered if origin == self.identity and entry.epoch == epoch}
 
     def runs(self) -> Runs:
         """Run-length encoding of `charged` releases: what the statement carries."""
         return encode(self._entered)
 
-    def _create(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with open(draft, "w") as file:
-            file.write(json.dumps({"ledger": secrets.token_hex(8), "format": FORMAT}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self.path)
-        sync_directory(self.path.parent)
-
-    def _read(self) -> None:
-        *whole, torn = self.path.read_bytes().split(b"\n")
-        self._length = self.path.stat().st_size - len(torn)
+    def _read(self, lines: Iterable[Any]) -> None:
         try:
-            first = json.loads(whole[0])
-            self.identity = str(first["ledger"])
-            require(
-                first["format"] == FORMAT,
-                self.path.name,
-                f"is in format {first['format']}, not {FORMAT}",
-                "Use the version of dpx that wrote it",
-            )
-            for line in whole[1:]:
-                self._take(json.loads(line))
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            if isinstance(error, Refused):
-                raise
-            raise Refused(self.path.name, "is not a ledger, or was changed by hand", "Restore the file") from error
+            for line in lines:
+                self._take(line)
+        except Exception as error:
+            raise Refused(self.path, "is not a ledger, or was changed by hand", "Restore the file") from error
 
     def _take(self, line: Any) -> None:
         if isinstance(line, dict):
-            self._header = (line.pop("origin"), LedgerEntry(**line))
-            return
-        if self._header is None or isinstance(line, bool) or not isinstance(line, int):
+            self._take_facts(line)
+        elif self._header is None or isinstance(line, bool) or not isinstance(line, int):
             raise ValueError(line)
-        self._remember(self._header[0], line, self._header[1])
+        else:
+            release = (self._header[0], line, self._header[1])
+            self._entered.append(release)
+            self._known.add(release)
 
-    def _remember(self, origin: str, step: int, entry: LedgerEntry) -> None:
-        self._entered.append((origin, step, entry))
-        if origin == self.identity:
-            self._last[entry.epoch] = max(step, self._last.get(entry.epoch, -1))
+    def _take_facts(self, line: dict[str, Any]) -> None:
+        if "origin" in line:
+            event = dict(line)
+            self._header = (event.pop("origin"), LedgerEntry(**event))
+        elif "epoch" in line:
+            self.epochs.append(Epoch(**line["epoch"]))
+        elif "sum" in line:
+            self._sums[line["epoch_name"], line["step"]] = line["sum"]
+        elif "plan" in line:
+            self.plan = line["plan"]
+        elif "chosen_after_results" in line:
+            self.chosen_after_results += line["chosen_after_results"]
+        elif "parent" not in line:
+            raise ValueError(line)
 
-    def _write(self, releases: Iterable[tuple[str, int, LedgerEntry]]) -> None:
-        """All of `releases` in one synced write; after a failure the next write starts from the last whole line."""
-        releases, header, lines = list(releases), self._header, []
+    def _enter(self, releases: list[tuple[str, int, LedgerEntry]]) -> None:
+        header, lines = self._header, []
         for origin, step, entry in releases:
             if header != (origin, entry):
                 header = (origin, entry)
-                lines.append(json.dumps({"origin": origin, **asdict(entry)}))
-            lines.append(str(step))
-        data = "".join(line + "\n" for line in lines).encode()
-        if self._handle is None:
-            self._handle = os.open(self.path, os.O_WRONLY)
-            os.ftruncate(self._handle, self._length)
-        try:
-            written = os.pwrite(self._handle, data, self._length)
-            if written != len(data):
-                raise OSError(28, "No space left on device", str(self.path))
-            os.fsync(self._handle)
-        except OSError:
-            self.close()
-            raise
-        self._length, self._header = self._length + len(data), header
-        for release in releases:
-            self._remember(*release)
+                lines.append({"origin": origin, **asdict(entry)})
+            lines.append(step)
+        self._add(*lines)
+
+    def _add(self, *lines: Any) -> None:
+        if self._chain is None:
+            self._chain = self._chained()
+        self._chain.append(lines)
+        self._read(lines)
+
+    def _chained(self) -> Chain:
+        """The same ledger as a chain, put in the place of the old file in one move."""
+        draft = self.path.with_name(f".{self.path.name}.chained")
+        draft.unlink(missing_ok=True)
+        chain, lines = Chain(draft, {"ledger": FORMAT, "chain": self.identity, "unchained": True}), []
+        for line in (_lines_without_chain(self.path) or [])[1:]:
+            lines.append(line)
+        chain.append(lines)
+        chain.close()
+        os.replace(draft, self.path)
+        sync_directory(self.path.parent)
+        return Chain(self.path)
 
     def close(self) -> None:
         """Gives the file handle back; a later append opens it again."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        if self._chain:
+            self._chain.close()
 
-    def __del__(self):
-        self.close()
+
+def _lines_without_chain(path: Path) -> list[Any] | None:
+    """The JSON lines of a ledger from before there were chains, its first line included; `None` for anything else."""
+    if not path.exists():
+        return None
+    *whole, _ = path.read_bytes().split(b"\n")
+    if not whole or not whole[0].startswith(b'{"ledger"'):
+        return None
+    try:
+        lines = [json.loads(line) for line in whole]
+    except ValueError as error:
+        raise Refused(path, "is not a ledger, or was changed by hand", "Restore the file") from error
+    known = lines[0].get("format") == 1
+    require(known, path, f"is in format {lines[0].get('format')}, not 1 or {FORMAT}", "Use the version of dpx that wrote it")
+    return lines
 
 
 def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Runs:
@@ -208,7 +292,7 @@ def releases(runs: Runs) -> list[tuple[Release, int]]:
     (a partial pass counts whole), at the smallest noise of that pass.
     """
     charges: list[tuple[Release, int]] = []
-    passes: dict[tuple[str, int, int], Release] = {}
+    passes: dict[tuple[str, int, str, int], Release] = {}
     for run in runs:
         if run["sampler"] in IN_PASSES:
             _enter_passes(run, passes)
@@ -233,13 +317,13 @@ def _most_of_a_group(run: dict[str, Any]) -> int:
     return max(seen)
 
 
-def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, int], Release]) -> None:
+def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, str, int], Release]) -> None:
     # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
     release = Release(noise_multiplier=_joint(run) / rows_clipped_apart(run), kind=run["sampler"], is_discrete=_is_discrete(run))
     length = steps_per_pass(run["q"])
     for first, count in run["steps"]:
         for number in range(first // length, (first + count - 1) // length + 1):
-            place = (run["origin"], run["epoch"], number)
+            place = (run["origin"], run["epoch"], run.get("epoch_name", ""), number)
             passes[place] = min(release, passes.get(place, release), key=lambda known: known.noise_multiplier)
 
 

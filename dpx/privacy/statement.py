@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,62 +11,46 @@ from dp_accounting import dp_event
 
 from dpx.audit.declarations import Canaries
 from dpx.clipping.rounding import MARGINS
-from dpx.declaration import Refused
+from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.mechanism import grid
 from dpx.mechanism.declarations import REACH, Quantile, ReleasedTelemetry
 from dpx.models.shape import count
-from dpx.privacy import accounting, approximations, events, ledger
-from dpx.privacy.calibration import ASSUMED_ADJACENCY, Calibrated, assumed, beside, compositions
-from dpx.privacy.declarations import GdpClt
+from dpx.privacy import accounting, events, ledger
+from dpx.privacy.calibration import Calibrated, beside, compositions, planned_from
+from dpx.privacy.caveats import NOT_COVERED as NOT_COVERED
+from dpx.privacy.caveats import assumptions, not_covered, unsupported, vocabulary_source
 from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger, Runs
-from dpx.randomness import sync_directory
 
 FORMAT = 1
 
-NOT_COVERED = (
-    "choosing hyperparameters, checkpoints or repeats by looking at the protected data: only this run's own steps are charged",
-    "other runs on the same data: charge several ledgers jointly",
-    "documents of the public and held-out splits",
-    "everything under private/: exact losses, norms, draws and logs depend on the data without noise",
-    "timing, memory use and the number of microbatches, which follow the draw",
+CHAIN_SHOWS = (
+    "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found; "
+    "one forged with its key, or set back together with everything that follows from it, is not"
 )
-
-MARGIN_COVERS = "the rounding margin is proved for gradients that cancel moderately (see dpx.clipping.rounding) and measured beyond that"
-FLOATS = f"floating point: noise is float32, so the low-order bits of an output are not those of a real Gaussian; {MARGIN_COVERS}"
-FLOATS_ON_A_GRID = (
-    "floating point: each microbatch is clipped and added up in float32 before it is rounded to the grid, from where on all is integers; "
-    + MARGIN_COVERS
-)
-
-TWO_PASSES = (
-    "clipping=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "
-    "measured (see dpx.clipping.rounding), not proved"
-)
-
-
-def not_covered(experiment: Experiment) -> list[str]:
-    """What the guarantee says nothing about."""
-    twice = [TWO_PASSES] if experiment.is_private and experiment.clipping.method == "ghost" else []
-    return [*NOT_COVERED, FLOATS if grid.spacing(experiment) is None else FLOATS_ON_A_GRID, *twice]
 
 
 def build(
     experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None = None, verdict: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far;
-    `verdict` what the run's own audit found (`dpx.audit.verdict`), or `None` before its end."""
-    reasons = reasons_against(experiment, manifest) + refuted(verdict)
+    `verdict` what the run's own audit found (`dpx.audit.verdict`), or `None` before its end.
+
+    The headline `epsilon` is that of the planned end and of everything entered beside the plan: it holds whenever the run is looked at.
+    """
+    reasons = reasons_against(experiment, manifest) + chosen_late(entered) + refuted(verdict)
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     common |= tuning_facts(experiment)
     if not experiment.is_private:
-        return common | {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": not_covered(experiment)}
+        plain = {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": not_covered(experiment)}
+        return common | plain | {"ledger": chain_facts(entered)}
     runs = entered.runs() if entered is not None else []
-    spent = Spent(experiment, runs)
+    whole_runs = planned_end(experiment, calibrated, entered)
+    spent, whole = Spent(experiment, runs), Spent(experiment, whole_runs)
     privacy, size = experiment.privacy, calibrated.size
-    own = spent.accountants[0]
-    if spent.epsilon(own) is None:
+    own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
+    if epsilon[own] is None:
         reasons.append(f"accountant={own} finds no finite epsilon at this delta")
     return common | {
         "guarantee": "none" if reasons else "dp",
@@ -82,25 +64,51 @@ def build(
         "mechanism": mechanism_facts(experiment, calibrated, manifest),
         "accountant": own,
         "delta": privacy.delta,
-        "epsilon": {} if reasons else {name: spent.epsilon(name) for name in spent.accountants},
-        "epsilon_at": [] if reasons else spent.table(deltas(privacy.delta, size)),
-        "unsupported": unsupported(experiment, reasons, spent, runs),
+        "epsilon": {} if reasons else epsilon,
+        "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan",
+        "epsilon_at": [] if reasons else whole.table(deltas(privacy.delta, size)),
+        "unsupported": unsupported(experiment, reasons, epsilon, whole_runs),
         "planned": {"steps": experiment.steps, "epsilon": {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}},
         "spent": {
             "steps": len({step for run in runs for step in _steps(run)}),
             "charged_steps": spent.steps,
             "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
+            "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
         },
-        "assumptions": assumptions(experiment, manifest, size),
+        "assumptions": assumptions(experiment, manifest, size, entered),
         "audit": audit_facts(experiment, verdict),
         "not_covered": not_covered(experiment),
         "ledger": {
             "runs": runs,
-            "rates_rounded_up": spent.rounding(),
-            "events": spent.events(),
+            "rates_rounded_up": whole.rounding(),
+            "events": whole.events(),
             "identity": entered.identity if entered is not None else None,
+            **chain_facts(entered),
         },
     }
+
+
+def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None) -> Runs:
+    """What the ledger will hold at the planned end: what it holds, and the steps of its newest noise epoch that are still to come."""
+    assert calibrated.noise_multiplier is not None
+    origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
+    to_come = planned_from(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier, origin, epoch)
+    return ledger.join(entered.runs() if entered else [], to_come)
+
+
+def chain_facts(entered: Ledger | None) -> dict[str, Any]:
+    """Which line of the ledger a statement follows from, and what such marks can show."""
+    if entered is None or entered.mark is None:
+        return {"mark": None, "chain": "unchained: nothing can be held against this ledger"}
+    late = "begun late: lines from before there were chains could not be checked. " if entered.was_unchained else ""
+    return {"mark": entered.mark.as_json(), "chain": late + CHAIN_SHOWS}
+
+
+def chosen_late(entered: Ledger | None) -> list[str]:
+    """Why a composition stands on nothing: parts of the plan that were chosen when results had been seen."""
+    names = entered.chosen_after_results if entered is not None else []
+    why = "composition of releases that are chosen so is proved under a budget declared beforehand alone (Rogers et al. 2016)"
+    return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
 
 
 _OF_A_TRIAL = {
@@ -186,7 +194,7 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
     data, privacy = experiment.data, experiment.privacy
     checks: list[tuple[bool, str]] = [
         (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
-        (_vocabulary_source(experiment, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
+        (vocabulary_source(experiment, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
         (
             data.pairs == "cross_document" and privacy.unit != "row",
             f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",
@@ -226,13 +234,6 @@ def audit_facts(experiment: Experiment, verdict: dict[str, Any] | None) -> dict[
         "released": "the verdict and the primary bound: functions of noisy sums charged above and of coins tossed without the data, at no "
         "further cost. Every other bound, the coins, the canaries' texts and the scores stay under private/",
     }
-
-
-def _vocabulary_source(experiment: Experiment, manifest: Any) -> str:
-    if manifest is not None:
-        return manifest.vocabulary_source
-    vocabulary = experiment.data.vocabulary
-    return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]
 
 
 def sampler_facts(experiment: Experiment) -> dict[str, Any]:
@@ -284,79 +285,9 @@ def releases(experiment: Experiment) -> list[str]:
     return found
 
 
-def assumptions(experiment: Experiment, manifest: Any, size: int) -> list[str]:
-    """What must hold for the guarantee to mean what it says."""
-    privacy = experiment.privacy
-    sources = {
-        "public_split": "the vocabulary is fitted on documents of the public split, which are not protected",
-        "file": "the vocabulary file does not depend on the protected text",
-        "protected": "the vocabulary was fitted on protected text",
-    }
-    size_known = {
-        "zero_out": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit's content zeroed out",
-        "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
-        "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
-    }
-    found = [sources[_vocabulary_source(experiment, manifest)], size_known[privacy.adjacency]]
-    found.append("every choice made in this config was made without looking at the protected text")
-    found.append("the root secret stays in private/ and is not given away with the model")
-    if experiment.data.pairs != "none" and privacy.unit == "row":
-        found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
-    if privacy.rows_per_example > 1:
-        most = privacy.rows_per_unit_max
-        found.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
-    if isinstance(experiment.audit, Canaries):
-        places = experiment.audit.places(privacy)
-        found.append(f"{places} of the {size} {privacy.drawn}s are places of canaries, which hold no protected text")
-    if privacy.delta >= 1 / size:
-        found.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / size:.3g}")
-    return found
-
-
-def unsupported(experiment: Experiment, reasons: list[str], spent: Spent, runs: Runs) -> list[dict[str, Any]]:
-    """Numbers that are not bounds for this run, each with the reason why."""
-    found: list[dict[str, Any]] = []
-    if reasons:
-        found += [{"name": f"epsilon/{name}", "value": spent.epsilon(name), "reason": "; ".join(reasons)} for name in spent.accountants]
-    if experiment.sampler.assumed is not None:
-        found += _under_assumed_sampler(experiment, runs)
-    if isinstance(experiment.accountant, GdpClt):
-        known = [run | {"sampler": "poisson"} for run in runs]
-        value = approximations.gdp_clt_epsilon(ledger.releases(known), experiment.privacy.delta)
-        why = "the central limit of Gaussian DP is an approximation and can under-report"
-        found.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
-    return found
-
-
-def _under_assumed_sampler(experiment: Experiment, runs: Runs) -> list[dict[str, Any]]:
-    ran, name = experiment.sampler.name, experiment.sampler.assumed
-    charges = accounting.bucketed(ledger.releases(assumed(experiment, runs)))
-    why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
-    found = []
-    for accountant in ("pld", "rdp"):
-        try:
-            value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(experiment.privacy.delta) if charges else 0.0
-        except Refused:
-            # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
-            continue
-        found.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
-    return found
-
-
-def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
-    """Replaces `path` atomically; a reader sees the old statement or the new one."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with open(draft, "w") as file:
-            json.dump(document, file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_directory(path.parent)
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Replaces `path` atomically and durably; a reader sees the old statement or the new one."""
+    write_durably(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:

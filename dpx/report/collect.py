@@ -13,7 +13,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dpx import config, recipes
+from dpx import agreement, config, recipes
+from dpx.declaration import Refused, require
+from dpx.privacy.ledger import Ledger
 from dpx.report.rows import FINAL, Row
 
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
@@ -35,6 +37,9 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
     for folder in sorted((path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)), key=_finished_at):
         try:
             name, rows = _folder(folder)
+        except Refused as error:
+            left_out.append(f"{folder.name}: {error}")
+            continue
         except (OSError, ValueError, KeyError) as error:
             left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
             continue
@@ -90,12 +95,14 @@ def _folder(folder: Path) -> tuple[str, list[Row]]:
         name = document["name"]
         return name, [Row(name, _short(folder, name), 0, metric, FINAL, value) for metric, value in _cells(tables)]
     results = json.loads((folder / "private" / "results.json").read_text())
+    known = agreement.check(folder)
+    require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
     plain = OmegaConf.to_container(OmegaConf.load(folder / "release" / "config.yaml"), resolve=True)
     assert isinstance(plain, dict)
     named = {str(key): value for key, value in plain.items()}
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     name, run, replicate = named["name"], _short(folder, named["name"]), int(named["replicate"])
-    facts = [*_config(named), *_statement(folder), _corpus(folder, named), *_finals(results, lines), *_curves(lines)]
+    facts = [*_config(named), *_statement(folder), _corpus(known, named), *_finals(results, lines), *_curves(lines)]
     return name, [Row(name, run, replicate, metric, step, value) for metric, step, value in facts]
 
 
@@ -156,14 +163,11 @@ def _statement(folder: Path) -> Iterator[tuple[str, str, str]]:
         yield f"fact/{key}", "", _text(value)
 
 
-def _corpus(folder: Path, plain: dict[str, Any]) -> tuple[str, str, str]:
+def _corpus(known: Ledger | None, plain: dict[str, Any]) -> tuple[str, str, str]:
     """What text it was, by the names of files and the checksum of what was prepared from them."""
     source = plain["data"]["source"]
     names = [Path(path).name for path in source.get("paths", ())] or [corpus["name"] for corpus in source.get("corpora", ())]
-    try:
-        checksum = json.loads((folder / "private" / "epochs.json").read_text())[-1]["fingerprint"]["data"][:12]
-    except (OSError, ValueError, KeyError, IndexError):
-        checksum = "no checksum"
+    checksum = known.epochs[-1].fingerprint["data"][:12] if known and known.epochs else "no checksum"
     return "fact/corpus", "", f"{', '.join(names) or plain['data']['name']} ({checksum})"
 
 

@@ -1,23 +1,25 @@
 """Where a run starts: fresh, replayed from its last checkpoint, in a new noise epoch, or forked from another run.
 
-With an unchanged fingerprint the same key is used again and the same bits follow. With a changed one the key must not meet a
-different sum, so a new epoch with a fresh key starts at the checkpoint and its steps are charged beside those already entered.
+A noise epoch is one root secret. A run goes on in its newest epoch only from a state that this epoch covers, with the secret that was drawn
+for it and an unchanged fingerprint; then the same bits follow. Anything else opens a new epoch, whose steps are charged beside those
+already entered. Epochs stand in the ledger, so a lost one is found with it.
 """
 
 import dataclasses
 import hashlib
-import json
+import secrets
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dpx import agreement
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
-from dpx.privacy.ledger import Ledger
+from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder, write_json
+from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.fingerprint import differences
 from dpx.training.step import Step
@@ -25,34 +27,84 @@ from dpx.training.step import Step
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """The state after `first_step` steps, the secret of the noise epoch it goes on in, and what to tell the user."""
+    """The state after `first_step` steps, the noise epoch it goes on in with its secret, and what to tell the user."""
 
-    epoch: int
+    epoch: Epoch
     first_step: int
     secret: RootSecret
     state: Any
     messages: tuple[str, ...]
 
 
-def _secret(folder: RunFolder, experiment: Experiment, epoch: int) -> RootSecret:
-    """The epoch's root secret: read, or drawn and made durable before anybody can use it."""
-    if experiment.seed is not None:
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """The noise epochs of one run: what a new one needs to be opened."""
+
+    folder: RunFolder
+    experiment: Experiment
+    fingerprint: dict[str, Any]
+    ledger: Ledger
+
+    def open(self, from_step: int, start: dict[str, Any] | None, why: str) -> tuple[Epoch, RootSecret]:
+        """A new epoch with a fresh secret; both durable when this returns. Its number is one that nothing here has used."""
+        used = [epoch.number for epoch in self.ledger.epochs]
+        used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
+        used += [entry.epoch for _, entry in self.ledger.entries()] if self.ledger.was_unchained else []
+        number = max(used, default=-1) + 1
+        secret = self._draw(number)
+        epoch = Epoch(
+            number=number,
+            name=secrets.token_hex(8),
+            from_step=from_step,
+            start=start,
+            secret_tag=secret.tag,
+            secret_place=self._place(number),
+            fingerprint=self.fingerprint,
+            why=why,
+        )
+        self.ledger.open_epoch(epoch)
+        return epoch, secret
+
+    def secret_of(self, epoch: Epoch) -> RootSecret | None:
+        """The secret of `epoch`; `None` where it is not the one that was drawn, or not at the place where it was drawn."""
+        if self.experiment.seed is not None:
+            secret = self._seeded(epoch.number)
+        elif self._path(epoch.number).is_file() and self._place(epoch.number) == epoch.secret_place:
+            secret = RootSecret.load(self._path(epoch.number))
+        else:
+            return None
+        return secret if secret.tag == epoch.secret_tag else None
+
+    def _draw(self, number: int) -> RootSecret:
+        return RootSecret.create(self._path(number)) if self.experiment.seed is None else self._seeded(number)
+
+    def _seeded(self, number: int) -> RootSecret:
         # Epochs and forks of a seeded run meet other sums, so they get other keys.
-        fork = int.from_bytes(hashlib.blake2b((folder.fork or "").encode(), digest_size=8).digest()) if folder.fork else 0
-        return RootSecret.from_seed(experiment.seed + (epoch << 64) + (fork << 128))
-    path = folder.private / f"root_secret_{epoch}"
-    return RootSecret.load(path) if path.exists() else RootSecret.create(path)
+        assert self.experiment.seed is not None
+        fork = self.folder.fork
+        branch = int.from_bytes(hashlib.blake2b(fork.encode(), digest_size=8).digest()) if fork else 0
+        return RootSecret.from_seed(self.experiment.seed + (number << 64) + (branch << 128))
+
+    def _path(self, number: int) -> Path:
+        return self.folder.private / f"root_secret_{number}"
+
+    def _place(self, number: int) -> int | None:
+        """The file's inode: a moved folder keeps it, a copied one does not."""
+        return None if self.experiment.seed is not None else self._path(number).stat().st_ino
 
 
-def begin(
-    folder: RunFolder, experiment: Experiment, fingerprint: dict[str, Any], ledger: Ledger, checkpoints: Checkpoints, step: Step
-) -> Beginning:
+def facts_of(ledger: Ledger, epoch: Epoch) -> dict[str, Any]:
+    """What is saved beside a state: the ledger line it follows from, and the epoch its last step was of."""
+    assert ledger.mark is not None
+    return {"ledger": ledger.mark.as_json(), "epoch": epoch.name}
+
+
+def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
     """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns."""
-    record_path = folder.private / "epochs.json"
-    if not record_path.exists():
-        return _first(folder, experiment, fingerprint, ledger, checkpoints, step, record_path)
-    epochs = json.loads(record_path.read_text())
-    changed = differences(epochs[-1]["fingerprint"], fingerprint)
+    folder, ledger = epochs.folder, epochs.ledger
+    if not ledger.epochs and ledger.is_chained:
+        return _fork(epochs, checkpoints, step) if folder.fork else _fresh(epochs, step, "the run begins")
+    changed = differences(ledger.epochs[-1].fingerprint, epochs.fingerprint) if ledger.epochs else []
     require(
         "claim" not in changed,
         folder.path,
@@ -60,41 +112,54 @@ def begin(
         f"Restore it, or give fork={folder.path.name}@<step> to branch into a new folder",
     )
     first_step = checkpoints.latest or 0
-    messages = (f"going on from step {first_step}",)
-    if changed:
-        messages = (
-            f"{', '.join(changed)} changed since this run began: fresh noise from step {first_step} on, charged beside what was spent",
-        )
-        epochs.append({"epoch": len(epochs), "from_step": first_step, "fingerprint": fingerprint})
-        _secret(folder, experiment, epochs[-1]["epoch"])
-        write_json(record_path, epochs)
-    secret = _secret(folder, experiment, epochs[-1]["epoch"])
+    if not first_step and folder.fork:
+        return _fork(epochs, checkpoints, step)
+    start = checkpoints.facts(first_step) if first_step else None
+    why = _why_anew(epochs, changed, first_step, start)
+    if why is None:
+        epoch = ledger.epochs[-1]
+        secret = epochs.secret_of(epoch)
+        assert secret is not None
+        messages = (f"going on from step {first_step}",)
+    else:
+        epoch, secret = epochs.open(first_step, start, why)
+        messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
     state = _state(step, secret, checkpoints, first_step)
-    if first_step == epochs[-1]["from_step"]:
-        state = _without_past_noise(state)
-    return Beginning(epochs[-1]["epoch"], first_step, secret, state, messages)
+    return Beginning(epoch, first_step, secret, without_past_noise(state) if first_step == epoch.from_step else state, messages)
 
 
-def _first(
-    folder: RunFolder,
-    experiment: Experiment,
-    fingerprint: dict[str, Any],
-    ledger: Ledger,
-    checkpoints: Checkpoints,
-    step: Step,
-    record_path: Path,
-) -> Beginning:
-    secret = _secret(folder, experiment, 0)
-    state = _state(step, secret, checkpoints, 0)
-    first_step, messages = 0, ()
-    if folder.fork:
-        first_step, state = _forked(folder.fork, state, ledger)
-        state = _without_past_noise(state)
-        checkpoints.save(first_step, state)
-        checkpoints.wait()
-        messages = (f"forked at step {first_step} of {folder.fork}: everything its ledger holds is charged here too",)
-    write_json(record_path, [{"epoch": 0, "from_step": first_step, "fingerprint": fingerprint}])
-    return Beginning(0, first_step, secret, state, messages)
+def note_plan(ledger: Ledger, plan: dict[str, Any]) -> None:
+    """Enters the plan before the first step; later, and in a fork, the names of what differs from the first one.
+
+    Sampling, noise or steps that were planned anew may have been chosen by what was seen, and no composition here is proved for that.
+    """
+    if ledger.plan is None:
+        ledger.declare_plan(plan)
+        return
+    before = ledger.plan
+    differing = [name for name in plan if before.get(name) != plan[name] and name not in ledger.chosen_after_results]
+    if differing:
+        ledger.note_choices(differing)
+
+
+def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[str, Any] | None) -> str | None:
+    """Why the newest epoch cannot go on from this state, in words; `None` where it can."""
+    if not epochs.ledger.epochs:
+        return "this run is from before its ledger was a chain"
+    epoch = epochs.ledger.epochs[-1]
+    if changed:
+        return f"{', '.join(changed)} changed since this run began"
+    is_own = start is not None and start.get("epoch") == epoch.name
+    if not is_own and (first_step, start) != (epoch.from_step, epoch.start):
+        return "the last checkpoint is not one of the newest noise epoch"
+    if epochs.secret_of(epoch) is None:
+        return "this folder is a copy, or its root secret was lost or changed"
+    return None
+
+
+def _fresh(epochs: Epochs, step: Step, why: str) -> Beginning:
+    epoch, secret = epochs.open(0, None, why)
+    return Beginning(epoch, 0, secret, step.init(secret.key("init")), ())
 
 
 def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int) -> Any:
@@ -102,9 +167,22 @@ def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step:
     return checkpoints.load(first_step, state) if first_step else state
 
 
-def _without_past_noise(state: Any) -> Any:
+def without_past_noise(state: Any) -> Any:
     """Correlated noise never reaches from one noise epoch into another: under a fresh key it is a mechanism of its own."""
     return state | {"past_noise": jax.tree.map(jnp.zeros_like, state["past_noise"])} if "past_noise" in state else state
+
+
+def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
+    """A fork's first start, or its start when its own first checkpoint is gone: from the parent, under a fresh key in any case."""
+    folder, ledger = epochs.folder, epochs.ledger
+    assert folder.fork is not None
+    first_step, state = _forked(folder.fork, step.init(RootSecret.from_seed(0).key("shape")), ledger)
+    epoch, secret = epochs.open(first_step, None, f"forked from {folder.fork}")
+    state = without_past_noise(state)
+    checkpoints.save(first_step, state, facts_of(ledger, epoch))
+    checkpoints.wait()
+    messages = (f"forked at step {first_step} of {folder.fork}: everything its ledger holds is charged here too",)
+    return Beginning(epoch, first_step, secret, state, messages)
 
 
 def _forked(fork: str, like: Any, ledger: Ledger) -> tuple[int, Any]:
@@ -113,6 +191,8 @@ def _forked(fork: str, like: Any, ledger: Ledger) -> tuple[int, Any]:
     require(bool(run) and at.isdigit(), f"fork={fork}", "not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
     parent = RunFolder(Path(run))
     require((parent.private / "ledger").exists(), f"fork={fork}", "no run with a ledger is there", "Name a run folder under outputs/")
+    known = agreement.check(parent.path)
+    assert known is not None
     checkpoints = Checkpoints(parent.private / "checkpoints", kept=1_000_000)
     try:
         if int(at) not in checkpoints.steps:
@@ -126,5 +206,10 @@ def _forked(fork: str, like: Any, ledger: Ledger) -> tuple[int, Any]:
         state = checkpoints.load(int(at), like)
     finally:
         checkpoints.close()
-    ledger.inherit(Ledger(parent.private / "ledger"))
+    ledger.note_parent(fork, known.mark)
+    ledger.inherit(known)
+    if ledger.plan is None and known.plan is not None:
+        ledger.declare_plan(known.plan)
+    if known.plan is None and not ledger.chosen_after_results:
+        ledger.note_choices(["everything: the parent is from before plans were recorded"])
     return int(at), state

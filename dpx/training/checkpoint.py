@@ -52,11 +52,16 @@ class Checkpoints:
         """Steps done at every committed checkpoint, oldest first."""
         return [found.step for found in self._checkpointer.checkpoints]
 
-    def save(self, steps_done: int, state: Any) -> None:
-        """Starts saving; waits first for the save before it. Raises `Refused` on a full disk."""
+    def save(self, steps_done: int, state: Any, facts: dict[str, Any]) -> None:
+        """Starts saving `state` with `facts` (JSON) beside it; waits first for the save before it. Raises `Refused` on a full disk."""
         self.wait()
         with _storage_faults(self.directory):
-            self._pending = self._checkpointer.save_async(steps_done, state, force=True, overwrite=True)
+            self._pending = self._checkpointer.save_async(steps_done, state, force=True, overwrite=True, custom_metadata=facts)
+
+    def facts(self, steps_done: int) -> dict[str, Any]:
+        """What was saved beside the state after `steps_done` steps; empty for a checkpoint from before there were such facts."""
+        found = self._checkpointer.metadata(steps_done).custom_metadata
+        return found if isinstance(found, dict) else {}
 
     def wait(self) -> None:
         """Returns when the last save is committed."""
@@ -85,11 +90,11 @@ class Checkpoints:
         self._checkpointer.close()
 
 
-def export(directory: Path, params: Any) -> None:
-    """Writes parameters alone, for `release/`; replaces what an earlier run of the same command left."""
+def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
+    """Writes parameters alone, for `release/`, with `facts` (JSON) beside them; replaces what an earlier run of the same command left."""
     with _storage_faults(directory):
         shutil.rmtree(directory, ignore_errors=True)
-        ocp.save(str(directory.absolute()), params)
+        ocp.save(str(directory.absolute()), params, custom_metadata=facts)
 
 
 def released(directory: Path) -> Any:

@@ -45,7 +45,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     # Parameters that are gathered as they rest are the same arrays, and no copy of them waits while noise is added.
     gathered = jax.tree.leaves(jax.eval_shape(step.gather, state["params"]))
     moved = [new for old, new in zip(jax.tree.leaves(state["params"]), gathered, strict=True) if not _is_same(old, new)]
-    waiting = {"gather": state["moments"], "accumulate": state, "finish": moved}
+    waiting = {"gather": state["moments"], "accumulate": state, "reduce": (state, moved), "finish": moved}
     programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
     return {
         "mesh": {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")},
@@ -61,6 +61,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
 def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: int) -> dict[str, Any]:
     params = state["params"]
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
+    reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
     row = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
     rows_each = experiment.privacy.rows_per_example
     places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
@@ -71,7 +72,8 @@ def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: in
     return {
         "gather": step.gather.lower(params),
         "accumulate": step.accumulate.lower(gathered, sums, rows, is_padding, count, KEY, KEY),
-        "finish": step.finish.lower(state, sums, keys if experiment.is_private else None, SCALAR, SCALAR, SCALAR),
+        "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
+        "finish": step.finish.lower(state, reduced, keys if experiment.is_private else None, SCALAR, SCALAR, SCALAR),
     }
 
 

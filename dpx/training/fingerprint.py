@@ -1,10 +1,14 @@
-"""What must be unchanged for a restarted run to repeat the same bits (design: replay or fork)."""
+"""What a restarted run is likely to need unchanged to repeat the same bits: an early warning, which costs a noise epoch and nothing else.
+
+What makes a replay safe is the checksum of each step's sum (`dpx.training.checksum`): no list of versions is complete.
+"""
 
 import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,13 @@ _WITHOUT_EFFECT = ("schedule", "name", "tune")
 # These change how bits are computed, never what is claimed.
 _COMPUTATION = ("mesh", "clipping", "microbatch")
 
-# Settings of jax and its compiler that change results without being configured here.
-_ENVIRONMENT = ("XLA_FLAGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUM_CPU_DEVICES")
+# Settings of jax, its compiler and the libraries below it that change results without being configured here.
+_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
+_ENVIRONMENT += ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "TF_CUDNN_DETERMINISTIC")
+# How many threads share the work decides in which order they add up.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+# Compiled kernels of accelerators come with these; their names start so.
+_ACCELERATOR_LIBRARIES = ("jax-cuda", "jax-rocm", "nvidia-", "libtpu")
 
 
 def code_of(package: Path) -> str:
@@ -48,12 +57,39 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> 
         "code": code_of(Path(dpx.__file__).parent),
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
         "versions": {name: importlib.metadata.version(name) for name in packages},
+        "accelerator_libraries": accelerator_libraries(),
+        "processor": processor(),
         "device": jax.devices()[0].device_kind,
+        "driver": getattr(jax.devices()[0].client, "platform_version", None),
         "mesh": {axis: plain["mesh"][axis] for axis in ("data", "fsdp", "tensor", "simulated_devices")},
         "clipping": plain["clipping"],
-        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": threads(),
         "microbatch": microbatch,
     }
+
+
+def threads() -> dict[str, Any]:
+    """Cores this process may use, and what the environment says of threads."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cores": cores} | {name: os.environ.get(name) for name in _THREADS}
+
+
+def processor() -> dict[str, str]:
+    """Model and a digest of the instruction set, by which compilers choose what they emit."""
+    try:
+        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    except OSError:
+        return {"model": platform.processor(), "machine": platform.machine(), "instructions": "unknown"}
+    known = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+    instructions = " ".join(sorted((known.get("flags") or known.get("Features") or "").split()))
+    digest = hashlib.sha256(instructions.encode()).hexdigest()[:16]
+    return {"model": known.get("model name", "unknown"), "machine": platform.machine(), "instructions": digest}
+
+
+def accelerator_libraries() -> dict[str, str]:
+    """Versions of the installed packages that hold an accelerator's kernels."""
+    found = {str(one.metadata["Name"]).lower(): one.version for one in importlib.metadata.distributions() if one.metadata["Name"]}
+    return {name: version for name, version in sorted(found.items()) if name.startswith(_ACCELERATOR_LIBRARIES)}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

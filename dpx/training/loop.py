@@ -1,6 +1,8 @@
-"""The one training loop. Order matters for the claim: ledger entry, then draw, then noise, then anything that can be seen.
+"""The one training loop. Order matters for the claim: ledger entry, draw, sum, its checksum, noise, then anything that can be seen.
 
-Step t is dispatched before the metrics of step t - 1 are read, so the host never makes a device wait.
+Step t is dispatched before the metrics of step t - 1 are read, so the host never makes a device wait. The checksum of what noise was added
+to is entered in the ledger before anything of its step leaves this process. A step that is replayed is compared with its entry before its
+noise is drawn: one key never meets two sums.
 """
 
 import dataclasses
@@ -19,10 +21,11 @@ from dpx.mechanism.quantile import count_key, in_force
 from dpx.mechanism.rounded import grid_noise
 from dpx.mechanism.telemetry import noise_key
 from dpx.privacy.calibration import Calibrated, entry
-from dpx.privacy.ledger import Ledger
+from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.training.beginning import Beginning
+from dpx.training.checksum import as_text
 from dpx.training.step import State, Step, as_chunk
 
 
@@ -39,20 +42,34 @@ class Runtime:
 
 
 Observer = Callable[[int, State, dict[str, Any]], None]
+# (step, state) -> the noise epoch to go on in, its secret, and the state it starts from.
+Renewal = Callable[[int, State], tuple[Epoch, RootSecret, State]]
 
 
-def run(runtime: Runtime, beginning: Beginning, seen: Observer) -> State:
-    """Trains from `beginning` to the last step; `seen(steps_done, state, metrics)` after each, metrics one step late."""
-    experiment = runtime.experiment
+class AnotherSum(Exception):
+    """A replayed step does not come to the sum that its noise was added to before."""
+
+
+def run(runtime: Runtime, beginning: Beginning, seen: Observer, renew: Renewal) -> State:
+    """Trains from `beginning` to the last step; `seen(step, state, metrics)` after each, metrics one step late.
+
+    `renew` opens a new noise epoch where a replayed step comes to another sum.
+    """
+    experiment, epoch, secret = runtime.experiment, beginning.epoch, beginning.secret
     state = beginning.state
-    pending: tuple[int, dict[str, Any]] | None = None
+    pending: tuple[Epoch, int, dict[str, Any]] | None = None
     began = time.perf_counter()
     for step in range(beginning.first_step, experiment.steps):
-        _enter(runtime, beginning.epoch, step)
-        state, metrics = one_step(runtime, beginning.secret, step, state)
+        try:
+            state, metrics = one_step(runtime, epoch, secret, step, state)
+        except AnotherSum:
+            if pending is not None:
+                began, pending = _show(runtime, *pending, state, began, seen), None
+            epoch, secret, state = renew(step, state)
+            state, metrics = one_step(runtime, epoch, secret, step, state)
         if pending is not None:
             began = _show(runtime, *pending, state, began, seen)
-        pending = (step, metrics)
+        pending = (epoch, step, metrics)
         if _pauses(experiment, step + 1):
             _show(runtime, *pending, state, began, seen)
             pending, began = None, time.perf_counter()
@@ -65,44 +82,68 @@ def _pauses(experiment: Experiment, done: int) -> bool:
     return done % schedule.evaluate_every == 0 or done % schedule.checkpoint_every == 0 or done == experiment.steps
 
 
-def _show(runtime: Runtime, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer) -> float:
+def _show(runtime: Runtime, epoch: Epoch, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer) -> float:
     """Waits for one step's metrics and hands them on; returns when they came, which is when the next step's time began."""
     values = jax.device_get(metrics)
     ended = time.perf_counter()
+    _record(runtime, epoch, step, as_text(values.pop("checksum")))
     seen(step, state, _readable(runtime, values, ended - began))
     return ended
 
 
-def _enter(runtime: Runtime, epoch: int, step: int) -> None:
+def _enter(runtime: Runtime, epoch: Epoch, step: int) -> None:
     """Charges the step durably before anything of it exists; a replayed step of the same epoch is there already."""
     experiment, calibrated = runtime.experiment, runtime.calibrated
-    last = runtime.ledger.last_step(epoch)
-    if calibrated.noise_multiplier is None or (last is not None and step <= last):
+    if calibrated.noise_multiplier is None:
         return
     batch = experiment.batch_schedule.at(step)
-    runtime.ledger.append(step, entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, epoch))
+    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, epoch.number, epoch.name)
+    if not runtime.ledger.holds(step, release):
+        runtime.ledger.append(step, release)
 
 
-def one_step(runtime: Runtime, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
-    """Draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update."""
+def _record(runtime: Runtime, epoch: Epoch, step: int, checksum: str) -> None:
+    """Enters the checksum of a step's sum before anything of it is shown; a replayed step's is there already."""
+    if runtime.calibrated.noise_multiplier is not None and runtime.ledger.sum_of(epoch.name, step) is None:
+        runtime.ledger.record_sum(epoch.name, step, checksum)
+
+
+def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
+    """Charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
+
+    Raises `AnotherSum`, with `state` as it was, where the step ran before in this epoch and its sum is another now.
+    """
+    _enter(runtime, epoch, step)
     experiment, calibrated, parts = runtime.experiment, runtime.calibrated, runtime.step
-    size = experiment.batch_schedule.at(step)
-    q, population = size / calibrated.size, runtime.store.population(experiment.privacy)
+    size, norm = experiment.batch_schedule.at(step), in_force(experiment, state)
+    deviation = np.float32(0) if calibrated.noise_multiplier is None else np.float32(calibrated.noise_multiplier) * norm
+    scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.get("past_noise")}
+    reduced = parts.reduce(_sums(runtime, secret, step, state, norm), scaled)
+    before = runtime.ledger.sum_of(epoch.name, step)
+    if before is not None and before != as_text(jax.device_get(reduced["checksum"])):
+        raise AnotherSum
+    rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
+    keys = None
+    if calibrated.noise_multiplier is not None:
+        keys = _noise(experiment, secret, step, state["params"], calibrated.noise_multiplier)
+    beside = {"count": count_key(experiment, secret, step), "telemetry": noise_key(experiment, secret, step), "strategy": runtime.strategy}
+    checksum = reduced["checksum"]
+    state, metrics = parts.finish(state, reduced, keys, deviation, np.float32(size), rate, beside)
+    return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "checksum": checksum}
+
+
+def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: Any) -> Any:
+    """The step's draw and its clipped sums, still apart on each device."""
+    experiment, parts = runtime.experiment, runtime.step
+    q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
     indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    params, sums, norm = parts.gather(state["params"]), parts.zero(), in_force(experiment, state)
+    params, sums = parts.gather(state["params"]), parts.zero()
     for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm)
-    rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
-    keys, deviation = None, np.float32(0)
-    if calibrated.noise_multiplier is not None:
-        keys = _noise(experiment, secret, step, state["params"], calibrated.noise_multiplier)
-        deviation = np.float32(calibrated.noise_multiplier) * norm
-    beside = {"count": count_key(experiment, secret, step), "telemetry": noise_key(experiment, secret, step), "strategy": runtime.strategy}
-    state, metrics = parts.finish(state, sums, keys, deviation, np.float32(size), rate, beside)
-    return state, metrics | {"learning_rate": rate, "expected_batch_size": size}
+    return sums
 
 
 def _noise(experiment: Experiment, secret: RootSecret, step: int, params: Any, noise_multiplier: float) -> Any:

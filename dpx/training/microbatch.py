@@ -22,8 +22,8 @@ import numpy as np
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.clipping.weights import clip_weights
 from dpx.declaration import Refused
+from dpx.durable import write_durably
 from dpx.experiment import Experiment
-from dpx.run_folder import write_durably
 from dpx.training.cost import compiled_temporaries
 from dpx.training.synthetic_rows import synthetic_rows
 

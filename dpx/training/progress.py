@@ -11,7 +11,7 @@ class RunProgress:
     """Steps done, examples/s, loss, accuracy, epsilon spent of planned, time left. Use as a context manager."""
 
     def __init__(self, first_step: int, steps: int, planned_epsilon: float | None, every: int = 0):
-        self._steps, self._planned, self._first = steps, planned_epsilon, first_step
+        self._steps, self.planned, self._first = steps, planned_epsilon, first_step
         self._every = every or max(1, steps // 20)
         self._console = Console(file=sys.stderr)
         # Composed at some steps only; shown until the next.
@@ -47,8 +47,8 @@ class RunProgress:
         if epsilon is not None:
             self._epsilon = epsilon
         facts = f"{examples_per_s:,.0f} examples/s  loss {loss:.2f}  accuracy {accuracy:.1%}"
-        if self._planned is not None and self._epsilon is not None:
-            facts += f"  epsilon {self._epsilon:.2f}/{self._planned:.2f}"
+        if self.planned is not None and self._epsilon is not None:
+            facts += f"  epsilon {self._epsilon:.2f}/{self.planned:.2f}"
         if self._bar:
             self._bar.update(self._task, completed=done, facts=facts)
         elif done % self._every == 0 or done in (self._first + 1, self._steps):

@@ -1,25 +1,53 @@
 """`release/telemetry.jsonl`: the values of each step that the claim pays for, and no others."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+from dpx.durable import sync_directory
+from dpx.privacy.chain import Mark
 
 PREFIX = "released/"
 
 
 class Released:
-    """One JSON line a step with its noise epoch. A replayed step is the same bits and written anew; another epoch's stays, it was seen."""
+    """Holds released values back until the statement that charges for them is on disk (`publish`).
 
-    def __init__(self, path: Path, epoch: int, first_step: int):
-        self._path, self._epoch = path, epoch
-        if path.exists():
-            records = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-            kept = [record for record in records if (record["epoch"], record["step"]) < (epoch, first_step)]
-            path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    One JSON line a step, with its noise epoch and the ledger line it follows from. Lines stay once they are there, they may have been
+    read; those of a replayed step would be the same again.
+    """
 
-    def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Appends what of `metrics` is released; the file appears with the first such value."""
+    def __init__(self, path: Path):
+        self._path = path
+        self._held: list[dict[str, Any]] = []
+        self._published = {(line["epoch"], line["step"]) for line in self._whole_lines()}
+
+    def hold(self, epoch: int, step: int, metrics: dict[str, Any]) -> None:
+        """Keeps what of `metrics` is released, for the next `publish`."""
         values = {name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)}
-        if values:
-            with open(self._path, "a") as file:
-                file.write(json.dumps({"epoch": self._epoch, "step": step, **values}) + "\n")
+        if values and (epoch, step) not in self._published:
+            self._published.add((epoch, step))
+            self._held.append({"epoch": epoch, "step": step, **values})
+
+    def publish(self, mark: Mark | None) -> None:
+        """Appends what was held; call it once a statement that charges for it is on disk."""
+        held, self._held = self._held, []
+        if not held:
+            return
+        named = {"ledger": mark.as_json() if mark else None}
+        with open(self._path, "a") as file:
+            file.write("".join(json.dumps(line | named) + "\n" for line in held))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(self._path.parent)
+
+    def _whole_lines(self) -> list[dict[str, Any]]:
+        """Lines on disk; one cut short by a kill is taken out, and its step published anew."""
+        if not self._path.exists():
+            return []
+        text = self._path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:
+            os.truncate(self._path, len(whole))
+        return [json.loads(line) for line in whole.splitlines()]

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from dpx import agreement
 from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant, require_same_audit
 from dpx.audit.declarations import Canaries
@@ -17,11 +18,12 @@ from dpx.data.prepare import prepare
 from dpx.experiment import Experiment
 from dpx.mechanism import bands
 from dpx.privacy import statement
-from dpx.privacy.calibration import Calibrated, calibrate
-from dpx.privacy.ledger import Ledger
+from dpx.privacy.calibration import Calibrated, as_planned, calibrate, plan_of
+from dpx.privacy.ledger import Epoch, Ledger
+from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
 from dpx.task.objective import objective as make_objective
-from dpx.training.beginning import Beginning, begin
+from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan, without_past_noise
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
@@ -41,7 +43,9 @@ class Session:
 
     folder: RunFolder
     runtime: Runtime
+    epochs: Epochs
     beginning: Beginning
+    epoch: Epoch
     evaluate: HeldOut
     checkpoints: Checkpoints
     writer: MetricsWriter
@@ -52,13 +56,16 @@ class Session:
     planted: Planted | None = None
     final: State | None = None
     verdict: dict[str, Any] | None = None
+    stated: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
         """Everything that can refuse does so before the first array of the model exists."""
+        known = agreement.before_training(folder.path)
         store = prepare(experiment.data, experiment.privacy)
-        calibrated = calibrate(experiment, experiment.data.declared_size or experiment.privacy.population(store.manifest))
+        calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
+        calibrated = as_planned(experiment, calibrated, known.plan if known else None)
         mesh = experiment.mesh.make()
         objective = make_objective(
             experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest
@@ -67,7 +74,7 @@ class Session:
         audit, trained = experiment.audit, objective
         if isinstance(audit, Canaries):
             trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
-        if folder.fork and not (folder.private / "epochs.json").exists():
+        if folder.fork and known is None:
             require_same_audit(folder.fork, audit)
         strategy = bands.settle(experiment, folder.private)
         step = make_step(experiment, trained, mesh, microbatch)
@@ -76,7 +83,9 @@ class Session:
             checkpoints = stack.enter_context(
                 contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
             )
-            beginning = begin(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger, checkpoints, step)
+            epochs = Epochs(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger)
+            beginning = begin(epochs, checkpoints, step)
+            note_plan(ledger, plan_of(experiment, calibrated))
             planted = plant(folder.private, audit, store.manifest, beginning.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
@@ -85,8 +94,21 @@ class Session:
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
             runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
-            released = Released(folder.release / "telemetry.jsonl", beginning.epoch, beginning.first_step)
-            yield cls(folder, runtime, beginning, evaluate, checkpoints, writer, spending, progress, objective, released, planted)
+            yield cls(
+                folder=folder,
+                runtime=runtime,
+                epochs=epochs,
+                beginning=beginning,
+                epoch=beginning.epoch,
+                evaluate=evaluate,
+                checkpoints=checkpoints,
+                writer=writer,
+                spending=spending,
+                progress=progress,
+                objective=objective,
+                released=Released(folder.release / "telemetry.jsonl"),
+                planted=planted,
+            )
 
     def train(self) -> dict[str, Any]:
         """Runs to the last step; returns the held-out figures beside their baselines."""
@@ -94,13 +116,13 @@ class Session:
         for message in self.beginning.messages:
             self.progress.say(message)
         untrained = self._evaluated(self.runtime.step.init(self.beginning.secret.key("untrained")))
-        self.write_statement()
-        self.final = state = run(self.runtime, self.beginning, self._seen)
+        self.publish()
+        self.final = state = run(self.runtime, self.beginning, self._seen, self._renew)
         figures = self._evaluated(state)
         self.checkpoints.wait()
-        export(self.folder.release / "params", without(state["params"], CANARIES))
         self._conclude(state)
-        self.write_statement()
+        self.publish()
+        export(self.folder.release / "params", without(state["params"], CANARIES), facts_of(self.runtime.ledger, self.epoch))
         metric = experiment.task.metric
         results = {
             "steps": experiment.steps,
@@ -112,12 +134,13 @@ class Session:
         write_json(self.folder.private / "results.json", results)
         return results
 
-    def write_statement(self) -> dict[str, Any]:
-        """`release/privacy.json` from the ledger as it stands."""
+    def publish(self) -> None:
+        """`release/privacy.json` from the ledger as it stands; then, and only then, the values that it charges for."""
         runtime = self.runtime
-        document = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, self.verdict)
-        statement.write(self.folder.release / "privacy.json", document)
-        return document
+        self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, self.verdict)
+        statement.write(self.folder.release / "privacy.json", self.stated)
+        self.released.publish(runtime.ledger.mark)
+        self.progress.planned = self.stated["epsilon"].get(self.stated.get("accountant"))
 
     def _evaluated(self, state: State) -> dict[str, float]:
         """Held-out figures of the model's own parameters."""
@@ -148,12 +171,23 @@ class Session:
         if done % experiment.schedule.evaluate_every == 0:
             scalars |= {f"heldout/{name}": value for name, value in self._evaluated(state).items()}
         self.writer.write(step, scalars)
-        self.released.write(step, metrics)
+        self.released.hold(self.epoch.number, step, metrics)
         accuracy = metrics[f"train/{experiment.task.metric}"]
         self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], accuracy, epsilon)
         if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:
-            self.checkpoints.save(done, state)
-            self.write_statement()
+            self.publish()
+            self.checkpoints.save(done, state, facts_of(self.runtime.ledger, self.epoch))
+
+    def _renew(self, step: int, state: State) -> tuple[Epoch, RootSecret, State]:
+        """A noise epoch that begins in the middle of a run, where a replayed step came to another sum; stated before it is used."""
+        why = f"step {step} came to another sum than before"
+        self.epoch, secret = self.epochs.open(step, None, why)
+        self.progress.say(f"{why}: fresh noise from there on, charged beside what was spent")
+        state = without_past_noise(state)
+        if step:
+            self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))
+        self.publish()
+        return self.epoch, secret, state
 
 
 def _hparams(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:

@@ -27,12 +27,14 @@ from dpx.mechanism.grid import spacing
 from dpx.mechanism.noise import add_noise, path_name
 from dpx.mechanism.rounded import to_grid, with_grid_noise
 from dpx.training import sharding, update
+from dpx.training.checksum import checksum
 
 # The shape of every key: threefry words.
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 State = dict[str, Any]  # {"params": tree, "moments": optax state}, "clipping_norm" where it adapts, "past_noise" in bands
 Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
+Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum": u32[2]}: over all devices, what noise is added to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Step:
     gather: Callable[[Any], Any]
     zero: Callable[[], Sums]
     accumulate: Callable[..., Sums]
+    reduce: Callable[..., Reduced]
     finish: Callable[..., tuple[State, dict[str, Array]]]
     chunk: int
     rows: int
@@ -101,7 +104,8 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         accumulate=jax.jit(
             lambda *arguments, clipping_norm=None: accumulate(*arguments, clipping_norm), donate_argnums=(1,), out_shardings=sum_shardings
         ),
-        finish=_finish(experiment, transform, mesh, layouts, summed, state_shardings),
+        reduce=_reduce(mesh, layouts, summed),
+        finish=_finish(experiment, transform, mesh, state_shardings),
         chunk=chunk,
         rows=microbatch * devices,
     )
@@ -170,23 +174,37 @@ def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any
     return jax.jit(lambda params: jax.tree_util.tree_map_with_path(one, params, layouts), out_shardings=shardings)
 
 
-def _finish(experiment: Experiment, transform: Any, mesh: Mesh, layouts: Any, summed: Any, state_shardings: Any) -> Callable[..., Any]:
-    """Reduce once, add noise once, divide by the expected batch size, update. On a grid `keys` is the noise itself, integers.
+def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
+    """Adds up over devices, once per logical batch, and takes the checksum of the result.
+
+    `scaled` is what else decides how the noise meets the sum: the noise's deviation, the clipping norm, and noise carried from past steps.
+    """
+
+    def over_devices(sums: Sums) -> tuple[Any, Any]:
+        counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
+        return jax.tree.map(lambda total, layout: layout.reduce(total[0]), sums["gradient"], layouts), counts
+
+    rest = jax.tree.map(lambda found: found.rest, layouts)
+    reduced = jax.shard_map(over_devices, mesh=mesh, in_specs=(summed,), out_specs=(rest, P()), check_vma=False)
+
+    def reduce(sums: Sums, scaled: Any = ()) -> Reduced:
+        total, counts = reduced(sums)
+        return {"gradient": total, "count": counts, "checksum": checksum((total, counts, scaled))}
+
+    shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), {"gradient": rest, "count": P(), "checksum": P()})
+    return jax.jit(reduce, out_shardings=shardings)
+
+
+def _finish(experiment: Experiment, transform: Any, mesh: Mesh, state_shardings: Any) -> Callable[..., Any]:
+    """Add noise once, divide by the expected batch size, update. On a grid `keys` is the noise itself, integers.
 
     `beside` holds the keys of what is released on the same draw, `count` and `telemetry`, and the `strategy` of correlated noise.
     """
     step_of_grid = spacing(experiment)
 
-    def reduce(sums: Sums) -> tuple[Any, Any]:
-        counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
-        return jax.tree.map(lambda total, layout: layout.reduce(total[0]), sums["gradient"], layouts), counts
-
-    rest = jax.tree.map(lambda found: found.rest, layouts)
-    reduced = jax.shard_map(reduce, mesh=mesh, in_specs=(summed,), out_specs=(rest, P()), check_vma=False)
-
     def finish(
         state: State,
-        sums: Sums,
+        reduced: Reduced,
         keys: Any,
         deviation: Array,
         expected_batch: Array,
@@ -194,7 +212,7 @@ def _finish(experiment: Experiment, transform: Any, mesh: Mesh, layouts: Any, su
         beside: dict[str, Any] | None = None,
     ) -> tuple[State, dict[str, Array]]:
         given, carried = beside or {}, {}
-        total, counts = reduced(sums)
+        total, counts = reduced["gradient"], reduced["count"]
         if step_of_grid is not None:
             total, noisy, noise_squares = with_grid_noise(total, keys, step_of_grid)
         elif "past_noise" in state:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import require
+from dpx.durable import sync_directory
 from dpx.experiment import Experiment
-from dpx.randomness import sync_directory
 from dpx.run_folder import write_json
 from dpx.tuning.declarations import Tune
 

@@ -44,7 +44,8 @@ NOISY = "_with_noise(total, keys, deviation) if keys"
 SLICE_KEY = 'secret.key("noise", step, path_name(path), index)'
 COUNTED = "is_counted_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B) & ~is_padding_B"
 EVENTS = "dpx/privacy/events.py"
-LEDGER = "dpx/privacy/ledger.py"
+LEDGER, CHAIN = "dpx/privacy/ledger.py", "dpx/privacy/chain.py"
+ACCIDENTS = "tests/job/test_accidents.py::"
 CHARGED = 'charges.append((_release(run), sum(count for _, count in run["steps"])))'
 APART = """for z in [run["noise_multiplier"], *(run[name] for name in BESIDE if run.get(name))]:
                 alone = run | dict.fromkeys(BESIDE) | {"noise_multiplier": z}
@@ -81,14 +82,14 @@ MUTANTS = (
     Mutant(
         "noise reused after a fork, the key inherited",
         "dpx/training/beginning.py",
-        "+ (fork << 128)",
+        "+ (branch << 128)",
         "",
         "tests/training/test_session.py::test_a_fork_takes_a_fresh_key_and_the_whole_parents_ledger",
     ),
     Mutant(
         "noise reused in a new epoch, the key kept",
         "dpx/training/beginning.py",
-        'f"root_secret_{epoch}"',
+        'f"root_secret_{number}"',
         '"root_secret_0"',
         "tests/training/test_session.py::test_another_microbatch_starts_a_new_noise_epoch_and_charges_again",
     ),
@@ -158,8 +159,8 @@ MUTANTS = (
     Mutant(
         "counted N sampled from under add_remove",
         LOOP,
-        "q, population = size / calibrated.size,",
-        "q, population = size / runtime.store.population(experiment.privacy),",
+        ".at(step) / runtime.calibrated.size,",
+        ".at(step) / runtime.store.population(experiment.privacy),",
         "tests/training/test_loop.py::test_the_rate_and_the_charge_follow_the_declared_size",
     ),
     Mutant(
@@ -171,16 +172,16 @@ MUTANTS = (
     ),
     Mutant(
         "ledger reset on resume",
-        "dpx/privacy/ledger.py",
-        "if not self.path.exists():\n            self._create()",
-        "self._create()",
+        CHAIN,
+        "if not self.path.exists():",
+        "if True:",
         "tests/training/test_session.py::test_a_replayed_run_ends_with_the_same_bits_and_ledger",
     ),
     Mutant(
-        "ledger written after release",
+        "a step that is not in the ledger when its noise is drawn",
         LOOP,
-        "_enter(runtime, beginning.epoch, step)\n        state, metrics = one_step(runtime, beginning.secret, step, state)",
-        "state, metrics = one_step(runtime, beginning.secret, step, state)\n        _enter(runtime, beginning.epoch, step)",
+        "    _enter(runtime, epoch, step)\n",
+        "",
         "tests/training/test_loop.py::test_the_ledger_is_written_before_the_noise_is_drawn",
     ),
     Mutant(
@@ -293,15 +294,15 @@ MUTANTS = (
     Mutant(
         "correlated noise carried under a fresh key",
         "dpx/training/beginning.py",
-        'if first_step == epochs[-1]["from_step"]:\n        state = _without_past_noise(state)',
-        "pass",
+        "without_past_noise(state) if first_step == epoch.from_step else state",
+        "state",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
     Mutant(
         "correlated noise carried into a fork",
         "dpx/training/beginning.py",
-        "first_step, state = _forked(folder.fork, state, ledger)\n        state = _without_past_noise(state)",
-        "first_step, state = _forked(folder.fork, state, ledger)",
+        "    state = without_past_noise(state)\n    checkpoints.save(first_step",
+        "    checkpoints.save(first_step",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
     Mutant(
@@ -329,8 +330,8 @@ MUTANTS = (
     Mutant(
         "a refuted run keeps its guarantee",
         "dpx/privacy/statement.py",
-        "reasons_against(experiment, manifest) + refuted(verdict)",
-        "reasons_against(experiment, manifest)",
+        "reasons_against(experiment, manifest) + chosen_late(entered) + refuted(verdict)",
+        "reasons_against(experiment, manifest) + chosen_late(entered)",
         "tests/audit/test_canaries.py::test_a_broken_mechanism_fails_its_own_run",
     ),
     Mutant(
@@ -353,6 +354,41 @@ MUTANTS = (
         'run["q"] * run["cycle"]',
         'run["q"]',
         "tests/mechanism/test_banded.py::test_one_release_is_charged_each_time_the_busiest_group_comes_round",
+    ),
+    Mutant(
+        "a replayed step is not compared with its entry",
+        LOOP,
+        "if before is not None and before != as_text(",
+        "if False and before != as_text(",
+        ACCIDENTS + "test_a_sum_that_changed_on_replay_meets_a_fresh_key_and_both_are_charged",
+    ),
+    Mutant(
+        "a copied folder goes on with the key",
+        "dpx/training/beginning.py",
+        " and self._place(epoch.number) == epoch.secret_place:",
+        ":",
+        ACCIDENTS + "test_both_of_a_folder_and_its_copy_go_on_under_keys_of_their_own",
+    ),
+    Mutant(
+        "a run goes on from a state that its noise epoch does not cover",
+        "dpx/training/beginning.py",
+        "if not is_own and (first_step, start) != (epoch.from_step, epoch.start):",
+        "if False:",
+        ACCIDENTS + "test_a_checkpoint_moved_away_in_a_later_noise_epoch_leaves_no_draw_uncharged",
+    ),
+    Mutant(
+        "values released before the statement that charges for them",
+        "dpx/training/session.py",
+        "self.released.hold(self.epoch.number, step, metrics)",
+        "self.released.hold(self.epoch.number, step, metrics); self.released.publish(self.runtime.ledger.mark)",
+        ACCIDENTS + "test_no_value_is_released_ahead_of_the_statement_that_charges_for_it[telemetry]",
+    ),
+    Mutant(
+        "parts of a folder not held against its ledger",
+        "dpx/agreement.py",
+        "_unmarked(ledger, content) if mark is None else ledger.missing(mark)",
+        "None",
+        ACCIDENTS + "test_a_ledger_that_was_lost_cut_edited_or_set_back_never_lowers_epsilon[cut]",
     ),
 )
 

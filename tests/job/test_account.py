@@ -67,14 +67,16 @@ def test_branches_are_accounted_jointly(run, tmp_path):
     branch.inherit(Ledger(run.private / "ledger"))
     for step in range(10, 20):
         branch.append(step, ENTRY)
-    joint = ledger.join(read(run.path), read(tmp_path / "branch"))
+    joint = ledger.join(read(run.path).runs, read(tmp_path / "branch").runs)
     assert sum(count for found in joint for _, count in found["steps"]) == 30
 
 
 def test_a_statement_is_as_good_as_its_ledger(run):
     run.release.mkdir()
-    statement.write(run.release / "privacy.json", {"ledger": {"runs": read(run.path)}})
-    assert read(run.release / "privacy.json") == read(run.private / "ledger") == read(run.path)
+    entered = Ledger(run.private / "ledger")
+    statement.write(run.release / "privacy.json", {"ledger": {"runs": entered.runs(), **statement.chain_facts(entered)}})
+    assert read(run.release / "privacy.json").runs == read(run.private / "ledger").runs == read(run.path).runs
+    assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
 
 
 @pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path])
@@ -95,7 +97,7 @@ def test_until_cuts_spans():
 
 
 def test_infinite_values_are_written_as_nothing(run):
-    found = account(read(run.path), "deterministic", 1e-6, "zero_out")
+    found = account(read(run.path).runs, "deterministic", 1e-6, "zero_out")
     assert all(value is None or math.isfinite(value) for row in found[1].rows for value in row)
 
 

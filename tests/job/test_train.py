@@ -30,7 +30,7 @@ def trained(tmp_path_factory):
 def test_the_run_folder_holds_what_the_design_names(trained):
     _, folder = trained
     assert {path.name for path in folder.release.iterdir()} == {"config.yaml", "params", "privacy.json"}
-    assert {"ledger", "root_secret_0", "epochs.json", "checkpoints", "metrics.jsonl", "tensorboard", "results.json"} <= {
+    assert {"ledger", "root_secret_0", "checkpoints", "metrics.jsonl", "tensorboard", "results.json"} <= {
         p.name for p in folder.private.iterdir()
     }
     secret = (folder.private / "root_secret_0").read_bytes()
@@ -70,7 +70,7 @@ def test_load_gives_parameters_and_claim(trained):
     experiment, folder = trained
     loaded = dpx.load(folder.path)
     assert loaded.experiment == experiment
-    assert loaded.privacy["guarantee"] == "dp"
+    assert loaded.privacy["guarantee"] == "dp" and loaded.is_checked
     sizes = sum(np.size(leaf) for leaf in jax.tree.leaves(loaded.params))
     assert sizes == experiment.model.parameters(experiment.data.vocabulary.size, next_sentence=False)
 

@@ -146,7 +146,7 @@ def test_a_step_releases_multiples_of_the_spacing_with_the_stated_variance(micro
     size = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
     deviation = grid.deviation(experiment, 0.5, size)
     noise = grid_noise(SECRET, 0, state["params"], deviation)
-    state, metrics = step.finish(state, step.zero(), noise, np.float32(0), np.float32(8), np.float32(0))
+    state, metrics = step.finish(state, step.reduce(step.zero()), noise, np.float32(0), np.float32(8), np.float32(0))
     for leaf in jax.tree.leaves(state["moments"][0].mu):
         steps = np.asarray(leaf, np.float64) * 8 / spacing
         assert np.array_equal(steps, np.round(steps))

@@ -59,7 +59,6 @@ SUPPORTED = {
     ("truncated_poisson", "replace_one"): {"deterministic"},
     ("fixed_size", "zero_out"): {"deterministic"},
     ("fixed_size", "replace_one"): {"rdp", "deterministic"},
-    ("balls_in_bins", "add_remove"): {"pld", "rdp", "deterministic"},
     **{(name, adjacency): {"pld", "rdp", "deterministic"} for name in IN_PASSES for adjacency in ("zero_out", "replace_one")},
 }
 

@@ -10,7 +10,9 @@ import pytest
 
 from dpx.declaration import Refused
 from dpx.privacy import ledger as ledgers
-from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
+
+from .unchained import unchain
 
 PLAIN = {"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5}
 
@@ -39,7 +41,7 @@ def counted(runs):
 def test_a_step_is_one_tiny_line(tmp_path):
     fill(tmp_path / "ledger", range(1000))
     lines = (tmp_path / "ledger").read_text().splitlines()
-    assert lines[2:] == [str(step) for step in range(1000)]
+    assert [line.split()[1] for line in lines[2:]] == [str(step) for step in range(1000)] and max(map(len, lines[2:])) < 40
 
 
 def test_read_back_is_what_was_entered(tmp_path):
@@ -47,7 +49,7 @@ def test_read_back_is_what_was_entered(tmp_path):
     again = Ledger(tmp_path / "ledger")
     again.append(2, entry(q=0.02))
     assert list(Ledger(tmp_path / "ledger").entries()) == [(0, entry()), (1, entry()), (2, entry(q=0.02))]
-    assert again.last_step(0) == 2 and again.last_step(1) is None
+    assert again.steps(0) == {0, 1, 2} and again.steps(1) == set()
 
 
 def test_append_syncs_file_before_it_returns_and_creation_its_directory(tmp_path, monkeypatch):
@@ -66,7 +68,7 @@ def test_a_torn_tail_is_dropped_and_written_over(tmp_path, lost):
     whole = (tmp_path / "ledger").read_bytes()
     (tmp_path / "ledger").write_bytes(whole[:-lost])
     torn = Ledger(tmp_path / "ledger")
-    assert torn.last_step(0) == 9_998
+    assert torn.steps(0) == {9_997, 9_998}
     torn.append(9_999, entry())
     assert [step for step, _ in Ledger(tmp_path / "ledger").entries()] == [9_997, 9_998, 9_999]
 
@@ -85,7 +87,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         ledger.append(1234, entry())
     monkeypatch.setattr(os, "pwrite", pwrite)
-    assert ledger.last_step(0) == 0
+    assert ledger.steps(0) == {0}
     ledger.append(5, entry())
     assert [step for step, _ in Ledger(tmp_path / "ledger").entries()] == [0, 5]
 
@@ -112,7 +114,7 @@ def test_a_fork_inherits_everything_and_its_own_epoch_starts_empty(tmp_path):
     child = Ledger(tmp_path / "child")
     child.inherit(parent)
     child.inherit(parent)
-    assert child.last_step(0) is None
+    assert child.steps(0) == set()
     child.append(4, entry())
     assert counted(Ledger(tmp_path / "child").runs()) == [(0.01, 11)]
 
@@ -191,5 +193,84 @@ for step in range(10**6):
     announced = int(line)
     child.stdout.close()
     child.wait()
-    last = Ledger(tmp_path / "ledger").last_step(0)
+    last = max(Ledger(tmp_path / "ledger").steps(0))
     assert last is not None and last >= announced >= 50
+
+
+def test_a_changed_line_is_found_by_itself(tmp_path):
+    ledger = fill(tmp_path / "ledger", range(4))
+    ledger.close()
+    text = (tmp_path / "ledger").read_text()
+    for changed in (text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'), text.replace(" 2\n", " 7\n")):
+        (tmp_path / "ledger").write_text(changed)
+        with pytest.raises(Refused, match=r"line \d was changed, or one before it is missing"):
+            Ledger(tmp_path / "ledger")
+    lines = text.splitlines(keepends=True)
+    (tmp_path / "ledger").write_text("".join(lines[:2] + lines[3:]))
+    with pytest.raises(Refused, match="line 3 was changed, or one before it is missing"):
+        Ledger(tmp_path / "ledger")
+
+
+def test_a_mark_is_a_place_in_one_ledger_alone(tmp_path):
+    ledger = fill(tmp_path / "ledger", range(3))
+    early = ledger.mark
+    ledger.append(3, entry())
+    late = ledger.mark
+    assert ledger.missing(early) is None and ledger.missing(late) is None
+    ledger.close()
+    lines = (tmp_path / "ledger").read_bytes().splitlines(keepends=True)
+    (tmp_path / "ledger").write_bytes(b"".join(lines[: early.position]))
+    short = Ledger(tmp_path / "ledger")
+    assert short.missing(early) is None and "ends at line" in short.missing(late)
+    short.append(7, entry())
+    assert "has another line" in short.missing(late)
+    assert "is another one" in fill(tmp_path / "other", range(4)).missing(early)
+
+
+def test_the_digest_that_leaves_is_keyed(tmp_path):
+    """Two ledgers with the same lines have other digests: an outsider who guesses the lines cannot check the guess."""
+    marks = [fill(tmp_path / name, range(3)).mark for name in ("a", "b")]
+    assert marks[0].position == marks[1].position and marks[0].digest != marks[1].digest
+    assert (tmp_path / "a").read_text().count('"key"') == 1
+
+
+def test_a_ledger_from_before_the_chain_is_read_and_chained_by_its_next_line(tmp_path):
+    path = tmp_path / "ledger"
+    fill(path, range(5)).close()
+    unchain(path)
+    old = Ledger(path)
+    assert not old.is_chained and old.mark is None and old.steps(0) == set(range(5))
+    before = path.read_bytes()
+    assert Ledger(path).runs() == old.runs() and path.read_bytes() == before, "reading changes nothing"
+    old.append(5, entry())
+    again = Ledger(path)
+    assert again.is_chained and again.was_unchained and again.identity == old.identity and again.steps(0) == set(range(6))
+    assert counted(again.runs()) == [(0.01, 6)]
+
+
+def test_epochs_sums_and_plans_are_read_back(tmp_path):
+    ledger = Ledger(tmp_path / "ledger")
+    facts = {"from_step": 0, "start": None, "secret_tag": "t", "secret_place": 5, "fingerprint": {"data": "d"}, "why": "the run begins"}
+    ledger.declare_plan({"steps": 3})
+    ledger.open_epoch(Epoch(number=0, name="first", **facts))
+    ledger.append(0, entry(epoch_name="first"))
+    ledger.record_sum("first", 0, "ab")
+    ledger.open_epoch(Epoch(number=1, name="second", **facts))
+    ledger.note_choices(["steps"])
+    again = Ledger(tmp_path / "ledger")
+    assert [epoch.name for epoch in again.epochs] == ["first", "second"] and again.plan == {"steps": 3}
+    assert again.sum_of("first", 0) == "ab" and again.sum_of("second", 0) is None and again.chosen_after_results == ["steps"]
+    assert again.holds(0, entry(epoch_name="first")) and not again.holds(0, entry(epoch_name="second"))
+
+
+def test_epochs_of_one_number_and_other_names_are_charged_apart(tmp_path):
+    """Two copies of a folder both open epoch 1; jointly each of their steps counts."""
+    parent = fill(tmp_path / "parent", range(4))
+    branches = []
+    for name in ("a", "b"):
+        branch = Ledger(tmp_path / name)
+        branch.inherit(parent)
+        for step in range(4, 6):
+            branch._enter([(parent.identity, step, entry(epoch=1, epoch_name=name))])
+        branches.append(branch.runs())
+    assert counted(ledgers.join(*branches)) == [(0.01, 4 + 2 + 2)]

@@ -97,7 +97,7 @@ def test_ledger_not_synced_before_release(small, tmp_path, monkeypatch):
         assert synced
 
     check()
-    monkeypatch.setattr(Ledger, "append", lambda self, step, entry: self._remember(self.identity, step, entry))
+    monkeypatch.setattr(Ledger, "append", lambda self, step, entry: self._entered.append((self.identity, step, entry)))
     caught(check)
 
 
@@ -158,7 +158,10 @@ def test_an_approximation_under_epsilon(small, tmp_path):
 
     experiment = small(accountant=GdpClt())
     document = statement.build(
-        experiment, SimpleNamespace(vocabulary_source="public_split"), calibrate(experiment, N), entered(experiment, tmp_path / "l", 20)
+        experiment,
+        SimpleNamespace(vocabulary_source="public_split", rows={"protected": N}),
+        calibrate(experiment, N),
+        entered(experiment, tmp_path / "l", 20),
     )
 
     def check(found):

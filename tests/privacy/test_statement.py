@@ -57,7 +57,8 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
 def test_planned_and_spent_differ_until_the_end(small, tmp_path):
     document = run(small(), tmp_path, steps=5)
     assert document["planned"]["steps"] == 20 and document["spent"]["steps"] == 5
-    assert document["epsilon"] == document["spent"]["epsilon"]
+    assert document["epsilon"] == document["planned"]["epsilon"], "the headline is that of the planned end"
+    assert "depends neither on the data" in document["spent"]["valid_only_if"]
     assert 0 < document["spent"]["epsilon"]["pld"] < document["planned"]["epsilon"]["pld"]
 
 
@@ -66,10 +67,11 @@ def test_a_finished_run_spends_what_was_planned(small, tmp_path):
     assert document["spent"]["epsilon"] == document["planned"]["epsilon"]
 
 
-def test_nothing_is_spent_before_the_first_step(small):
+def test_the_plan_is_stated_and_nothing_spent_before_the_first_step(small):
     experiment = small()
     document = statement.build(experiment, None, calibrate(experiment, N))
-    assert document["epsilon"] == {"pld": 0.0, "rdp": 0.0} and document["spent"]["steps"] == 0
+    assert document["epsilon"] == document["planned"]["epsilon"] and document["epsilon"]["pld"] > 0
+    assert document["spent"]["epsilon"] == {"pld": 0.0, "rdp": 0.0} and document["spent"]["steps"] == 0
 
 
 def test_epsilon_at_several_deltas_falls(small, tmp_path):
@@ -95,7 +97,7 @@ def test_reasons_take_the_guarantee_and_every_epsilon(small, tmp_path, change, r
 
 def test_what_the_data_room_found_outranks_the_declaration(small):
     experiment = small()
-    manifest = SimpleNamespace(vocabulary_source="protected")
+    manifest = SimpleNamespace(vocabulary_source="protected", rows={"protected": N})
     assert statement.build(experiment, manifest, calibrate(experiment, N))["guarantee"] == "none"
 
 

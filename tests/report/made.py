@@ -1,5 +1,6 @@
 """Made-up runs: as rows would tell them, and as folders a run would leave."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -8,6 +9,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.statement import chain_facts
 from dpx.report.rows import Run
 
 ACCURACY = "heldout/mlm_accuracy"
@@ -55,7 +58,9 @@ def _scheduled(sizes: list[int], values: list[float], fall: float, examples: flo
     return replicates("anil_batch_schedule", values, snr=lambda step: step**-fall, finals=finals, batch_schedule__sizes=sizes)
 
 
-def folder(outputs: Path, name: str, plain: dict[str, Any], accuracy: float, steps: int = 100, private: bool = True) -> Path:
+def folder(
+    outputs: Path, name: str, plain: dict[str, Any], accuracy: float, steps: int = 100, private: bool = True, corpus: str = "0" * 64
+) -> Path:
     """What a finished run of `steps` steps leaves behind; `plain` is its resolved config."""
     made = outputs / f"{name}-{hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:10]}"
     (made / "release").mkdir(parents=True)
@@ -66,6 +71,10 @@ def folder(outputs: Path, name: str, plain: dict[str, Any], accuracy: float, ste
         claim = {"guarantee": "dp", "reasons": [], "unit": "row", "adjacency": "zero_out", "accountant": "rdp", "delta": 1e-6}
         claim |= {"declared_size": 1000, "epsilon": {"rdp": 5.36}, "mechanism": {"noise_multiplier": 0.8}, "unsupported": []}
         claim |= {"assumptions": ["the vocabulary is fitted on documents of the public split, which are not protected"]}
+    with contextlib.closing(Ledger(made / "private" / "ledger")) as entered:
+        fresh = Epoch(number=0, name="0", from_step=0, start=None, secret_tag="", secret_place=None, fingerprint={"data": corpus}, why="")
+        entered.open_epoch(fresh)
+        claim["ledger"] = chain_facts(entered)
     (made / "release" / "privacy.json").write_text(json.dumps(claim))
     results = {
         "steps": steps,

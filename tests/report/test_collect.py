@@ -82,8 +82,7 @@ def test_runs_of_another_corpus_than_the_latest_are_left_out_and_named(tmp_path:
     """A recipe leaves the corpus open; the rows say which it was, without the place where it lay."""
     for number, (checksum, at) in enumerate([("aaaa", "2026-01-01"), ("bbbb", "2026-01-02"), ("bbbb", "2026-01-03")]):
         corpus = ["data=text", f"data.source.paths=[/some/where/{checksum}.jsonl.gz]"]
-        folder = made.folder(tmp_path, SWEEP, _plain(*_point(number), *corpus), 0.1 * number)
-        (folder / "private" / "epochs.json").write_text(json.dumps([{"epoch": 0, "fingerprint": {"data": checksum * 16}}]))
+        folder = made.folder(tmp_path, SWEEP, _plain(*_point(number), *corpus), 0.1 * number, corpus=checksum * 16)
         (folder / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "at": at}}))
     found, _ = collect.collect(tmp_path, ("laptop_anil_",))
     assert "bbbb.jsonl.gz (bbbbbbbbbbbb)" in {row.value for row in found} and not any("/some/where" in row.value for row in found)

@@ -24,6 +24,7 @@ class Texts(NamedTuple):
 
     gather: str
     accumulate: str
+    reduce: str
     finish: str
     params: Any
     mesh: Mesh
@@ -47,10 +48,11 @@ def compiled(request, micro):
         key, one = np.zeros(2, np.uint32), np.float32(1)
         accumulate = step.accumulate.lower(step.gather(state["params"]), step.zero(), rows, is_padding, np.int32(count), key, key)
         keys = slice_keys(RootSecret.from_seed(0), 0, state["params"])
-        finish = step.finish.lower(state, step.zero(), keys, one, one, one)
+        reduce = step.reduce.lower(step.zero(), (one, one))
+        finish = step.finish.lower(state, step.reduce(step.zero(), (one, one)), keys, one, one, one)
         gather = step.gather.lower(state["params"])
-        texts = [lowered.compile().as_text() or "" for lowered in (gather, accumulate, finish)]
-        yield Texts(gather=texts[0], accumulate=texts[1], finish=texts[2], params=state["params"], mesh=mesh)
+        texts = [lowered.compile().as_text() or "" for lowered in (gather, accumulate, reduce, finish)]
+        yield Texts(*texts, params=state["params"], mesh=mesh)
 
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
@@ -69,7 +71,7 @@ def test_nothing_crosses_examples_while_microbatches_are_summed(compiled):
 
 def test_no_loop_crosses_examples(compiled):
     assert "while(" in compiled.finish
-    for text in (compiled.gather, compiled.finish):
+    for text in (compiled.gather, compiled.reduce, compiled.finish):
         assert not any(found.is_in_loop for found in collectives(text))
 
 
@@ -84,13 +86,19 @@ def test_parameters_are_gathered_once(compiled):
     assert gathered == split
 
 
+def test_no_leaf_crosses_examples_once_it_is_reduced(compiled):
+    found = [one for one in collectives(compiled.finish) if crosses_examples(one, compiled.mesh)]
+    # Norms, one number a layer and parameter.
+    assert sum(one.elements for one in found) < 200
+
+
 def test_each_leaf_is_reduced_once(compiled):
     """Over all devices that hold examples; with fsdp a leaf is scattered and its part then reduced over data."""
-    found = [one for one in collectives(compiled.finish) if one.kind in ("all-reduce", "reduce-scatter")]
+    found = [one for one in collectives(compiled.reduce) if one.kind in ("all-reduce", "reduce-scatter")]
     reduced = sum(one.elements for one in found if crosses_examples(one, compiled.mesh))
     parameters, mesh = sum(leaf.size for leaf in jax.tree.leaves(compiled.params)), compiled.mesh
     expected = parameters if mesh.fsdp == 1 else parameters / mesh.fsdp * 2
-    # The rest are norms and counts.
+    # The rest are counts and the checksum.
     assert expected / mesh.tensor <= reduced <= 1.05 * expected / mesh.tensor + 200
 
 

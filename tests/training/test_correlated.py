@@ -60,10 +60,10 @@ def test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch(experiment, t
     assert [item["count"] for item in claim["ledger"]["events"]] == [2]
     once = loop.one_step
 
-    def mortal(runtime, secret, step, state):
+    def mortal(runtime, epoch, secret, step, state):
         if step == 3:
             raise KeyboardInterrupt
-        return once(runtime, secret, step, state)
+        return once(runtime, epoch, secret, step, state)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "one_step", mortal)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpx.experiment import Schedule
-from dpx.training.fingerprint import code_of, differences, fingerprint
+from dpx.training.fingerprint import code_of, differences, fingerprint, processor
 
 from .conftest import declare
 
@@ -42,3 +42,29 @@ def test_what_differs_is_named(monkeypatch):
     assert differences(first, fingerprint(declare(), "other", 3)) == ["data", "microbatch"]
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     assert differences(first, fingerprint(declare(), "data", 4)) == ["environment"]
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"])
+def test_another_number_of_threads_is_another_fingerprint(monkeypatch, name):
+    first = fingerprint(declare(), "data", 4)
+    monkeypatch.setenv(name, "1")
+    assert differences(first, fingerprint(declare(), "data", 4)) == ["threads"]
+
+
+def test_fewer_cores_are_another_fingerprint(monkeypatch):
+    first = fingerprint(declare(), "data", 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(first["threads"]["cores"] + 1)))
+    assert differences(first, fingerprint(declare(), "data", 4)) == ["threads"]
+
+
+def test_another_processor_and_other_kernels_are_another_fingerprint(monkeypatch):
+    first = fingerprint(declare(), "data", 4)
+    known = processor()
+    monkeypatch.setattr("dpx.training.fingerprint.processor", lambda: known | {"instructions": "others"})
+    monkeypatch.setattr("dpx.training.fingerprint.accelerator_libraries", lambda: {"nvidia-cublas-cu12": "12.9"})
+    assert differences(first, fingerprint(declare(), "data", 4)) == ["accelerator_libraries", "processor"]
+
+
+def test_the_processor_is_read_with_its_instructions():
+    known = processor()
+    assert set(known) == {"model", "machine", "instructions"} and known == processor()

@@ -59,7 +59,9 @@ def _ending(folder: Path):
     from orbax.checkpoint import v1 as ocp
 
     params = ocp.load(str((folder / "run" / "release" / "params").absolute()))
-    runs = [{k: v for k, v in run.items() if k != "origin"} for run in Ledger(folder / "run" / "private" / "ledger").runs()]
+    runs = [
+        {k: v for k, v in run.items() if k not in ("origin", "epoch_name")} for run in Ledger(folder / "run" / "private" / "ledger").runs()
+    ]
     return params, runs
 
 

@@ -54,12 +54,12 @@ def seen(tmp_path_factory):
             return step.accumulate(params, sums, rows, is_padding, count, *keys, **norm)
 
         def finish(state, sums, keys, deviation, expected, rate, *count):
-            calls["order"].append(session.runtime.ledger.last_step(0))
+            calls["order"].append(max(session.runtime.ledger.steps(0)))
             calls["deviation"], calls["expected"] = float(deviation), float(expected)
             return step.finish(state, sums, keys, deviation, expected, rate, *count)
 
         runtime = dataclasses.replace(session.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
-        loop.run(runtime, session.beginning, lambda *_: None)
+        loop.run(runtime, session.beginning, lambda *_: None, session._renew)
         calls["rows_in_store"], calls["capacity"] = runtime.store.manifest.rows["protected"], step.chunk * step.rows
         calls["calibrated"], calls["clip"] = runtime.calibrated, experiment.clip
         (calls["entry"],) = [entry for _, entry in runtime.ledger.entries()]

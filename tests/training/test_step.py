@@ -80,7 +80,7 @@ def test_an_empty_draw_is_a_noise_only_step(micro, plain):
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(_total(sums)))
     before = jax.tree.map(np.array, state["params"])
     keys = slice_keys(SECRET, 0, state["params"])
-    state, metrics = step.finish(state, sums, keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
+    state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(before))
     assert float(metrics["noise_norm"]) == pytest.approx(0.05 / 10 * np.sqrt(parameters), rel=0.02)
     assert float(metrics["gradient_norm"]) == 0
@@ -95,7 +95,9 @@ def test_the_divisor_is_the_expected_size_not_the_drawn_one(micro, plain):
         state = step.init(INIT)
         sums = _sums(step, state["params"], make_rows(count))
         drawn = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(_total(sums))))
-        _, metrics = step.finish(state, sums, slice_keys(SECRET, 0, state["params"]), np.float32(0.05), np.float32(10), np.float32(1e-2))
+        _, metrics = step.finish(
+            state, step.reduce(sums), slice_keys(SECRET, 0, state["params"]), np.float32(0.05), np.float32(10), np.float32(1e-2)
+        )
         assert float(metrics["gradient_norm"]) == pytest.approx(drawn / 10, rel=1e-5)
         norms.append(drawn)
     assert norms[1] > norms[0]
@@ -135,7 +137,7 @@ def test_mechanism_none_sums_plain_gradients(micro):
     wanted = jax.grad(lambda params: jnp.sum(objective.losses(params, batch)[0]))(state["params"])
     sums = _sums(step, state["params"], rows)
     _assert_close(_total(sums), wanted, atol=2e-6)
-    state, metrics = step.finish(state, sums, None, np.float32(0), np.float32(10), np.float32(1e-2))
+    state, metrics = step.finish(state, step.reduce(sums), None, np.float32(0), np.float32(10), np.float32(1e-2))
     assert float(metrics["gradient_norm"]) > 0
 
 
@@ -174,7 +176,7 @@ def _trained(objective, mesh, method, steps=20):
     for number in range(steps):
         keys = slice_keys(SECRET, number, state["params"])
         sums = _sums(step, state["params"], make_rows(number % 14, first_record=number))
-        state, metrics = step.finish(state, sums, keys, np.float32(0.05), np.float32(10), np.float32(1e-3))
+        state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-3))
     assert np.isfinite(float(metrics["snr"]))
     return jax.tree.map(np.asarray, state["params"])
 

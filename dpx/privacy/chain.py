@@ -1,0 +1,136 @@
+"""An append-only text file that shows when it was cut or changed: each line carries a keyed digest of itself and all lines before it.
+
+A line is `<digest> <JSON>`. The key is drawn with the file and stands in its first line; the file lives under private/, so a digest may
+stand in a released file: without the key it tells nothing about the lines (HMAC; Bellare, Canetti, Krawczyk 1996, by keyed BLAKE2b).
+A `Mark` names a place in the file: whatever follows from the lines up to there carries it, and can be held against the file later.
+
+This finds accidents (a lost, cut, edited or older file), not somebody who holds the key, nor a file and all its marks set back together.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dpx.declaration import Refused, declaration, require
+from dpx.durable import write_durably
+
+DIGEST_BYTES = 16
+RESTORE = "Restore the file. A new run goes into a folder of its own (replicate=1), and what was spent here stays spent"
+
+
+@declaration
+class Mark:
+    """A place in a chain: its name, the number of lines up to there, and the digest of the last of them."""
+
+    chain: str
+    position: int
+    digest: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"chain": self.chain, "position": self.position, "digest": self.digest}
+
+
+def mark_of(node: Any) -> Mark | None:
+    """The mark that `as_json` was written for; `None` for anything else, as in files from before there were marks."""
+    try:
+        return Mark(**node)
+    except Exception:
+        return None
+
+
+class Chain:
+    """The chain at `path`; a new one, whose first line also holds `facts`, is made durably where there is none.
+
+    `lines` are the JSON values after the first line. A last line without its line feed was never acknowledged and is dropped.
+    Raises `Refused` for a file that is no chain, or whose lines do not follow from each other.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None):
+        self.path = Path(path)
+        self._handle: int | None = None
+        if not self.path.exists():
+            write_durably(self.path, _first_line({"chain": secrets.token_hex(8)} | (facts or {})))
+        self._read()
+
+    @property
+    def mark(self) -> Mark:
+        """The place after the last line."""
+        return Mark(chain=self.name, position=len(self._digests), digest=self._digests[-1].hex())
+
+    def missing(self, mark: Mark) -> str | None:
+        """Why `mark` is no place in this chain, in words; `None` where it is one."""
+        if mark.chain != self.name:
+            return f"is another one ({self.name}) than the one it names ({mark.chain})"
+        if mark.position > len(self._digests):
+            return f"ends at line {len(self._digests)}, but it follows from line {mark.position}"
+        if self._digests[mark.position - 1].hex() != mark.digest:
+            return f"has another line {mark.position} than the one it follows from"
+        return None
+
+    def append(self, values: Iterable[Any]) -> None:
+        """Adds JSON values in one synced write; after a failure the next write starts from the last whole line."""
+        values, digests, data = list(values), [self._digests[-1]], b""
+        for value in values:
+            text = json.dumps(value).encode()
+            digests.append(_digest(self._key, digests[-1], text))
+            data += digests[-1].hex().encode() + b" " + text + b"\n"
+        self._write(data)
+        self.lines += values
+        self._digests += digests[1:]
+
+    def _write(self, data: bytes) -> None:
+        if self._handle is None:
+            self._handle = os.open(self.path, os.O_WRONLY)
+            os.ftruncate(self._handle, self._length)
+        try:
+            if os.pwrite(self._handle, data, self._length) != len(data):
+                raise OSError(28, "No space left on device", str(self.path))
+            os.fsync(self._handle)
+        except OSError:
+            self.close()
+            raise
+        self._length += len(data)
+
+    def _read(self) -> None:
+        *whole, torn = self.path.read_bytes().split(b"\n")
+        self._length = self.path.stat().st_size - len(torn)
+        try:
+            self.first = json.loads(whole[0].partition(b" ")[2])
+            self.name, self._key = str(self.first["chain"]), bytes.fromhex(self.first["key"])
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise Refused(self.path, "is not a chain of lines, or its first line was changed", RESTORE) from error
+        self.lines: list[Any] = []
+        self._digests: list[bytes] = []
+        for number, line in enumerate(whole):
+            self._take(number, *line.partition(b" ")[::2])
+
+    def _take(self, number: int, digest: bytes, text: bytes) -> None:
+        expected = _digest(self._key, self._digests[-1] if number else b"", text)
+        require(digest == expected.hex().encode(), self.path, f"line {number + 1} was changed, or one before it is missing", RESTORE)
+        self._digests.append(expected)
+        if number:
+            self.lines.append(json.loads(text))
+
+    def close(self) -> None:
+        """Gives the file handle back; a later append opens it again."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __del__(self):
+        if hasattr(self, "_handle"):
+            self.close()
+
+
+def _first_line(facts: dict[str, Any]) -> bytes:
+    key = secrets.token_bytes(32)
+    text = json.dumps(facts | {"key": key.hex()}).encode()
+    return _digest(key, b"", text).hex().encode() + b" " + text + b"\n"
+
+
+def _digest(key: bytes, before: bytes, text: bytes) -> bytes:
+    return hashlib.blake2b(before + text, key=key, digest_size=DIGEST_BYTES).digest()

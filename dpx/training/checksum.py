@@ -1,0 +1,47 @@
+"""A checksum of what a step's noise is added to, computed where the arrays live.
+
+Every number's bits are mixed with its place and added up modulo 2^32: integers add up alike in any order, so the checksum is the same
+however the arrays are spread over devices. Two lanes with other constants make 64 bits. It tells an accident (another sum under the same
+key) from a replay; it is no signature, and it depends on the data, so it stays under private/.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+# Odd multipliers of the 32-bit finalisers lowbias32 and its sibling (Wellons 2018): every bit of a word reaches every bit of the mix.
+_LANES = ((0x7FEB352D, 0x846CA68B), (0x21F0AAAD, 0x735A2D97))
+_PLACE, _LEAF = 0x9E3779B1, 0x85EBCA77
+
+
+def checksum(tree: Any) -> UInt32[Array, "2"]:
+    """Of all leaves (float32 or 32-bit integers) of `tree`, in its own order; places are counted within each leaf."""
+    sums = [_of_leaf(jnp.asarray(leaf), number) for number, leaf in enumerate(jax.tree.leaves(tree))]
+    return jnp.sum(jnp.stack(sums), axis=0, dtype=jnp.uint32)
+
+
+def _of_leaf(leaf: Array, number: int) -> UInt32[Array, "2"]:
+    words = leaf if leaf.dtype == jnp.uint32 else jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    place = jnp.uint32((number + 1) * _LEAF & 0xFFFFFFFF) + _places(words.shape) * jnp.uint32(_PLACE)
+    return jnp.stack([jnp.sum(_mixed(words ^ _mixed(place, *_LANES[1 - lane]), *_LANES[lane]), dtype=jnp.uint32) for lane in (0, 1)])
+
+
+def _places(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+    """The row-major number of every element, modulo 2^32; axis by axis, so that a leaf need not be laid out flat."""
+    strides = [math.prod(shape[axis + 1 :]) & 0xFFFFFFFF for axis in range(len(shape))]
+    numbers = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride) for axis, stride in enumerate(strides)]
+    return sum(numbers, jnp.zeros(shape, jnp.uint32))
+
+
+def _mixed(word: UInt32[Array, "..."], first: int, second: int) -> UInt32[Array, "..."]:
+    word = (word ^ (word >> 16)) * jnp.uint32(first)
+    word = (word ^ (word >> 15)) * jnp.uint32(second)
+    return word ^ (word >> 16)
+
+
+def as_text(values: Any) -> str:
+    """`uint32[2]` as 16 hexadecimal digits."""
+    return f"{int(values[0]):08x}{int(values[1]):08x}"
