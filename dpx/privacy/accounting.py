@@ -1,4 +1,4 @@
-"""Epsilon of many noisy sums, by dp-accounting: equal releases merged, the grid chosen from q, its warnings kept quiet."""
+"""Epsilon of many noisy sums, by dp-accounting: equal releases merged, its warnings kept quiet."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import pld, rdp
 
 from dpx.declaration import Refused, require
-from dpx.privacy import closed_form, events
+from dpx.privacy import closed_form, events, loss_grid
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -58,44 +58,23 @@ def _rounding_margin(q: float, orders: tuple[float, ...]) -> np.ndarray:
 
 
 class _Losses(pld.PLDAccountant):
-    """dp-accounting's PLD under this package's two names."""
+    """dp-accounting's PLD under this package's two names, with a margin in delta for rounding that can go either way."""
+
+    def __init__(self, relation: dp_accounting.NeighboringRelation, interval: float, margin: float):
+        super().__init__(relation, interval)
+        self._margin = margin
 
     def epsilon(self, delta: float) -> float:
-        return float(self.get_epsilon(delta))
+        margin = self._allowed(delta)
+        return float(self.get_epsilon(delta - margin)) if delta > margin else math.inf
 
     def delta(self, epsilon: float) -> float:
-        return float(self.get_delta(epsilon))
+        found = float(self.get_delta(epsilon))
+        return min(1.0, found + self._allowed(found))
 
-
-# Points of one privacy loss distribution: eight bytes each, a few tens of them alive while composing.
-POINTS_MAX = 1_000_000
-
-
-def grid(charges: Charges) -> float:
-    """PLD discretisation: 1e-4, finer once a step's loss (about q) would drown in it, coarser where that would cost gigabytes.
-
-    At q = 1e-7 a grid of 1e-3 reports 3.5 times the truth, one of 1e-5 a hundredth more. Every grid errs upward.
-    """
-    amplified = [r.sampling_probability * r.rows_per_unit for r, _ in charges if r.sampling_probability < 1]
-    # A mixture is inverted numerically at every grid point: 12 s at 1e-4 where 1e-3 takes one, for 0.05 % of epsilon.
-    coarsest, finest = (1e-3, 5e-5) if any(r.kind == "group" for r, _ in charges) else (1e-4, 1e-5)
-    # Each rate of a ramp is a distribution to build, point by point. Rounding a ramp's rates up costs ten times what this does:
-    # 0.05 % of epsilon at 30 rates, against a grid of 2e-4.
-    coarsest *= min(5.0, max(1.0, len({release for release, _ in charges}) / 6))
-    return max(min(coarsest, max(finest, 5 * min(amplified, default=1.0))), _loss_range(charges) / POINTS_MAX)
-
-
-def _loss_range(charges: Charges) -> float:
-    """Roughly how far privacy losses reach: ten standard deviations of one step, or the mean of all steps."""
-    widest, mean = 0.0, 0.0
-    for release, count in charges:
-        q, sigma = release.sampling_probability, release.noise_multiplier / release.rows_per_unit
-        per_step = q / (2 * sigma**2)
-        mean += count * min(per_step, q**2 * math.expm1(min(sigma**-2, 50.0)))
-        # dp-accounting composes releases of everyone into one, with that much less noise.
-        joint = sigma / math.sqrt(count) if q == 1 else sigma
-        widest = max(widest, (1 + 20 * joint) / (2 * joint**2) + math.log(q))
-    return max(widest, 2 * mean)
+    def _allowed(self, delta: float) -> float:
+        # Below a thousandth of delta it moves epsilon by less than a grid does, and anyone can recompute the statement to the last digit.
+        return self._margin if self._margin > 1e-3 * delta else 0.0
 
 
 def compose(
@@ -107,7 +86,7 @@ def compose(
 ) -> Composition:
     """Composes `(release, count)` charges; raises `Refused` where `accountant` proves nothing for them.
 
-    `interval` overrides the PLD grid: coarser is faster and never below the truth.
+    `interval` overrides the PLD grid (`loss_grid.grid`): coarser is faster and never below the truth.
     """
     event = events.composed(charges, adjacency, accountant)
     relation = events.RELATION[adjacency]
@@ -116,7 +95,8 @@ def compose(
     with quiet():
         if accountant == "rdp":
             return renyi(event, adjacency, proved_orders(charges, orders))
-        return _Losses(relation, interval or grid(charges)).compose(event)  # pyright: ignore[reportReturnType]
+        losses = _Losses(relation, interval or loss_grid.grid(charges, adjacency), loss_grid.rounding(charges))
+        return losses.compose(event)  # pyright: ignore[reportReturnType]
 
 
 def renyi(event: dp_accounting.DpEvent, adjacency: str = "zero_out", orders: Sequence[Real] | None = None) -> Composition:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # Raised when this package's own arithmetic changes, so that older answers are not reused.
-FORMULA = 1
+FORMULA = 2
 
 
 def folder() -> Path:

@@ -72,6 +72,8 @@ def _group_gaussian(factor: float) -> Build:
 
 
 def _poisson(release: Release) -> Event:
+    if release.sampling_probability == 1:
+        return _gaussian(release)
     return dp_accounting.PoissonSampledDpEvent(release.sampling_probability, _gaussian(release))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from dpx.declaration import Refused, require
-from dpx.privacy import accounting, cache, closed_form, events
+from dpx.privacy import accounting, cache, closed_form, events, loss_grid
 from dpx.privacy.accounting import Charges, Real
 
 Spent = Callable[[float], float]
@@ -46,7 +46,8 @@ def solve(
 ) -> float:
     """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another.
 
-    `interval` fixes the PLD grid: with a coarse one the answer errs upward, and a large sweep takes minutes.
+    `interval` is the PLD grid where losses are large against it (finer below, `loss_grid.grid`): with a coarse one the answer errs
+    upward, and a large sweep takes minutes.
     """
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
     require(bool(charges), "runs=[]", "no step is charged", "Give at least one run")
@@ -59,15 +60,26 @@ def solve(
     }
     name = cache.key(question)
 
+    require(
+        accountant != "pld" or delta > 2 * loss_grid.rounding(charges),
+        f"delta={delta}",
+        f"accountant=pld rounds at about {loss_grid.rounding(charges):.1g} over these steps and cannot resolve it",
+        "Use accountant=rdp, or a larger delta",
+    )
+
     @functools.cache
-    def spent(sigma: float, coarse: float | None = None) -> float:
-        return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, coarse or interval).epsilon(delta)
+    def on(sigma: float, width: float) -> float:
+        return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, width).epsilon(delta)
+
+    def spent(sigma: float, of: Callable[..., float] = loss_grid.grid) -> float:
+        # The grid follows the noise at hand: the charges' own noise multipliers are only relative.
+        return on(sigma, of(scaled(charges, sigma), adjacency, interval) if accountant == "pld" else 0.0)
 
     stored = cache.read(name)
     if stored is not None and spent(stored) <= epsilon:
         return stored
     if accountant == "pld":
-        found = _by_losses(spent, epsilon, interval or accounting.grid(charges), _renyi_guess(charges, epsilon, delta, adjacency))
+        found = _by_losses(lambda sigma: spent(sigma, loss_grid.rough), spent, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
     else:
         found = _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0))
     cache.write(name, found, question)
@@ -92,15 +104,8 @@ def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -
         return 1.0
 
 
-def _by_losses(spent: Callable[[float, float | None], float], target: Real, interval: float, guess: float) -> float:
-    """A coarse grid finds the place (its answer is never too small), the run's own grid the value."""
-
-    def coarse(sigma: float) -> float:
-        return spent(sigma, max(interval, min(10 * interval, 1e-3)))
-
-    def fine(sigma: float) -> float:
-        return spent(sigma, None)
-
+def _by_losses(coarse: Spent, fine: Spent, target: Real, guess: float) -> float:
+    """A coarse grid finds the place (its answer is never too small), the run's own grid, at each noise its own, the value."""
     upper = _refine(coarse, target, *_bracket(coarse, target, guess, 1.1), tolerance=1e-3)
     return _refine(fine, target, *_bracket(fine, target, upper, 1.003))
 

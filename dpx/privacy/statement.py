@@ -16,7 +16,7 @@ from dpx.experiment import Experiment
 from dpx.mechanism import grid
 from dpx.mechanism.declarations import REACH, Quantile, ReleasedTelemetry
 from dpx.models.shape import count
-from dpx.privacy import accounting, events, ledger
+from dpx.privacy import accounting, events, ledger, loss_grid
 from dpx.privacy.calibration import Calibrated, beside, compositions, planned_from
 from dpx.privacy.caveats import NOT_COVERED as NOT_COVERED
 from dpx.privacy.caveats import assumptions, not_covered, unsupported, vocabulary_source
@@ -155,7 +155,7 @@ class Spent:
             return None
         error = accounting.rounding_error(self._exact, self._delta, self._adjacency)
         counts = {"distinct": len(self._exact), "composed": len(self._charges)}
-        return counts | {"epsilon_error_at_most": accounting.finite(error), "pld_grid": accounting.grid(self._charges)}
+        return counts | {"epsilon_error_at_most": accounting.finite(error), "pld_grid": loss_grid.grid(self._charges, self._adjacency)}
 
     def events(self) -> list[dict[str, Any]]:
         """The dp-accounting events composed by the run's own accountant: class, arguments and count."""

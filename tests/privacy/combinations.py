@@ -31,7 +31,7 @@ from dpx.mechanism.declarations import (
     SecretTelemetry,
     TargetEpsilon,
 )
-from dpx.privacy import accounting, calibration, closed_form, ledger, statement
+from dpx.privacy import accounting, calibration, closed_form, ledger, loss_grid, statement
 from dpx.privacy.calibration import calibrate
 from dpx.privacy.declarations import Deterministic as WithoutAmplification
 from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
@@ -191,7 +191,7 @@ def held_to(base, seed, path, size=1_000, steps=12):
     """Whether combination `seed` stands; it is checked if it does, and must be refused in one line if not."""
     # A coarse grid is sound and quick; what is checked here does not depend on it.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accounting, "grid", lambda _: 5e-3)
+        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
         try:
             experiment = drawn(base, seed, lambda *_: size, steps)
             calibrated = calibrate(experiment, size)

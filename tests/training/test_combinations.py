@@ -19,7 +19,7 @@ from dpx.declaration import Refused
 from dpx.experiment import Schedule
 from dpx.job.account import read
 from dpx.mechanism.declarations import Banded, TargetEpsilon
-from dpx.privacy import accounting, calibration, statement
+from dpx.privacy import calibration, loss_grid, statement
 from dpx.privacy.calibration import calibrate
 from dpx.run_folder import RunFolder
 from dpx.training import session
@@ -78,7 +78,7 @@ def shared_programs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "make_step", shared(session.make_step, lambda experiment, objective, *_: (objective, _program(experiment))))
         patch.setattr(session, "held_out", shared(session.held_out, lambda objective, *_: (objective,)))
-        patch.setattr(accounting, "grid", lambda _: 5e-3)
+        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
         yield
 
 
