@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpx import batch_schedule
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, calibration, events, ledger, selection, statement
 from dpx.privacy.accounting import Charges
-from dpx.privacy.ledger import Ledger, Runs
-from dpx.tuning.declarations import Tune
+from dpx.tuning import charges, rules
+from dpx.tuning.charges import Cost
+from dpx.tuning.record import Record, Trial
 
 _NOT_COVERED = {
     "uncharged": "the choice among the trials of this search: its winner is charged for its own steps alone",
@@ -21,23 +21,28 @@ _ASSUMED = {
     "composition": "every release on the way to the winner is a step of one of these trials",
     "repeat_and_select": "trials are independent random draws, their number was drawn once and stays secret, only release/winner is shown",
 }
+_DECLARED = "the number of trials was declared before the first, and none was started again because of what it had come to"
+_UNCHAINED = (
+    "this record was begun before records were chained: that nothing of it was lost or changed by then, and that the number of trials was "
+    "declared before the first, is assumed"
+)
+
+Costs = list[tuple[Trial, Cost]]
 
 
-def build(experiment: Experiment, name: str, folders: list[Path], winner: str | None) -> dict[str, Any]:
-    """Every field of the study's `privacy.json`. `folders` are those of all trials that ever began."""
+def build(experiment: Experiment, record: Record, winner: Trial | None) -> dict[str, Any]:
+    """Every field of the study's `privacy.json`, from its record and from what lies in its trials' folders."""
     tune = experiment.tune
     assert tune is not None
-    reasons = _reasons(experiment, tune, folders)
-    # What an uncharged search could claim is its winner's own epsilon, and that is no bound.
-    counted = [folder for folder in folders if tune.charge != "uncharged" or folder.name == winner]
-    branches = _ledgers(counted)
-    epsilon = _epsilon(experiment, tune, branches) if experiment.is_private else {}
     secret = tune.charge == "repeat_and_select"
+    costs = _costs(experiment, record, winner)
+    reasons = _reasons(experiment, record, costs)
+    epsilon = _epsilon(experiment, record, costs) if experiment.is_private else {}
     return {
         "format": statement.FORMAT,
-        "study": name,
+        "study": record.path.name,
         "charge": tune.charge,
-        "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else {"begun": len(folders)},
+        "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else _trials(experiment, record, costs),
         "guarantee": "not_private" if not experiment.is_private else "none" if reasons else "dp",
         "reasons": reasons,
         "unit": experiment.privacy.unit,
@@ -45,73 +50,154 @@ def build(experiment: Experiment, name: str, folders: list[Path], winner: str | 
         "delta": experiment.privacy.delta,
         "epsilon": {} if reasons else epsilon,
         "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(reasons)} for key, one in epsilon.items() if reasons],
+        **_beside(experiment, record, costs, epsilon),
         # Folders of the others would tell how many there are.
-        "winner": winner if not secret else "winner" if winner else None,
-        "assumptions": [_ASSUMED[tune.charge]],
+        "winner": None if winner is None else "winner" if secret else winner.folder,
+        "assumptions": _assumptions(experiment, record),
         "not_covered": [_NOT_COVERED[tune.charge], *statement.NOT_COVERED[2:]],
-        "ledger": {"runs": ledger.join(*branches)} if not secret else {"repeated": _events(experiment, branches)},
+        "ledger": {"repeated": _repeated_events(experiment, record)} if secret else {"runs": ledger.join(*(c.runs for _, c in costs))},
+        "record": {"mark": _mark(record, secret), "unchained": record.was_unchained},
     }
 
 
-def _reasons(experiment: Experiment, tune: Tune, folders: list[Path]) -> list[str]:
+def _costs(experiment: Experiment, record: Record, winner: Trial | None) -> Costs:
+    """Every trial that began, whatever became of it; of an uncharged search the winner alone, whose epsilon is no bound."""
+    assert experiment.tune is not None
+    counted = record.trials if experiment.tune.charge != "uncharged" else [winner] if winner else []
+    return [(trial, charges.of(trial, record, experiment)) for trial in counted]
+
+
+def _mark(record: Record, secret: bool) -> dict[str, Any]:
+    """The line that the statement follows from. Its position counts trials; its digest, without the record's key, tells nothing."""
+    mark = record.chain.mark
+    return {"chain": mark.chain, "digest": mark.digest} if secret else mark.as_json()
+
+
+def _trials(experiment: Experiment, record: Record, costs: Costs) -> dict[str, Any]:
+    assert experiment.tune is not None
+    lost = [trial.folder for trial, cost in costs if cost.lost] if experiment.is_private else []
+    return {"declared": record.declared or experiment.tune.trials, "begun": len(record.trials), "charged_by_plan_alone": lost}
+
+
+def _assumptions(experiment: Experiment, record: Record) -> list[str]:
+    assert experiment.tune is not None
+    declared = [_DECLARED] if experiment.tune.charge == "composition" else []
+    return [_ASSUMED[experiment.tune.charge], *declared, *([_UNCHAINED] if record.was_unchained else [])]
+
+
+def _reasons(experiment: Experiment, record: Record, costs: Costs) -> list[str]:
     """Why the search has no guarantee, those of its trials included."""
+    assert experiment.tune is not None
     if not experiment.is_private:
         return ["mechanism=none"]
-    without = [said for said in _statements(folders) if said["guarantee"] != "dp"]
-    reasons = sorted({reason for said in without for reason in said["reasons"]} | ({"a trial has no guarantee"} if without else set()))
-    if tune.charge == "uncharged":
+    reasons = _of_trials(record, costs)
+    if experiment.tune.charge == "uncharged":
         reasons.append("tune.charge=uncharged: choosing the best of several trials reads the protected data, and nothing here charges it")
+    elif experiment.tune.charge == "composition":
+        reasons += _against_composition(experiment, record, costs)
+    else:
+        reasons = sorted({*reasons, *_against_repetition(costs)})
     return reasons
 
 
-def _ledgers(folders: list[Path]) -> list[Runs]:
-    return [Ledger(path).runs() for path in (folder / "private" / "ledger" for folder in folders) if path.is_file()]
+def _of_trials(record: Record, costs: Costs) -> list[str]:
+    """What trials' own statements say against them, now or when they ended; one whose results are gone still counts."""
+    noted = {reason for trial, _ in costs for reason in trial.reasons}
+    return sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
 
 
-def _statements(folders: list[Path]) -> list[dict[str, Any]]:
-    """Statements of the trials that came far enough to have one."""
-    places = [place for folder in folders for place in (folder / "release", folder / "private" / "withheld")]
-    return [json.loads((place / "privacy.json").read_text()) for place in places if (place / "privacy.json").is_file()]
+def own_reasons(folder: Path) -> list[str]:
+    """Why a trial's own statement has no guarantee; empty where it has one, or the trial did not come so far as to have one."""
+    for place in (folder / "release", folder / "private" / "withheld"):
+        if (place / "privacy.json").is_file():
+            said = json.loads((place / "privacy.json").read_text())
+            return [] if said["guarantee"] == "dp" else ["a trial has no guarantee", *said["reasons"]]
+    return []
 
 
-def _epsilon(experiment: Experiment, tune: Tune, branches: list[Runs]) -> dict[str, float | None]:
-    """By accountant: of `branches` together, or of the best of a random number of such trials."""
-    delta, adjacency = experiment.privacy.delta, experiment.privacy.adjacency
+def _against_composition(experiment: Experiment, record: Record, costs: Costs) -> list[str]:
+    reasons = [cost.disagrees for _, cost in costs if cost.disagrees]
+    if any(cost.planned is None for _, cost in costs):
+        reasons.append("nothing is left of a trial that began before plans were recorded, so what it cost is not known")
+    budget = rules.filter_of(experiment)
+    if budget is None:
+        reasons += record.raised
+        if not all(charges.same(cost.planned, costs[0][1].planned) for _, cost in costs if cost.planned is not None):
+            reasons.append("trials were charged differently: chosen after results, without a budget that was declared before")
+    elif not budget.holds(charges.charges(*(cost.runs for _, cost in costs))):
+        reasons.append("trials that were started again cost more than the budget that was declared before the first")
+    return reasons
+
+
+def _against_repetition(costs: Costs) -> list[str]:
+    """What makes the trials other than so many independent draws of the declared plan; nothing here tells how many there are."""
+    checks = (
+        (any(trial.state != "finished" for trial, _ in costs), "a trial failed, or was killed and never finished"),
+        (any(cost.lost for _, cost in costs), "the results of a trial are lost"),
+        (any(cost.disagrees for _, cost in costs), "a trial's ledger disagrees with what follows from it"),
+        (any(not cost.lost and not charges.is_whole(cost) for _, cost in costs), "a trial was stopped before its planned end"),
+        (any(charges.beyond(cost) for _, cost in costs), "a trial was drawn anew: it was charged for more than its plan"),
+    )
+    return [f"repeat_and_select: {reason}" for holds, reason in checks if holds]
+
+
+def _epsilon(experiment: Experiment, record: Record, costs: Costs) -> dict[str, float | None]:
+    """By accountant: at the planned end of the search, or the declared budget, or of the best of a random number of declared plans."""
+    tune = experiment.tune
+    assert tune is not None
     if tune.charge == "repeat_and_select":
-        charges, orders = _repeated(experiment, branches), getattr(experiment.accountant, "orders", None)
-        if not charges:
+        plan, orders = _plan(record), getattr(experiment.accountant, "orders", None)
+        delta, adjacency = experiment.privacy.delta, experiment.privacy.adjacency
+        if not plan:
             return {}
-        found = selection.epsilon(charges, delta=delta, mean=tune.trials, shape=tune.shape, adjacency=adjacency, orders=orders)
+        found = selection.epsilon(plan, delta=delta, mean=tune.trials, shape=tune.shape, adjacency=adjacency, orders=orders)
         return {"rdp": accounting.finite(found)}
-    charges = accounting.bucketed(ledger.releases(ledger.join(*branches)))
-    if not charges:
+    budget = rules.filter_of(experiment)
+    if budget is not None:
+        return {budget.accountant: budget.epsilon}
+    return _composed(experiment, _planned_end(experiment, record, costs))
+
+
+def _planned_end(experiment: Experiment, record: Record, costs: Costs) -> Charges:
+    """All that began, and the plan once for each declared trial that did not yet."""
+    assert experiment.tune is not None
+    begun = charges.charges(*(cost.runs for _, cost in costs))
+    if experiment.tune.charge == "uncharged":
+        return begun
+    to_begin = max(0, (record.declared or experiment.tune.trials) - len(record.trials))
+    plan = next((cost.planned for _, cost in costs if cost.planned is not None), [])
+    return begun + [(release, count * to_begin) for release, count in ledger.releases(plan)]
+
+
+def _composed(experiment: Experiment, found: Charges) -> dict[str, float | None]:
+    if not found:
         return {}
-    return {name: accounting.finite(found.epsilon(delta)) for name, found in calibration.compositions(experiment, charges).items()}
+    composed = calibration.compositions(experiment, accounting.bucketed(found))
+    return {name: accounting.finite(one.epsilon(experiment.privacy.delta)) for name, one in composed.items()}
 
 
-def _events(experiment: Experiment, branches: list[Runs]) -> list[dict[str, Any]]:
+def _beside(experiment: Experiment, record: Record, costs: Costs, headline: dict[str, float | None]) -> dict[str, Any]:
+    """What was spent so far, beside the epsilon of the planned end; or the budget that is the claim."""
+    assert experiment.tune is not None
+    if not experiment.is_private or experiment.tune.charge != "composition":
+        return {}
+    budget = rules.filter_of(experiment)
+    if budget is not None:
+        return {"budget": {"kind": budget.kind, "epsilon": budget.epsilon, "order": budget.order, "limit": budget.limit}}
+    # Composing takes seconds for a ramp: where every declared trial has begun, this is the headline.
+    to_begin = (record.declared or experiment.tune.trials) > len(record.trials)
+    epsilon = _composed(experiment, charges.charges(*(cost.runs for _, cost in costs))) if to_begin else headline
+    valid = "no trial more begins, and stopping here depended neither on the data nor on anything that a trial gave out"
+    return {"spent": {"trials": len(costs), "epsilon": epsilon, "valid_only_if": valid}}
+
+
+def _plan(record: Record) -> Charges:
+    """The event of one repetition: the plan that was recorded when the first trial began, whatever became of any."""
+    plan = next((trial.plan for trial in record.trials if trial.plan is not None), [])
+    return accounting.bucketed(ledger.releases(plan))
+
+
+def _repeated_events(experiment: Experiment, record: Record) -> list[dict[str, Any]]:
     """The event of one trial, as dp-accounting composes it; the number of trials is in none of it."""
     adjacency = experiment.privacy.adjacency
-    charges = _repeated(experiment, branches)
-    return [{"event": statement.describe(events.event(release, adjacency, "rdp")), "count": count} for release, count in charges]
-
-
-def _repeated(experiment: Experiment, branches: list[Runs]) -> Charges:
-    """One trial's charges: those planned, or more where a trial was restarted and charged for steps again."""
-    planned = [_planned(experiment, runs) for runs in branches if runs]
-    return worst([accounting.bucketed(ledger.releases(runs)) for runs in [*branches, *planned]])
-
-
-def _planned(experiment: Experiment, runs: Runs) -> Runs:
-    """The whole trial of which `runs` may be a part: a trial that failed was the same mechanism."""
-    steps = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
-    return calibration.planned(experiment, steps, runs[0]["size"], runs[0]["noise_multiplier"])
-
-
-def worst(charges: list[Charges]) -> Charges:
-    """Charges that no trial exceeds: of each release the most that any trial made (a restarted trial repeats steps)."""
-    most: dict[events.Release, int] = {}
-    for one in charges:
-        for release, count in one:
-            most[release] = max(count, most.get(release, 0))
-    return list(most.items())
+    return [{"event": statement.describe(events.event(release, adjacency, "rdp")), "count": count} for release, count in _plan(record)]

@@ -6,13 +6,52 @@ from dpx.declaration import declaration, require
 
 
 @declaration
+class Budget:
+    """What a whole search may cost, declared before its first trial; none where `epsilon` is `None` (`dpx.privacy.filter`).
+
+    `order` is the Renyi order at which trials are added up, fixed beforehand; zCDP adds up rho and has none.
+    """
+
+    kind: Literal["renyi", "zcdp"] = "renyi"
+    epsilon: float | None = None
+    order: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is None:
+            is_left_out = self.order is None and self.kind == "renyi"
+            require(is_left_out, "tune.budget", "has no epsilon", "Add tune.budget.epsilon, or leave the budget out")
+            return
+        require(self.epsilon > 0, f"tune.budget.epsilon={self.epsilon}", "allows no trial", "Use a value above 0")
+        if self.kind == "zcdp":
+            require(self.order is None, f"tune.budget.order={self.order}", "zcdp holds at every order", "Leave the order out")
+            return
+        require(
+            self.order is not None and self.order > 1,
+            f"tune.budget.order={self.order}",
+            "trials are added up at one Renyi order above 1 that is fixed beforehand",
+            "Use tune.budget.order=16, or tune.budget.kind=zcdp",
+        )
+
+    @property
+    def is_declared(self) -> bool:
+        return self.epsilon is not None
+
+
+@declaration
 class Tune:
     """A search of `trials` trials; under `repeat_and_select` that is the mean of their secret number and `shape` its distribution's."""
 
     charge: Literal["uncharged", "composition", "repeat_and_select"] = "uncharged"
     trials: int = 30
     shape: float = 1.0
+    budget: Budget = Budget()
 
     def __post_init__(self) -> None:
         require(self.trials >= 1, f"tune.trials={self.trials}", "a search has a trial", "Use 1 or more")
         require(self.shape >= 0, f"tune.shape={self.shape}", "no distribution has that shape", "Use 0 or more, .inf for Poisson")
+        require(
+            self.charge == "composition" or not self.budget.is_declared,
+            f"tune.budget.epsilon={self.budget.epsilon} with tune.charge={self.charge}",
+            "a budget is held by adding up trials",
+            "Use tune.charge=composition, or leave the budget out",
+        )

@@ -1,6 +1,7 @@
 """One search: its trials in the order they began, how many are left, and what `outputs/studies/<name>` says of them all.
 
-`private/trials.jsonl` gets a line before a trial starts and one when it ends, so a killed trial has begun and counts.
+A trial is written down, with its plan, before it starts and once more when it ends (`dpx.tuning.record`), so one that is killed, or whose
+folder is deleted, has begun and is charged.
 """
 
 import dataclasses
@@ -12,29 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import require
-from dpx.durable import sync_directory
 from dpx.experiment import Experiment
 from dpx.run_folder import write_json
+from dpx.sweep import Status
 from dpx.tuning.declarations import Tune
+from dpx.tuning.record import Record, Trial, opened
+from dpx.tuning.rules import check_charge, check_plan, filter_of
+
+__all__ = ["Study", "Trial", "check_charge"]
 
 # What all trials of a study share, whatever the charge, and what one mechanism repeated must share besides.
 _ALWAYS = ("data", "privacy", "task")
 _ONE_MECHANISM = ("model", "steps", "batch_schedule", "sampler", "mechanism", "noise", "accountant", "audit")
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """`state` is `begun` until the trial ends; `folder` is its run folder's name."""
-
-    folder: str
-    point: tuple[str, ...] = ()
-    state: str = "begun"
-    objective: float | None = None
-    error: str | None = None
-
-
 class Study:
-    """The search called `name` among the runs in `outputs`."""
+    """The search called `name` among the runs in `outputs`. Every use holds its record against what follows from it."""
 
     def __init__(self, outputs: Path, name: str):
         self.outputs, self.path = outputs, outputs / "studies" / name
@@ -42,141 +36,156 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Every trial that ever began here."""
-        found: dict[str, Trial] = {}
-        for line in self._lines():
-            known = found.get(line["folder"], Trial(line["folder"]))
-            found[line["folder"]] = dataclasses.replace(known, **(line | {"point": tuple(line.get("point", known.point))}))
-        return list(found.values())
+        with opened(self.outputs, self.path) as record:
+            return record.trials
 
     def left(self, tune: Tune) -> int:
         """Trials still to begin. Under `repeat_and_select` their whole number is drawn here, once, before the first."""
-        self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return max(0, self._wanted(tune) - len(self.trials()))
+        with opened(self.outputs, self.path) as record:
+            return _left(record, tune)
+
+    def has(self, folder: Path) -> bool:
+        """Whether the run in `folder` is a trial of this study."""
+        with opened(self.outputs, self.path) as record:
+            return record.trial_in(folder) is not None
 
     def begin(self, experiment: Experiment, folder: Path, point: tuple[str, ...]) -> None:
-        """Counts a trial before it starts; raises `Refused` for one that does not belong to the study, or is one too many."""
+        """Counts a trial, and charges its plan, before it starts; raises `Refused` for one that does not belong to the study, is one too
+        many, or does not fit a declared budget. A run that lies in `folder` and is no trial yet becomes one, with all that it spent."""
+        from dpx.tuning import charges
+
         assert experiment.tune is not None
-        began = folder.name in {trial.folder for trial in self.trials()}
-        left = self.left(experiment.tune)
-        self._check_same(experiment)
-        require(
-            began or left > 0,
-            f"tune.trials={experiment.tune.trials}",
-            f"the study {self.path.name} has had all its trials",
-            "Give it another name, or more trials where it is not repeat_and_select",
-        )
-        self._append(Trial(folder.name, point))
+        filter_of(experiment)
+        plan = charges.planned(experiment)
+        with opened(self.outputs, self.path) as record:
+            trial = record.trial_in(folder)
+            left = _left(record, experiment.tune)
+            _check_same(record, experiment)
+            if trial is not None:
+                record.begin_again(trial)
+                return
+            require(
+                left > 0,
+                f"tune.trials={experiment.tune.trials}",
+                f"the study {self.path.name} has had all its trials",
+                "Give it another name, or more trials where it is not repeat_and_select",
+            )
+            check_plan(experiment, record, plan, point)
+            if experiment.tune.charge != "repeat_and_select" and experiment.tune.trials > (record.declared or 0):
+                record.note({"declared": experiment.tune.trials})
+            record.begin(folder, point, plan)
 
     def end(self, experiment: Experiment, folder: Path, state: str, objective: float | None = None, error: str | None = None) -> None:
         """Notes what a trial came to; what it would release is withheld, or the study stated anew."""
-        assert experiment.tune is not None
-        self._append(Trial(folder.name, (), state, objective, error), ended=True)
-        if experiment.tune.charge == "repeat_and_select":
-            _withhold(folder)
-        else:
-            self._state(experiment, self.trials())
+        with opened(self.outputs, self.path) as record:
+            trial = record.newest_in(folder.name)
+            require(trial is not None, folder.name, f"is no trial of the study {self.path.name}", "Begin it first")
+            assert trial is not None
+            self._end(record, experiment, trial, state, objective, error)
 
     def close(self, experiment: Experiment) -> list[Trial]:
-        """The study after a launch: trials that were killed have failed; the winner of a drawn number of trials is released now.
+        """The study after a launch: trials that were killed have failed, or finished where `job=resume` took them to their end; the
+        winner of a drawn number of trials is released now.
 
         Returns all trials, those of a `repeat_and_select` that is not complete or did not win left out.
         """
         assert experiment.tune is not None
-        for trial in self.trials():
-            if trial.state == "begun" and _is_dead(self.outputs / trial.folder):
-                self.end(experiment, self.outputs / trial.folder, "failed", error="killed")
-        trials, secret = self.trials(), experiment.tune.charge == "repeat_and_select"
-        if not trials or (secret and (self.left(experiment.tune) or any(trial.state == "begun" for trial in trials))):
-            return [] if secret else trials
-        self._state(experiment, trials)
-        best = self.winner(trials)
-        if not secret:
-            return trials
-        if best is not None:
-            shutil.copytree(self.outputs / best.folder / "private" / "withheld", self.release / "winner", dirs_exist_ok=True)
-            # The trial's own statement does not charge the choice.
-            shutil.copy(self.release / "privacy.json", self.release / "winner")
-        return [best] if best else []
+        with opened(self.outputs, self.path) as record:
+            for trial in record.trials:
+                self._settle(record, experiment, trial)
+            trials, secret = record.trials, experiment.tune.charge == "repeat_and_select"
+            if not trials or (secret and (_left(record, experiment.tune) or any(trial.state == "begun" for trial in trials))):
+                return [] if secret else trials
+            self._state(experiment, record)
+            best = self.winner(trials)
+            if not secret:
+                return trials
+            if best is not None:
+                self._release(best)
+            return [best] if best else []
 
     def winner(self, trials: list[Trial]) -> Trial | None:
         """The finished trial of the highest held-out accuracy; the first of equals."""
         finished = [trial for trial in trials if trial.state == "finished" and trial.objective is not None]
         return max(finished, key=lambda trial: trial.objective or 0.0, default=None)
 
-    def _state(self, experiment: Experiment, trials: list[Trial]) -> None:
+    def _settle(self, record: Record, experiment: Experiment, trial: Trial) -> None:
+        """Ends a trial that no process holds, as what its run folder says it came to."""
+        folder = self.outputs / trial.folder
+        killed = trial.state == "begun" or (trial.state, trial.error) == ("failed", "killed")
+        if not killed or record.newest_in(trial.folder) != trial or not _is_dead(folder):
+            return
+        came_to = [Status(folder, job).read() for job in ("train", "resume")]
+        finished = next((one for one in came_to if one.get("state") == "finished"), None)
+        if finished is not None:
+            self._end(record, experiment, trial, "finished", finished.get("objective"))
+        elif trial.state == "begun":
+            self._end(record, experiment, trial, "failed", error="killed")
+
+    def _end(
+        self,
+        record: Record,
+        experiment: Experiment,
+        trial: Trial,
+        state: str,
+        objective: float | None = None,
+        error: str | None = None,
+    ) -> None:
+        from dpx.tuning import charges, claim
+
+        assert experiment.tune is not None
+        folder = self.outputs / trial.folder
+        known = charges.known(trial, record)
+        record.end(trial, state=state, objective=objective, error=error, reasons=claim.own_reasons(folder), **known)
+        if experiment.tune.charge == "repeat_and_select":
+            _withhold(folder)
+        else:
+            self._state(experiment, record)
+
+    def _state(self, experiment: Experiment, record: Record) -> None:
         from dpx.tuning import claim
 
-        self.release.mkdir(parents=True, exist_ok=True)
-        best = self.winner(trials)
-        stated = claim.build(experiment, self.path.name, [self.outputs / trial.folder for trial in trials], best.folder if best else None)
-        write_json(self.release / "privacy.json", stated)
+        write_json(self.release / "privacy.json", claim.build(experiment, record, self.winner(record.trials)))
 
-    def _wanted(self, tune: Tune) -> int:
-        if tune.charge != "repeat_and_select":
-            return tune.trials
+    def _release(self, best: Trial) -> None:
+        """The winner's results, under the statement of the study: the trial's own does not charge the choice."""
+        withheld, shown = self.outputs / best.folder / "private" / "withheld", self.release / "winner"
+        if withheld.is_dir():
+            shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns("privacy.json"))
+            write_json(shown / "privacy.json", json.loads((self.release / "privacy.json").read_text()))
+
+
+def _left(record: Record, tune: Tune) -> int:
+    if tune.charge != "repeat_and_select":
+        return max(0, tune.trials - len(record.trials))
+    if record.drawn is None:
         from dpx.privacy import selection
 
-        secret = self.private / "number_of_trials.json"
-        if not secret.exists():
-            write_json(secret, {"trials": selection.draw(tune.trials, tune.shape)})
-        return json.loads(secret.read_text())["trials"]
-
-    def _check_same(self, experiment: Experiment) -> None:
-        """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition."""
-        assert experiment.tune is not None
-        tune, path = experiment.tune, self.private / "study.json"
-        # More trials of a charged sum are charged; more of a drawn number would be another distribution.
-        fixed = ("charge", "trials", "shape") if tune.charge == "repeat_and_select" else ("charge",)
-        fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
-        declared = dataclasses.asdict(experiment)
-        plain = {name: getattr(tune, name) for name in fixed} | {name: declared[name] for name in fields}
-        plain = json.loads(json.dumps(plain, default=str))
-        if not path.exists():
-            write_json(path, plain)
-        known = json.loads(path.read_text())
-        differing = [name for name in plain if known.get(name) != plain[name]]
-        require(
-            not differing,
-            f"tune.charge={tune.charge}",
-            f"the study {self.path.name} began with another {', '.join(differing)}",
-            "Give this study another name",
-        )
-
-    def _lines(self) -> list[dict[str, Any]]:
-        path = self.private / "trials.jsonl"
-        # A line cut short by a kill is that of a trial that had not started.
-        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-
-    def _append(self, trial: Trial, ended: bool = False) -> None:
-        line = {key: value for key, value in dataclasses.asdict(trial).items() if not (ended and key == "point")}
-        path = self.private / "trials.jsonl"
-        whole = "".join(json.dumps(known) + "\n" for known in self._lines())
-        if path.exists() and path.read_text() != whole:
-            path.write_text(whole)
-        with open(path, "a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(path.parent)
+        record.note({"drawn": selection.draw(tune.trials, tune.shape)})
+    assert record.drawn is not None
+    return max(0, record.drawn - len(record.trials))
 
 
-def check_charge(sweeper: Any, tune: Tune) -> None:
-    """Raises `Refused` where the trials of `sweeper` are not what the charge is proved for."""
-    if tune.charge != "repeat_and_select":
-        return
-    sampler = sweeper.get("sampler") or {}
-    kind = str(sampler.get("_target_", sweeper.get("_target_"))).rpartition(".")[2]
+def _check_same(record: Record, experiment: Experiment) -> None:
+    """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition."""
+    assert experiment.tune is not None
+    tune = experiment.tune
+    # More trials of a charged sum are charged; more of a drawn number would be another distribution.
+    fixed = ("charge", "trials", "shape") if tune.charge == "repeat_and_select" else ("charge",)
+    fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
+    declared = dataclasses.asdict(experiment)
+    plain: dict[str, Any] = {name: getattr(tune, name) for name in fixed} | {name: declared[name] for name in fields}
+    plain["budget"] = dataclasses.asdict(tune.budget) if tune.budget.is_declared else None
+    plain = json.loads(json.dumps(plain, default=str))
+    if record.began_with is None:
+        record.note({"began_with": plain})
+    known = record.began_with or {}
+    differing = [name for name in plain if known.get(name) != plain[name]]
     require(
-        kind == "RandomSampler",
-        f"tune.charge=repeat_and_select with {kind}",
-        "it is proved for independent random trials, and these depend on each other or are a list",
-        "Add hydra/sweeper/sampler=random, or use tune.charge=composition",
-    )
-    require(
-        sampler.get("seed") is None,
-        f"hydra.sweeper.sampler.seed={sampler.get('seed')}",
-        "trials of a known seed are not drawn anew",
-        "Leave the seed out",
+        not differing,
+        f"tune.charge={tune.charge}",
+        f"the study {record.path.name} began with another {', '.join(differing)}",
+        "Give this study another name",
     )
 
 

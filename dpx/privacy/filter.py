@@ -1,0 +1,120 @@
+"""A privacy filter: a budget declared before the first trial, within which sampling, noise and steps may follow from earlier results.
+
+An accountant that is handed the realised events proves nothing where these were chosen after results: composition theorems fix the
+parameters beforehand. Rogers, Roth, Ullman and Vadhan 2016 (arXiv 1605.08294) ask the question and define the filter: a rule that stops
+before a budget is passed. Two filters are proved to cost nothing beside ordinary composition, and only they are used here:
+
+- Renyi: for one order fixed beforehand, go on as long as the divergences of all mechanisms so far, the next one included, add up to at
+  most the budget. All outputs together then have at most the budget's divergence at that order (Feldman and Zrnic 2021, arXiv
+  2008.11193, theorem 4.3; Lecuyer 2021, arXiv 2103.01379). An order chosen after the results has no such theorem.
+- zCDP: the same with the sum of rho (Whitehouse, Ramdas, Rogers and Wu 2023, arXiv 2203.05481, theorem 1 with all its deltas 0). It is
+  the Renyi filter at all orders at once: divergence rho * order at each. Only Gaussian releases of everyone are charged by it.
+
+Both hold for trials that are interleaved, such as one that is resumed after a later one began: filters at a fixed order extend to
+concurrent composition (Haney and others 2023, arXiv 2309.05901). For privacy loss distributions adding up and stopping is not a filter
+in general (Regehr and others 2026, arXiv 2602.15815), so accountant=pld is refused.
+
+The budget becomes (epsilon, delta) by Canonne, Kamath and Steinke 2020 (arXiv 2004.00010), proposition 12, as in dp-accounting, and for
+zCDP by Bun and Steinke 2016 (arXiv 1605.02065), proposition 1.3.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import dp_accounting
+from dp_accounting import rdp
+
+from dpx.declaration import require
+from dpx.privacy import accounting, events
+from dpx.privacy.accounting import Charges
+
+# Sums of costs and the budget are each rounded once or twice; neither may let a trial through that is over.
+_ROUNDING = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    """A declared budget: (`epsilon`, `delta`), held by Renyi divergence at `order`, or by rho where `kind` is zcdp (`order` is `None`)."""
+
+    kind: Literal["renyi", "zcdp"]
+    epsilon: float
+    delta: float
+    order: float | None
+    adjacency: str
+
+    def __post_init__(self) -> None:
+        require(
+            self.limit > 0,
+            f"tune.budget.epsilon={self.epsilon}, tune.budget.order={self.order}",
+            f"at delta {self.delta} converting from that order alone costs as much",
+            "Use a larger order, or a larger epsilon",
+        )
+
+    @property
+    def accountant(self) -> str:
+        """Under which name its epsilon is stated."""
+        return "rdp" if self.kind == "renyi" else "zcdp"
+
+    @property
+    def limit(self) -> float:
+        """The largest sum of costs that converts to `epsilon` at `delta`; 0 or less where none does."""
+        if self.kind == "zcdp":
+            return zcdp_limit(self.epsilon, self.delta)
+        assert self.order is not None
+        return renyi_limit(self.epsilon, self.delta, self.order)
+
+    def cost(self, charges: Charges) -> float:
+        """What `charges` take of `limit`; raises `Refused` where they have no such cost. Costs add up."""
+        if not charges:
+            return 0.0
+        if self.kind == "zcdp":
+            return zcdp(charges, self.adjacency)
+        assert self.order is not None
+        return renyi(charges, self.order, self.adjacency)
+
+    def holds(self, charges: Charges) -> bool:
+        """Whether all of `charges` together stay within the budget."""
+        return self.cost(charges) * (1 + _ROUNDING) <= self.limit
+
+
+def renyi(charges: Charges, order: float, adjacency: str) -> float:
+    """The Renyi divergence of `charges` at one order, in nats; `math.inf` where no bound is found there."""
+    require(
+        float(order).is_integer() or not any(release.is_discrete for release, _ in charges),
+        f"tune.budget.order={order}",
+        "integer noise is bounded at integer orders only",
+        "Use a whole order",
+    )
+    composed = accounting.compose(accounting.bucketed(charges), "rdp", adjacency, [order])
+    assert isinstance(composed, rdp.RdpAccountant)
+    found = float(composed.rdp[0])
+    return found if found >= 0 else math.inf
+
+
+def renyi_limit(epsilon: float, delta: float, order: float) -> float:
+    """The divergence at `order` that converts to `epsilon` at `delta`."""
+    return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
+
+
+def zcdp(charges: Charges, adjacency: str) -> float:
+    """Rho of `charges`, 1 / (2 z^2) for each Gaussian release of noise multiplier z; raises `Refused` for anything else."""
+    return math.fsum(count / (2 * _gaussian(release, adjacency).noise_multiplier ** 2) for release, count in charges)
+
+
+def _gaussian(release: events.Release, adjacency: str) -> dp_accounting.GaussianDpEvent:
+    event = events.event(release, adjacency, "rdp")
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent) and event.sampling_probability == 1:
+        event = event.event
+    if not isinstance(event, dp_accounting.GaussianDpEvent) or release.is_discrete:
+        value, reason = f"tune.budget.kind=zcdp, sampler={release.kind}", "only Gaussian noise on sums of everyone is charged by it"
+        require(False, value, reason, "Use tune.budget.kind=renyi with an order, or sampler=deterministic")
+    assert isinstance(event, dp_accounting.GaussianDpEvent)
+    return event
+
+
+def zcdp_limit(epsilon: float, delta: float) -> float:
+    """The rho for which rho + 2 (rho log(1 / delta))^(1/2) is `epsilon`."""
+    wide = math.log(1 / delta)
+    # The difference of two near roots, without cancellation.
+    return (epsilon / (math.sqrt(wide + epsilon) + math.sqrt(wide))) ** 2

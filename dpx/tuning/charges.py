@@ -1,0 +1,138 @@
+"""What a trial costs: its plan from the moment it begins, and whatever its ledger holds beyond that."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from dpx import agreement, batch_schedule
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+from dpx.privacy import calibration, ledger
+from dpx.privacy.accounting import Charges
+from dpx.privacy.ledger import Ledger, Runs
+from dpx.tuning.record import Record, Trial
+
+# Two steps that agree in all else cost the same.
+_NO_COST = ("origin", "epoch", "epoch_name", "steps", "clipping_norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one trial is charged: `runs`. `entered` is the part that a ledger held, `planned` the whole plan, `None` where nobody knows it.
+
+    `lost` says that no ledger is left; `disagrees` why the one that is there cannot be believed.
+    """
+
+    runs: Runs
+    entered: Runs
+    planned: Runs | None
+    lost: bool = False
+    disagrees: str | None = None
+
+
+def planned(experiment: Experiment) -> Runs | None:
+    """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `Refused` for what cannot be run."""
+    if not experiment.is_private:
+        return None
+    size = experiment.data.declared_size
+    if size is None:
+        from dpx.data.prepare import prepare
+
+        size = experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
+    calibrated = calibration.calibrate(experiment, size)
+    assert calibrated.noise_multiplier is not None
+    return calibration.planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
+
+
+def of(trial: Trial, record: Record, experiment: Experiment) -> Cost:
+    """What `trial` costs: its plan, and all that its ledger holds or is known to have held; its folder need not exist."""
+    entered, lost, disagrees = trial.entered, True, None
+    if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
+        found, disagrees = _believed(record.outputs / trial.folder, trial)
+        entered, lost = ledger.join(entered, found), False
+    plan = trial.plan
+    if plan is None and entered:
+        # An old record has no plans; what the first step was charged at tells the rest.
+        steps = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
+        plan = calibration.planned(experiment, steps, entered[0]["size"], entered[0]["noise_multiplier"])
+    return Cost(union(plan or [], entered, f"planned/{trial.number}"), entered, plan, lost, disagrees)
+
+
+def known(trial: Trial, record: Record) -> dict[str, Any]:
+    """What the record notes of `trial`'s ledger when it ends: everything it ever held, and the line it reached."""
+    path = record.outputs / trial.folder / agreement.LEDGER
+    try:
+        found = Ledger(path) if path.is_file() else None
+    except Refused:
+        found = None
+    if found is None:
+        return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None}
+    # A ledger that does not reach as far as the one noted before is no progress: the older mark keeps telling.
+    reached = trial.ledger if trial.ledger and found.missing(trial.ledger) else found.mark
+    return {"entered": ledger.join(trial.entered, found.runs()), "ledger": reached.as_json() if reached else None}
+
+
+def _believed(folder: Path, trial: Trial) -> tuple[Runs, str | None]:
+    """What the ledger in `folder` holds, and why it cannot be all that was released there, if it cannot."""
+    runs: Runs = []
+    try:
+        found = Ledger(folder / agreement.LEDGER)
+        runs = found.runs()
+        missing = found.missing(trial.ledger) if trial.ledger else None
+        if missing:
+            return runs, f"{folder.name}: its ledger {missing}"
+        agreement.check(folder)
+    except Refused as error:
+        return runs, f"{folder.name}: its ledger {error.reason}"
+    return runs, None
+
+
+def union(plan: Runs, entered: Runs, name: str) -> Runs:
+    """All of `entered`, and those steps of `plan` that were not entered, as further steps of the newest noise epoch.
+
+    What is left of a pass over the data then belongs to the pass that had begun.
+    """
+    newest = {key: entered[-1][key] for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
+    return ledger.join(entered, [run | newest for run in _left(plan, entered)])
+
+
+def _left(plan: Runs, entered: Runs) -> Runs:
+    """Those steps of `plan` that were not entered at their cost."""
+    left = [run | {"steps": _without(run["steps"], _steps_like(run, entered))} for run in plan]
+    return [run for run in left if run["steps"]]
+
+
+def _steps_like(run: dict[str, Any], entered: Runs) -> set[int]:
+    """The steps of `entered` that cost what those of `run` do."""
+    alike = [other for other in entered if _cost_facts(other) == _cost_facts(run)]
+    return {step for other in alike for first, count in other["steps"] for step in range(first, first + count)}
+
+
+def _cost_facts(run: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key not in _NO_COST and value is not None}
+
+
+def _without(spans: list[list[int]], steps: set[int]) -> list[list[int]]:
+    left = [step for first, count in spans for step in range(first, first + count) if step not in steps]
+    return [[step, 1] for step in left]
+
+
+def charges(*branches: Runs) -> Charges:
+    """What an accountant is charged for all of `branches`; what they share counts once."""
+    return ledger.releases(ledger.join(*branches))
+
+
+def same(one: Runs | None, other: Runs | None) -> bool:
+    """Whether an accountant sees no difference."""
+    return (one is None) == (other is None) and set(ledger.releases(one or [])) == set(ledger.releases(other or []))
+
+
+def beyond(cost: Cost) -> Charges:
+    """What was charged beyond the plan: steps entered again in another noise epoch, or by another event."""
+    plan = dict(ledger.releases(cost.planned or []))
+    return [(release, count - plan.get(release, 0)) for release, count in ledger.releases(cost.runs) if count > plan.get(release, 0)]
+
+
+def is_whole(cost: Cost) -> bool:
+    """Whether every step of the plan was entered."""
+    return cost.planned is not None and not _left(cost.planned, cost.entered)

@@ -1,0 +1,244 @@
+"""What is written of a search: a chain of JSON lines (`dpx.privacy.chain`), one before a trial starts and one when it ends.
+
+`{"began_with": ...}` is what all trials share, `{"drawn": n}` the secret number of a `repeat_and_select`, `{"declared": n}` how many trials
+were declared, and once more where that was raised. `{"begun": n, ...}` holds a trial's whole plan, so that it is charged whether or not
+anything of it is left; `{"again": n}` is the same trial started once more; `{"ended": n, ...}` is what it came to and what it had entered.
+
+What follows from the record names a line of it: the study's statement, and `private/trial.json` in each trial's run folder. A record that
+was lost, cut or changed is found by them, and a study whose folder was deleted does not start to count again.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dpx.declaration import Refused, require
+from dpx.durable import sync_directory
+from dpx.privacy.chain import Chain, Mark, mark_of
+from dpx.run_folder import write_json
+
+Runs = list[dict[str, Any]]
+
+CHAIN, TRIAL = "trials", "private/trial.json"
+FORMAT = 1
+STATEMENTS = ("privacy.json", "winner/privacy.json")
+# Files from before the record was a chain.
+_OLD_TRIALS, _OLD_NUMBER, _OLD_SHARED = "trials.jsonl", "number_of_trials.json", "study.json"
+_RESTORE = "Restore the study's folder, or give the study another name: what its trials spent stays spent"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """`state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial drawn anew may share with a lost one.
+
+    `plan` is what its whole schedule is charged, `None` without privacy or in an old record; `entered` what its ledger held at the last
+    end, and `ledger` the mark of that; `reasons` are those for which its own statement had no guarantee then.
+    """
+
+    folder: str
+    point: tuple[str, ...] = ()
+    state: str = "begun"
+    objective: float | None = None
+    error: str | None = None
+    number: int = 0
+    plan: Runs | None = None
+    entered: Runs = dataclasses.field(default_factory=list)
+    ledger: Mark | None = None
+    reasons: tuple[str, ...] = ()
+    is_unchained: bool = False
+
+
+class Record:
+    """The record of the study in `path`, held against everything under `outputs` that follows from it; raises `Refused` where it fails."""
+
+    def __init__(self, outputs: Path, path: Path):
+        self.outputs, self.path = outputs, path
+        self.trials: list[Trial] = []
+        self.began_with: dict[str, Any] | None = None
+        self.drawn: int | None = None
+        self.declared: int | None = None
+        self.raised: list[str] = []
+        self.chain = self._opened(list(_followers(outputs, path)))
+        for line in self.chain.lines:
+            self._take(line)
+        for place, mark, content in _followers(outputs, path):
+            self._require(place, mark, content)
+
+    @property
+    def was_unchained(self) -> bool:
+        """Whether it has lines that were written before records were chains."""
+        return "unchained" in self.chain.first
+
+    def note(self, *lines: dict[str, Any]) -> None:
+        """Adds lines; on disk when this returns."""
+        self.chain.append(lines)
+        for line in lines:
+            self._take(line)
+
+    def begin(self, folder: Path, point: tuple[str, ...], plan: Runs | None) -> None:
+        """A new trial with its whole plan, and its folder's note of it."""
+        self.note({"begun": len(self.trials), "folder": folder.name, "point": list(point), "plan": plan})
+        self._mark(folder, len(self.trials) - 1)
+
+    def begin_again(self, trial: Trial) -> None:
+        """The same trial goes on."""
+        self.note({"again": trial.number})
+        self._mark(self.outputs / trial.folder, trial.number)
+
+    def end(self, trial: Trial, **facts: Any) -> None:
+        """What a trial came to."""
+        self.note({"ended": trial.number} | facts)
+
+    def trial_in(self, folder: Path) -> Trial | None:
+        """The trial whose run lies in `folder`; `None` where none began there, or where what began there was lost."""
+        newest = self.newest_in(folder.name)
+        noted = _json(folder / TRIAL) or {}
+        if newest is None or (noted.get("study"), noted.get("trial")) == (self.path.name, newest.number):
+            return newest
+        # Trials of an old record left no note in their folders.
+        return newest if newest.is_unchained and (folder / "private" / "ledger").is_file() else None
+
+    def newest_in(self, folder: str) -> Trial | None:
+        """The last trial that began in the run folder of that name; any before it was lost."""
+        return next((trial for trial in reversed(self.trials) if trial.folder == folder), None)
+
+    def _mark(self, folder: Path, number: int) -> None:
+        (folder / "private").mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_json(folder / TRIAL, {"study": self.path.name, "trial": number, "mark": self.chain.mark.as_json()})
+
+    def _opened(self, followers: "list[Follower]") -> Chain:
+        path = self.path / "private" / CHAIN
+        old = self.path / "private" / _OLD_TRIALS
+        if path.is_file():
+            return Chain(path)
+        lost = [place for place, mark, _ in followers if mark is not None or not old.is_file()]
+        require(not lost, path, f"is lost, but {_several(lost)} follow{'s' if len(lost) == 1 else ''} from it", _RESTORE)
+        return _carried_over(self.path / "private") if old.is_file() else Chain(path, {"trials": FORMAT})
+
+    def _require(self, place: str, mark: "Mark | str | None", content: Any) -> None:
+        if isinstance(mark, Mark):
+            missing = self.chain.missing(mark)
+        elif isinstance(mark, str):
+            missing = None if _holds(self.chain, mark) else "has no line that this names"
+        else:
+            stated = content.get("trials", {}).get("begun", 0)
+            missing = None if self.was_unchained and stated <= len(self.trials) else "is not the record that this was stated from"
+        require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "begun" in line:
+            self.trials.append(Trial(line["folder"], tuple(line["point"]), number=line["begun"], plan=line["plan"]))
+        elif "again" in line:
+            self._change(line["again"], state="begun", objective=None, error=None)
+        elif "ended" in line:
+            facts = {key: value for key, value in line.items() if key != "ended"}
+            self._change(line["ended"], **(facts | {"ledger": mark_of(line.get("ledger")), "reasons": tuple(line.get("reasons", ()))}))
+        elif "unchained" in line:
+            self._take_old(line["unchained"])
+        elif "began_with" in line:
+            self.began_with = line["began_with"]
+        elif "drawn" in line:
+            self.drawn = line["drawn"]
+        elif "declared" in line:
+            self._declare(line["declared"])
+        else:
+            raise Refused(self.chain.path, f"has a line of another version: {next(iter(line), '')}", "Use the version of dpx that wrote it")
+
+    def _declare(self, number: int) -> None:
+        if self.declared is not None:
+            said = f"tune.trials was raised from {self.declared} to {number} after {len(self.trials)} had begun"
+            self.raised.append(f"{said}: a number of trials that was chosen after results")
+        self.declared = number
+
+    def _change(self, number: int, **facts: Any) -> None:
+        self.trials[number] = dataclasses.replace(self.trials[number], **facts)
+
+    def _take_old(self, line: dict[str, Any]) -> None:
+        known = next((trial for trial in self.trials if trial.folder == line["folder"]), None)
+        if known is None:
+            known = Trial(line["folder"], number=len(self.trials), is_unchained=True)
+            self.trials.append(known)
+        self._change(known.number, **(line | {"point": tuple(line.get("point", known.point))}))
+
+
+@contextlib.contextmanager
+def opened(outputs: Path, path: Path) -> Iterator[Record]:
+    """The record of the study in `path` for one process at a time; made where there is none."""
+    private = path / "private"
+    private.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(private / "trials.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        record = Record(outputs, path)
+        try:
+            yield record
+        finally:
+            record.chain.close()
+
+
+# What follows from a record: its place, the line it names (the digest alone where a position would tell a secret number), and itself.
+Follower = tuple[str, Mark | str | None, Any]
+
+
+def _followers(outputs: Path, path: Path) -> Iterator[Follower]:
+    for name in STATEMENTS:
+        stated = _json(path / "release" / name)
+        if stated is not None:
+            yield f"{path.name}/release/{name}", _mark_in(stated.get("record", {}).get("mark")), stated
+    for noted_at in sorted(outputs.glob(f"*/{TRIAL}")):
+        noted = _json(noted_at)
+        if noted is not None and noted.get("study") == path.name:
+            yield f"{noted_at.parent.parent.name}/{TRIAL}", _mark_in(noted.get("mark")), noted
+
+
+def _mark_in(node: Any) -> Mark | str | None:
+    if isinstance(node, dict) and "position" not in node:
+        return str(node.get("digest"))
+    return mark_of(node)
+
+
+def _holds(chain: Chain, digest: str) -> bool:
+    """Whether a line of `chain` has that digest."""
+    last = chain.mark
+    places = (Mark(chain=last.chain, position=position, digest=digest) for position in range(last.position, 0, -1))
+    return any(chain.missing(place) is None for place in places)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise Refused(path, "is cut short, or was changed by hand", "Restore the file") from error
+
+
+def _several(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _carried_over(private: Path) -> Chain:
+    """The chain of a record from before there were chains, put in its place in one move."""
+    draft = private / f".{CHAIN}"
+    draft.unlink(missing_ok=True)
+    chain = Chain(draft, {"trials": FORMAT, "unchained": True})
+    chain.append(_old_lines(private))
+    chain.close()
+    os.replace(draft, private / CHAIN)
+    sync_directory(private)
+    for name in (_OLD_TRIALS, _OLD_NUMBER, _OLD_SHARED):
+        (private / name).unlink(missing_ok=True)
+    return Chain(private / CHAIN)
+
+
+def _old_lines(private: Path) -> Iterable[dict[str, Any]]:
+    drawn, shared = _json(private / _OLD_NUMBER), _json(private / _OLD_SHARED)
+    # A line cut short by a kill is that of a trial that had not started.
+    trials = [json.loads(line) for line in (private / _OLD_TRIALS).read_text().splitlines() if line.endswith("}")]
+    lines = [{"drawn": drawn["trials"]}] if drawn else []
+    lines += [{"began_with": shared}] if shared else []
+    return lines + [{"unchained": line} for line in trials]

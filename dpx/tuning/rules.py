@@ -1,0 +1,121 @@
+"""What a search may vary under each charge: refused at launch by what its sweeper is told, and for certain when a trial begins."""
+
+from typing import Any
+
+from dpx.declaration import require
+from dpx.experiment import Experiment
+from dpx.tuning.declarations import Tune
+from dpx.tuning.record import Record, Runs
+
+# Settings that change what a step costs, whatever their value; under these names lie further ones.
+ACCOUNTED = ("batch_schedule", "sampler", "noise", "steps", "mechanism", "telemetry", "data", "privacy", "accountant", "audit")
+ACCOUNTED_ALONE = ("clip", "clip.count_noise_multiplier")
+_DECLARE = (
+    "Declare tune.budget.epsilon and tune.budget.order before the first trial, in a study of another name, or search over settings that "
+    "change no cost"
+)
+
+
+def is_accounted(setting: str) -> bool:
+    """Whether another value of `setting`, as a sweeper spells it, changes what an accountant sees."""
+    name = setting.lstrip("+~").partition("=")[0].replace("/", ".")
+    return name in ACCOUNTED_ALONE or name.partition(".")[0].partition("@")[0] in ACCOUNTED
+
+
+def check_charge(sweeper: Any, tune: Tune) -> None:
+    """Raises `Refused` where the trials of `sweeper` are not what the charge is proved for."""
+    varied = [str(key) for key in (sweeper.get("params") or {}) if is_accounted(str(key))]
+    if tune.charge == "composition":
+        require(
+            not varied or tune.budget.is_declared,
+            f"hydra.sweeper.params.{next(iter(varied), '')}",
+            "trials of other cost, chosen after results, compose only under a budget that was declared before the first",
+            _DECLARE,
+        )
+    if tune.charge != "repeat_and_select":
+        return
+    sampler = sweeper.get("sampler") or {}
+    kind = str(sampler.get("_target_", sweeper.get("_target_"))).rpartition(".")[2]
+    require(
+        kind == "RandomSampler",
+        f"tune.charge=repeat_and_select with {kind}",
+        "it is proved for independent random trials, and these depend on each other or are a list",
+        "Add hydra/sweeper/sampler=random, or use tune.charge=composition",
+    )
+    require(
+        sampler.get("seed") is None,
+        f"hydra.sweeper.sampler.seed={sampler.get('seed')}",
+        "trials of a known seed are not drawn anew",
+        "Leave the seed out",
+    )
+
+
+def check_fork(fork: Any, tune: Tune) -> None:
+    """Raises `Refused` for trials of a charged search that go on from another run: what that spent is in no trial's plan."""
+    require(
+        fork is None or tune.charge == "uncharged",
+        f"fork={fork} with tune.charge={tune.charge}",
+        "what the run it goes on from has spent is in no trial's plan",
+        "Leave the fork out, or use tune.charge=uncharged",
+    )
+
+
+def filter_of(experiment: Experiment) -> Any:
+    """The declared budget as a `dpx.privacy.filter.Filter`, `None` where none is declared; raises `Refused` for one that cannot be held."""
+    assert experiment.tune is not None
+    budget = experiment.tune.budget
+    if budget.epsilon is None or not experiment.is_private:
+        return None
+    require(
+        experiment.accountant.name == "rdp",
+        f"accountant={experiment.accountant.name} with tune.budget",
+        "adding up and stopping at a budget is proved for Renyi divergences at one order and for zCDP only",
+        "Use accountant=rdp",
+    )
+    from dpx.privacy.filter import Filter
+
+    privacy = experiment.privacy
+    return Filter(budget.kind, float(budget.epsilon), privacy.delta, budget.order, privacy.adjacency)
+
+
+def check_plan(experiment: Experiment, record: Record, plan: Runs | None, point: tuple[str, ...]) -> None:
+    """Raises `Refused` for a new trial whose plan is not what the charge was declared for, before anything of it is drawn."""
+    from dpx.tuning import charges
+
+    tune = experiment.tune
+    assert tune is not None
+    if tune.charge == "uncharged" or plan is None:
+        return
+    budget = filter_of(experiment)
+    if budget is not None:
+        _check_within(experiment, record, plan, budget)
+        return
+    known = next((trial.plan for trial in record.trials if trial.plan is not None), plan)
+    value = " ".join(part for part in point if is_accounted(part)) or f"tune.charge={tune.charge}"
+    is_secret = tune.charge == "repeat_and_select"
+    require(
+        charges.same(plan, known),
+        value,
+        "costs otherwise than the trials before it: "
+        + ("repetitions of one mechanism cost the same" if is_secret else _not_composed(experiment)),
+        "Give this search a study of another name" if is_secret else _DECLARE,
+    )
+
+
+def _not_composed(experiment: Experiment) -> str:
+    said = "trials of other cost, chosen after results, compose only under a budget that was declared before the first"
+    return said if experiment.accountant.name == "rdp" else f"{said}, and never under accountant={experiment.accountant.name}"
+
+
+def _check_within(experiment: Experiment, record: Record, plan: Runs, budget: Any) -> None:
+    from dpx.tuning import charges
+
+    begun = charges.charges(*(charges.of(trial, record, experiment).runs for trial in record.trials))
+    new = charges.charges(charges.union(plan, [], "new"))
+    costs, spent = budget.cost(new), budget.cost(begun)
+    require(
+        budget.holds(begun + new),
+        f"tune.budget.epsilon={budget.epsilon}",
+        f"the trial costs {costs:.4g} and {spent:.4g} of {budget.limit:.4g} are spent",
+        "End the search here, or let trials cost less (more noise, fewer steps, smaller batches)",
+    )
