@@ -23,12 +23,14 @@ from dpx.command_line import as_refused
 from dpx.commit import commit
 from dpx.config import build
 from dpx.console import wide
+from dpx.data.prepare import prepare
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.mesh import simulate_devices
 from dpx.run_folder import RunFolder
 from dpx.sweep import Outcome, Status
-from dpx.tuning.study import Study, check_charge
+from dpx.tuning.rules import check_charge, check_fork
+from dpx.tuning.study import Study
 
 log = logging.getLogger("dpx")
 
@@ -58,9 +60,13 @@ class Launcher:
         path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
         job = str(settings.runtime.choices.get("job"))
         status = Status(path, job)
-        if self.is_sweep and job == "train" and status.read().get("state") == "finished":
-            return self._record(path, point, "finished before", status.read().get("objective"))
         try:
+            if self.is_sweep and job == "train":
+                cfg, path = _own_place(cfg, path)
+                status = Status(path, job)
+                if status.read().get("state") == "finished":
+                    self._adopt(cfg, path, status, point)
+                    return self._record(path, point, "finished before", status.read().get("objective"))
             if self.is_sweep:
                 self._check_sweep(cfg, settings, point)
             if cfg.run is not None:
@@ -81,18 +87,21 @@ class Launcher:
         experiment, job = build(cfg)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
         began, code = time.monotonic(), commit()
-        with self._trial(experiment, path, status, point) as experiment:
+        with self._trial(experiment, path, status, point, cfg.get("fork")) as experiment:
             status.write("running", pid=os.getpid(), commit=code)
             job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
             status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path), commit=code)
 
     @contextlib.contextmanager
-    def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...]) -> Iterator[Experiment]:
+    def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...], fork: str | None) -> Iterator[Experiment]:
         """Counts a search's trial, whatever becomes of it; a run on its own, or another job, is no trial."""
         if experiment.tune is None or not self.is_sweep or status.job != "train":
             yield dataclasses.replace(experiment, tune=None)
             return
         check_charge(HydraConfig.get().sweeper, experiment.tune)
+        check_fork(fork, experiment.tune)
+        # Text that cannot be prepared refuses here: no trial has begun then.
+        prepare(experiment.data, experiment.privacy)
         self.study = study = Study(path.parent, experiment.name)
         study.begin(experiment, path, point)
         try:
@@ -101,6 +110,14 @@ class Launcher:
             study.end(experiment, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
             raise
         study.end(experiment, path, "finished", _objective(path))
+
+    def _adopt(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
+        """A point that was trained before, on its own, tells a charged search what came of it: it becomes a trial and is charged."""
+        experiment, _ = build(cfg)
+        if experiment.tune is None or experiment.tune.charge == "uncharged" or Study(path.parent, experiment.name).has(path):
+            return
+        with self._trial(experiment, path, status, point, cfg.get("fork")):
+            pass
 
     def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
         self.outcomes.append(Outcome(path, point, state, objective, error))
@@ -130,6 +147,19 @@ class CloseStudy(Callback):
         trials = study.close(experiment)
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.objective, one.error) for one in trials]
         sweep.show(shown, wide())
+
+
+def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
+    """The config and folder of one point of a sweep. Under `repeat_and_select` a point that is drawn a second time is a second draw of
+    the mechanism, with noise of its own: it runs again, as the next replicate. What the first came to is not taken for it."""
+    if OmegaConf.select(cfg, "tune.charge") != "repeat_and_select":
+        return cfg, path
+    while path.exists() and any((path / "private" / name).exists() for name in ("ledger", "trial.json")):
+        cfg = cfg.copy()
+        OmegaConf.set_readonly(cfg, False)
+        cfg.replicate += 1
+        path = path.with_name(config.run_name(cfg))
+    return cfg, path
 
 
 def _objective(path: Path) -> float | None:

@@ -1,0 +1,62 @@
+"""Trials that never trained: run folders with a ledger and a statement, as a run would leave them."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from dp_accounting import dp_event
+
+from dpx import config, recipes
+from dpx.experiment import Experiment
+from dpx.privacy import calibration
+from dpx.privacy.ledger import Ledger
+from dpx.tuning.study import Study
+
+# So much noise keeps privacy loss distributions short, and tests fast.
+SIZE, SIGMA, STEPS, BATCH = 1000, 4.0, 5, 100
+
+
+def experiment(charge: str, trials: int = 3, *overrides: str) -> Experiment:
+    plain = ["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic", "model=micro", f"steps={STEPS}", f"batch_schedule.size={BATCH}"]
+    noise = ["noise=multiplier", "~noise.epsilon", f"noise.noise_multiplier={SIGMA}", f"data.declared_size={SIZE}", "privacy.delta=1e-4"]
+    built, _ = config.build(recipes.compose([*plain, *noise, f"tune.charge={charge}", f"tune.trials={trials}", *overrides]))
+    return built
+
+
+def folder_of(study: Study, number: int) -> Path:
+    return study.outputs / f"laptop_anil_tune_32k-{number}"
+
+
+def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0) -> None:
+    """What training `steps` leaves in a run folder: ledger entries, and a statement that names the last of them."""
+    (folder / "release").mkdir(parents=True, exist_ok=True)
+    (folder / "private").mkdir(exist_ok=True)
+    ledger, batch = Ledger(folder / "private" / "ledger"), of.batch_schedule.at(0)
+    for step in steps:
+        ledger.append(step, calibration.entry(of, SIZE, getattr(of.noise, "noise_multiplier", SIGMA), batch, epoch))
+    said = {"guarantee": "dp", "reasons": [], "ledger": {"mark": ledger.mark.as_json() if ledger.mark else None}}
+    (folder / "release" / "privacy.json").write_text(json.dumps(said))
+    ledger.close()
+
+
+def trial(study: Study, of: Experiment, number: int, accuracy: float | None, steps: int | None = None) -> Path:
+    """A trial that entered all its steps, or the first `steps`, and then finished with `accuracy`, or failed."""
+    folder = folder_of(study, number)
+    study.begin(of, folder, (f"optimizer.weight_decay={number}",))
+    enter(folder, of, range(of.steps if steps is None else steps))
+    study.end(of, folder, "failed" if accuracy is None else "finished", accuracy)
+    return folder
+
+
+def stated(study: Study) -> dict:
+    return json.loads((study.release / "privacy.json").read_text())
+
+
+def steps_of(said: dict) -> int:
+    """How many steps a study's statement charges for the trials that began."""
+    return sum(count for run in said["ledger"]["runs"] for _, count in run["steps"])
+
+
+def event(count: int, q: float = BATCH / SIZE, sigma: float = SIGMA) -> dp_event.DpEvent:
+    """`count` steps as dp-accounting composes them."""
+    return dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(sigma)), count)

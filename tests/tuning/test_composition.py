@@ -1,0 +1,152 @@
+"""What a charged sum of trials costs: plans from the beginning on, restarts besides, and all that was declared."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpx.declaration import Refused
+from dpx.privacy.ledger import Ledger
+from dpx.sweep import Status
+from dpx.tuning.declarations import Tune
+from dpx.tuning.rules import check_fork
+from dpx.tuning.study import Study
+from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, steps_of, trial
+
+
+def test_a_killed_trial_is_charged_its_plan_and_has_failed(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    trial(study, of, 1, 0.1)
+    study.begin(of, folder_of(study, 2), ())
+    enter(folder_of(study, 2), of, range(1))
+    with open(study.private / "trials", "a") as file:
+        file.write('0123 {"begun": 2, "folder": "cut sh')
+    assert [one.state for one in study.close(of)] == ["finished", "failed"]
+    assert steps_of(stated(study)) == 2 * STEPS
+
+
+def test_a_trial_that_left_nothing_is_charged_its_plan_and_named(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    trial(study, of, 1, 0.1)
+    study.begin(of, folder_of(study, 2), ())
+    shutil.rmtree(folder_of(study, 2))
+    study.close(of)
+    said = stated(study)
+    assert said["guarantee"] == "dp" and steps_of(said) == 2 * STEPS
+    assert said["trials"] == {"declared": 3, "begun": 2, "charged_by_plan_alone": ["laptop_anil_tune_32k-2"]}
+
+
+def test_the_claim_is_of_all_declared_trials_and_what_is_spent_stands_beside_it(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition", 3)
+    said = []
+    for number in range(3):
+        trial(study, of, number, 0.1)
+        said.append(stated(study))
+    claims, spent = [one["epsilon"]["rdp"] for one in said], [one["spent"]["epsilon"]["rdp"] for one in said]
+    assert claims[0] == claims[1] == claims[2] == spent[2] > spent[1] > spent[0]
+    assert "stopping here depended neither" in said[0]["spent"]["valid_only_if"]
+
+
+def test_steps_entered_again_in_another_epoch_stay_charged_without_their_folder(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    first = trial(study, of, 1, None, steps=3)
+    study.begin(of, first, ())
+    enter(first, of, range(1, STEPS), epoch=1)
+    study.end(of, first, "finished", 0.1)
+    assert steps_of(stated(study)) == 3 + 4, "steps 1 and 2 were drawn twice; step 0 is not left to do"
+    before = stated(study)["epsilon"]
+    shutil.rmtree(first)
+    study.close(of)
+    assert stated(study)["epsilon"] == before and steps_of(stated(study)) == 3 + 4
+
+
+def test_a_trial_whose_folder_was_deleted_is_another_trial_when_it_begins_again(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition", 2)
+    shutil.rmtree(trial(study, of, 1, 0.1))
+    trial(study, of, 1, 0.2)
+    said = stated(study)
+    assert said["trials"]["begun"] == 2 and steps_of(said) == 2 * STEPS
+    assert of.tune is not None and study.left(of.tune) == 0
+
+
+def test_a_ledger_that_was_set_back_takes_the_guarantee_away(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    first = trial(study, of, 1, 0.1, steps=3)
+    older = (first / "private" / "ledger").read_bytes()
+    study.begin(of, first, ())
+    enter(first, of, range(3, STEPS))
+    study.end(of, first, "finished", 0.1)
+    assert stated(study)["guarantee"] == "dp"
+    (first / "private" / "ledger").write_bytes(older)
+    study.close(of)
+    said = stated(study)
+    assert said["guarantee"] == "none" and said["epsilon"] == {}
+    (reason,) = said["reasons"]
+    assert reason.startswith("laptop_anil_tune_32k-1: its ledger ends at line") and str(tmp_path) not in reason
+    assert steps_of(said) == STEPS, "what it held is known"
+
+
+def test_more_trials_than_declared_are_a_choice_after_results(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    trial(study, experiment("composition", 1), 1, 0.1)
+    assert stated(study)["guarantee"] == "dp"
+    trial(study, experiment("composition", 3), 2, 0.2)
+    said = stated(study)
+    assert said["guarantee"] == "none" and said["trials"]["declared"] == 3
+    assert said["reasons"] == [
+        "tune.trials was raised from 1 to 3 after 1 had begun: a number of trials that was chosen after results",
+    ]
+    claimed = [one["value"] for one in said["unsupported"]]
+    study.close(experiment("composition", 1))
+    assert stated(study)["guarantee"] == "none", "it stays in the record"
+    assert [one["value"] for one in stated(study)["unsupported"]] == claimed
+
+
+def test_fewer_trials_than_declared_cost_no_less(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    trial(study, experiment("composition", 3), 1, 0.1)
+    before = stated(study)
+    study.close(experiment("composition", 1))
+    assert stated(study)["epsilon"] == before["epsilon"] and stated(study)["trials"]["declared"] == 3
+
+
+def test_a_trial_without_a_guarantee_leaves_the_study_none_though_its_results_are_deleted(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    folder = folder_of(study, 1)
+    study.begin(of, folder, ())
+    enter(folder, of, range(STEPS))
+    said = json.loads((folder / "release" / "privacy.json").read_text())
+    (folder / "release" / "privacy.json").write_text(json.dumps(said | {"guarantee": "none", "reasons": ["audit: refuted"]}))
+    study.end(of, folder, "finished", 0.1)
+    shutil.rmtree(folder)
+    study.close(of)
+    assert stated(study)["reasons"] == ["a trial has no guarantee", "audit: refuted"]
+
+
+def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    folder = folder_of(study, 1)
+    study.begin(of, folder, ())
+    enter(folder, of, range(2))
+    assert [one.state for one in study.close(of)] == ["failed"]
+    enter(folder, of, range(2, STEPS))
+    Status(folder, "resume").write("finished", objective=0.4)
+    (finished,) = study.close(of)
+    assert (finished.state, finished.objective) == ("finished", 0.4) and steps_of(stated(study)) == STEPS
+
+
+def test_what_a_parent_has_spent_is_in_no_trials_plan() -> None:
+    with pytest.raises(Refused, match="fork=outputs/a with tune.charge=composition"):
+        check_fork("outputs/a", Tune(charge="composition"))
+    check_fork("outputs/a", Tune(charge="uncharged"))
+    check_fork(None, Tune(charge="composition"))
+
+
+def test_runs_without_privacy_have_no_plan_and_no_claim(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition", 3, "mechanism=none")
+    folder = folder_of(study, 1)
+    study.begin(of, folder, ())
+    Ledger(folder / "private" / "ledger").close()
+    study.end(of, folder, "finished", 0.1)
+    assert stated(study)["guarantee"] == "not_private" and study.trials()[0].plan is None
