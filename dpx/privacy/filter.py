@@ -27,7 +27,7 @@ from dp_accounting import rdp
 
 from dpx.declaration import require
 from dpx.privacy import accounting, events
-from dpx.privacy.accounting import Charges
+from dpx.privacy.accounting import Charges, Real
 
 # Sums of costs and the budget are each rounded once or twice; neither may let a trial through that is over.
 _ROUNDING = 1e-12
@@ -38,9 +38,9 @@ class Filter:
     """A declared budget: (`epsilon`, `delta`), held by Renyi divergence at `order`, or by rho where `kind` is zcdp (`order` is `None`)."""
 
     kind: Literal["renyi", "zcdp"]
-    epsilon: float
-    delta: float
-    order: float | None
+    epsilon: Real
+    delta: Real
+    order: Real | None
     adjacency: str
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Filter:
         return self.cost(charges) * (1 + _ROUNDING) <= self.limit
 
 
-def renyi(charges: Charges, order: float, adjacency: str) -> float:
+def renyi(charges: Charges, order: Real, adjacency: str) -> float:
     """The Renyi divergence of `charges` at one order, in nats; `math.inf` where no bound is found there."""
     require(
         float(order).is_integer() or not any(release.is_discrete for release, _ in charges),
@@ -86,13 +86,13 @@ def renyi(charges: Charges, order: float, adjacency: str) -> float:
         "integer noise is bounded at integer orders only",
         "Use a whole order",
     )
-    composed = accounting.compose(accounting.bucketed(charges), "rdp", adjacency, [order])
+    composed = accounting.compose(accounting.bucketed(charges), "rdp", adjacency, [float(order)])
     assert isinstance(composed, rdp.RdpAccountant)
     found = float(composed.rdp[0])
     return found if found >= 0 else math.inf
 
 
-def renyi_limit(epsilon: float, delta: float, order: float) -> float:
+def renyi_limit(epsilon: Real, delta: Real, order: Real) -> float:
     """The divergence at `order` that converts to `epsilon` at `delta`."""
     return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
 
@@ -113,7 +113,7 @@ def _gaussian(release: events.Release, adjacency: str) -> dp_accounting.Gaussian
     return event
 
 
-def zcdp_limit(epsilon: float, delta: float) -> float:
+def zcdp_limit(epsilon: Real, delta: Real) -> float:
     """The rho for which rho + 2 (rho log(1 / delta))^(1/2) is `epsilon`."""
     wide = math.log(1 / delta)
     # The difference of two near roots, without cancellation.

@@ -96,7 +96,7 @@ def _reasons(experiment: Experiment, record: Record, costs: Costs) -> list[str]:
     elif experiment.tune.charge == "composition":
         reasons += _against_composition(experiment, record, costs)
     else:
-        reasons = sorted({*reasons, *_against_repetition(costs)})
+        reasons = sorted({*reasons, *_against_repetition(record, costs)})
     return reasons
 
 
@@ -129,11 +129,12 @@ def _against_composition(experiment: Experiment, record: Record, costs: Costs) -
     return reasons
 
 
-def _against_repetition(costs: Costs) -> list[str]:
+def _against_repetition(record: Record, costs: Costs) -> list[str]:
     """What makes the trials other than so many independent draws of the declared plan; nothing here tells how many there are."""
+    withheld = [(record.outputs / trial.folder / "private" / "withheld").is_dir() for trial, _ in costs if trial.state == "finished"]
     checks = (
         (any(trial.state != "finished" for trial, _ in costs), "a trial failed, or was killed and never finished"),
-        (any(cost.lost for _, cost in costs), "the results of a trial are lost"),
+        (not all(withheld) or any(cost.lost for _, cost in costs), "the results of a trial are lost"),
         (any(cost.disagrees for _, cost in costs), "a trial's ledger disagrees with what follows from it"),
         (any(not cost.lost and not charges.is_whole(cost) for _, cost in costs), "a trial was stopped before its planned end"),
         (any(charges.beyond(cost) for _, cost in costs), "a trial was drawn anew: it was charged for more than its plan"),

@@ -75,7 +75,7 @@ def filter_of(experiment: Experiment) -> Any:
     from dpx.privacy.filter import Filter
 
     privacy = experiment.privacy
-    return Filter(budget.kind, float(budget.epsilon), privacy.delta, budget.order, privacy.adjacency)
+    return Filter(budget.kind, budget.epsilon, privacy.delta, budget.order, privacy.adjacency)
 
 
 def check_plan(experiment: Experiment, record: Record, plan: Runs | None, point: tuple[str, ...]) -> None:

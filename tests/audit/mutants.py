@@ -390,6 +390,27 @@ MUTANTS = (
         "None",
         ACCIDENTS + "test_a_ledger_that_was_lost_cut_edited_or_set_back_never_lowers_epsilon[cut]",
     ),
+    Mutant(
+        "trials without results not charged",
+        "dpx/tuning/claim.py",
+        "return [(trial, charges.of(trial, record, experiment)) for trial in counted]",
+        "return [(trial, charges.of(trial, record, experiment)) for trial in counted if trial.objective is not None]",
+        "tests/tuning/test_composition.py::test_a_trial_that_left_nothing_is_charged_its_plan_and_named",
+    ),
+    Mutant(
+        "a trial whose folder is gone not charged",
+        "dpx/tuning/claim.py",
+        "counted = record.trials if experiment",
+        "counted = [one for one in record.trials if (record.outputs / one.folder).exists()] if experiment",
+        "tests/tuning/test_accidents.py::test_epsilon_stays_when_the_folders_of_losing_trials_are_deleted",
+    ),
+    Mutant(
+        "a trial let in beyond the declared budget",
+        "dpx/tuning/rules.py",
+        "budget.holds(begun + new)",
+        "budget.holds(begun)",
+        "tests/tuning/test_budget.py::test_a_trial_beyond_the_budget_is_refused_before_it_begins",
+    ),
 )
 
 NOT_RUN = "not run"

@@ -1,0 +1,125 @@
+"""The record of a search: a chain that its statement and its trials' folders name, so that none of it can go missing unseen."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpx.declaration import Refused
+from dpx.privacy.chain import Chain
+from dpx.tuning.study import Study
+from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, steps_of, trial
+
+
+def _refuses_everything(study: Study, words: str) -> None:
+    of = experiment("composition")
+    assert of.tune is not None
+    for use in (
+        lambda: study.left(of.tune),
+        lambda: study.begin(of, folder_of(study, 9), ()),
+        lambda: study.end(of, folder_of(study, 1), "finished", 0.1),
+        lambda: study.close(of),
+    ):
+        with pytest.raises(Refused, match=words) as refused:
+            use()
+        assert "\n" not in str(refused.value)
+
+
+def test_a_deleted_study_does_not_start_to_count_again(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    trial(study, of, 1, 0.1)
+    shutil.rmtree(study.path)
+    _refuses_everything(study, r"private/trials: is lost, but laptop_anil_tune_32k-1/private/trial.json follows from it. Restore")
+    other = Study(tmp_path, "another")
+    trial(other, of, 2, 0.1)
+    assert stated(other)["trials"]["begun"] == 1, "other studies do not mind"
+
+
+def test_a_lost_record_is_missed_by_the_statement_alone(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    shutil.rmtree(trial(study, experiment("composition"), 1, 0.1))
+    (study.private / "trials").unlink()
+    _refuses_everything(study, "is lost, but s/release/privacy.json follows from it")
+
+
+def test_a_record_that_was_cut_is_missed_by_what_follows_from_it(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    trial(study, of, 1, 0.1)
+    lines = (study.private / "trials").read_bytes().splitlines(keepends=True)
+    trial(study, of, 2, 0.1)
+    (study.private / "trials").write_bytes(b"".join(lines))
+    _refuses_everything(study, "beside s/release/privacy.json: ends at line")
+    shutil.rmtree(study.release)
+    _refuses_everything(study, "beside laptop_anil_tune_32k-2/private/trial.json: ends at line")
+
+
+def test_an_edited_record_is_no_chain(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    trial(study, experiment("composition"), 1, 0.1)
+    path = study.private / "trials"
+    path.write_bytes(path.read_bytes().replace(b'"objective": 0.1', b'"objective": 0.9'))
+    _refuses_everything(study, r"line \d+ was changed")
+
+
+def test_a_new_record_under_an_old_name_is_another_one(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    trial(study, of, 1, 0.1)
+    (study.private / "trials").unlink()
+    Chain(study.private / "trials", {"trials": 1}).close()
+    _refuses_everything(study, "is another one")
+
+
+def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    study.begin(of, folder_of(study, 1), ("optimizer.weight_decay=1",))
+    (line,) = [line for line in Chain(study.private / "trials").lines if "begun" in line]
+    (run,) = line["plan"]
+    assert run["steps"] == [[0, STEPS]] and (run["q"], run["noise_multiplier"]) == (0.1, 4.0)
+    noted = json.loads((folder_of(study, 1) / "private" / "trial.json").read_text())
+    assert noted["study"] == "s" and Chain(study.private / "trials").mark.as_json() == noted["mark"]
+
+
+def _as_before_chains(study: Study, trials: list[dict], charge: str) -> None:
+    study.private.mkdir(parents=True)
+    (study.private / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in trials) + '{"folder": "cut sh')
+    of = experiment(charge)
+    shared = {"charge": charge} | {"data": {}, "privacy": {}, "task": {}}
+    from dataclasses import asdict
+
+    shared |= json.loads(json.dumps({name: asdict(of)[name] for name in ("data", "privacy", "task")}, default=str))
+    (study.private / "study.json").write_text(json.dumps(shared))
+
+
+def test_a_record_from_before_chains_is_carried_over_and_called_so(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    names = [folder_of(study, number).name for number in (1, 2)]
+    begun = [{"folder": name, "point": ["a=1"], "state": "begun", "objective": None, "error": None} for name in names]
+    _as_before_chains(
+        study, [begun[0], {"folder": names[0], "state": "finished", "objective": 0.2, "error": None}, begun[1]], "composition"
+    )
+    enter(folder_of(study, 1), of, range(STEPS))
+    enter(folder_of(study, 2), of, range(2))
+    assert [one.state for one in study.close(of)] == ["finished", "failed"]
+    said = stated(study)
+    assert said["record"]["unchained"] and "is assumed" in said["assumptions"][-1]
+    assert said["guarantee"] == "dp" and steps_of(said) == 2 * STEPS, "its plan follows from what the trial entered"
+    assert not (study.private / "trials.jsonl").exists()
+    trial(study, of, 3, 0.3)
+    assert stated(study)["trials"]["begun"] == 3
+
+
+def test_an_old_trial_that_left_nothing_has_an_unknown_cost(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    _as_before_chains(study, [{"folder": "gone", "point": [], "state": "finished", "objective": 0.2, "error": None}], "composition")
+    study.close(of)
+    said = stated(study)
+    assert said["guarantee"] == "none" and "what it cost is not known" in said["reasons"][0]
+
+
+def test_an_old_statement_tells_of_trials_that_its_record_lacks(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    _as_before_chains(study, [{"folder": "a", "point": [], "state": "failed", "objective": None, "error": None}], "composition")
+    study.release.mkdir()
+    (study.release / "privacy.json").write_text(json.dumps({"trials": {"begun": 2}}))
+    _refuses_everything(study, "is not the record that this was stated from")

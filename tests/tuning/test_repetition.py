@@ -1,0 +1,210 @@
+"""Repeat and select: the declared plan is what is charged, and a trial that is not one draw of it takes the guarantee away."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpx import config, launch, recipes
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+from dpx.sweep import Status
+from dpx.tuning.study import Study
+from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, trial
+
+
+@pytest.fixture(autouse=True)
+def three_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
+
+
+def _complete(study: Study, last: Callable[[Study, Experiment], None]) -> dict:
+    """The statement after two trials as planned and a third."""
+    of = experiment("repeat_and_select", 8)
+    trial(study, of, 0, 0.1)
+    trial(study, of, 1, 0.3)
+    last(study, of)
+    study.close(of)
+    return stated(study)
+
+
+def _as_planned(study: Study, of: Experiment) -> None:
+    trial(study, of, 2, 0.2)
+
+
+def _failed(study: Study, of: Experiment) -> None:
+    trial(study, of, 2, None, steps=2)
+
+
+def _killed(study: Study, of: Experiment) -> None:
+    study.begin(of, folder_of(study, 2), ())
+    enter(folder_of(study, 2), of, range(2))
+
+
+def _left_nothing(study: Study, of: Experiment) -> None:
+    study.begin(of, folder_of(study, 2), ())
+
+
+def _lost(study: Study, of: Experiment) -> None:
+    shutil.rmtree(trial(study, of, 2, 0.2))
+
+
+def _lost_its_ledger(study: Study, of: Experiment) -> None:
+    (trial(study, of, 2, 0.2) / "private" / "ledger").unlink()
+
+
+def _lost_its_results(study: Study, of: Experiment) -> None:
+    shutil.rmtree(trial(study, of, 2, 0.2) / "private" / "withheld")
+
+
+def _pruned(study: Study, of: Experiment) -> None:
+    trial(study, of, 2, 0.2, steps=STEPS - 1)
+
+
+def _redrawn(study: Study, of: Experiment) -> None:
+    folder = trial(study, of, 2, None, steps=3)
+    study.begin(of, folder, ())
+    enter(folder, of, range(2, STEPS), epoch=1)
+    study.end(of, folder, "finished", 0.2)
+
+
+def _redrawn_in_a_deleted_folder(study: Study, of: Experiment) -> None:
+    shutil.rmtree(folder_of(study, 1))
+    trial(study, of, 1, 0.2)
+
+
+def _set_back(study: Study, of: Experiment) -> None:
+    folder = trial(study, of, 2, 0.2)
+    lines = (folder / "private" / "ledger").read_bytes().splitlines(keepends=True)
+    (folder / "private" / "ledger").write_bytes(b"".join(lines[:-1]))
+
+
+VOIDED = {
+    _failed: "a trial failed, or was killed and never finished",
+    _killed: "a trial failed, or was killed and never finished",
+    _left_nothing: "a trial failed, or was killed and never finished",
+    _lost: "the results of a trial are lost",
+    _lost_its_ledger: "the results of a trial are lost",
+    _lost_its_results: "the results of a trial are lost",
+    _pruned: "a trial was stopped before its planned end",
+    _redrawn: "a trial was drawn anew",
+    _redrawn_in_a_deleted_folder: "the results of a trial are lost",
+    _set_back: "a trial's ledger disagrees with what follows from it",
+}
+
+
+def test_what_is_charged_is_the_plan_whatever_the_trials_came_to(tmp_path: Path) -> None:
+    said = _complete(Study(tmp_path, "s"), _as_planned)
+    assert said["guarantee"] == "dp" and [one["count"] for one in said["ledger"]["repeated"]] == [STEPS]
+    redrawn = _complete(Study(tmp_path / "other", "s"), _redrawn)
+    assert redrawn["ledger"]["repeated"] == said["ledger"]["repeated"]
+    assert redrawn["unsupported"][0]["value"] == said["epsilon"]["rdp"]
+
+
+@pytest.mark.parametrize("last", VOIDED, ids=lambda last: last.__name__.strip("_"))
+def test_a_trial_that_is_no_draw_of_the_plan_takes_the_guarantee_away(tmp_path: Path, last: Callable[..., None]) -> None:
+    said = _complete(Study(tmp_path, "s"), last)
+    assert said["guarantee"] == "none" and said["epsilon"] == {}
+    assert f"repeat_and_select: {VOIDED[last]}" in ": ".join(said["reasons"])
+    assert said["unsupported"][0]["name"] == "epsilon/rdp" and said["unsupported"][0]["value"] > 0
+
+
+def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: Path) -> None:
+    def last(study: Study, of: Experiment) -> None:
+        _killed(study, of)
+        study.close(of)
+        enter(folder_of(study, 2), of, range(2, STEPS))
+        Status(folder_of(study, 2), "resume").write("finished", objective=0.2)
+
+    study = Study(tmp_path, "s")
+    said = _complete(study, last)
+    assert said["guarantee"] == "dp"
+    assert not (folder_of(study, 2) / "release").exists(), "what it gave out on the way is withheld again"
+
+
+def test_trials_of_another_cost_are_no_repetitions(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    study.begin(experiment("repeat_and_select", 8), tmp_path / "a", ())
+    with pytest.raises(Refused, match="telemetry=released: costs otherwise .* repetitions of one mechanism cost the same"):
+        study.begin(experiment("repeat_and_select", 8, "telemetry=released"), tmp_path / "b", ("telemetry=released",))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_nothing_released_tells_how_many_trials_there_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: number)
+    study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
+    for place in range(number):
+        trial(study, of, place, 0.1 * place + 0.1)
+    study.close(of)
+    said = stated(study)
+    mark = said["record"].pop("mark")
+    assert set(mark) == {"chain", "digest"}, "a position would count lines"
+    plain = _complete_with_one(tmp_path / "reference", monkeypatch)
+    assert said == plain, "but for the mark, the same whatever the number"
+    assert sorted(path.name for path in study.release.rglob("*")) == ["privacy.json", "privacy.json", "winner"]
+
+
+def _complete_with_one(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 1)
+    study, of = Study(outputs, "s"), experiment("repeat_and_select", 8)
+    trial(study, of, 0, 0.5)
+    study.close(of)
+    said = stated(study)
+    said["record"].pop("mark")
+    return said
+
+
+def test_the_released_digest_still_finds_a_record_that_was_replaced(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
+    for place in range(3):
+        shutil.rmtree(trial(study, of, place, 0.1))
+        if place == 1:
+            older = (study.private / "trials").read_bytes()
+    study.close(of)
+    assert Study(tmp_path, "s").trials(), "the record as it is holds"
+    (study.private / "trials").write_bytes(older)
+    with pytest.raises(Refused, match="has no line that this names"):
+        study.close(of)
+
+
+def _config(outputs: Path, charge: str = "repeat_and_select"):
+    cfg = recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic", "model=micro", f"tune.charge={charge}"])
+    return cfg, outputs / config.run_name(cfg)
+
+
+def test_a_point_drawn_twice_is_drawn_with_noise_of_its_own(tmp_path: Path) -> None:
+    cfg, first = _config(tmp_path)
+    assert launch._own_place(cfg, first) == (cfg, first)
+    (first / "private").mkdir(parents=True)
+    (first / "private" / "dpx.log").touch()
+    assert launch._own_place(cfg, first)[1] == first, "nothing of a trial is there"
+    places = [first]
+    for replicate in (1, 2):
+        (places[-1] / "private").mkdir(parents=True, exist_ok=True)
+        (places[-1] / "private" / "trial.json").touch()
+        again, place = launch._own_place(cfg, first)
+        assert again.replicate == replicate and place not in places and place.name == config.run_name(again)
+        places.append(place)
+    assert cfg.replicate == 0
+    summed, folder = _config(tmp_path, "composition")
+    assert launch._own_place(summed, folder)[1] == folder, "a sum takes the result that is there"
+
+
+def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = experiment("composition")
+    folder = tmp_path / f"{of.name}-7"
+    enter(folder, of, range(STEPS))
+    (folder / "private" / "results.json").write_text(json.dumps({"metric": "accuracy", "heldout": {"accuracy": 0.4}}))
+    status = Status(folder, "train")
+    status.write("finished", objective=0.4)
+    monkeypatch.setattr("dpx.launch.build", lambda cfg: (of, None))
+    monkeypatch.setattr("dpx.launch.prepare", lambda data, privacy: None)
+    monkeypatch.setattr("dpx.launch.HydraConfig.get", lambda: type("Settings", (), {"sweeper": {}}))
+    launcher = launch.Launcher()
+    launcher.is_sweep = True
+    for _ in range(2):
+        launcher._adopt(recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic"]), folder, status, ("a=1",))
+    (adopted,) = Study(tmp_path, of.name).trials()
+    assert (adopted.folder, adopted.state, adopted.objective, adopted.point) == (folder.name, "finished", 0.4, ("a=1",))
