@@ -29,7 +29,7 @@ class Budget:
             self.order is not None and self.order > 1,
             f"tune.budget.order={self.order}",
             "trials are added up at one Renyi order above 1 that is fixed beforehand",
-            "Use tune.budget.order=16, or tune.budget.kind=zcdp",
+            "Use a value above 1, smaller the less noise there is, or tune.budget.kind=zcdp",
         )
 
     @property

@@ -1,8 +1,9 @@
 """What is written of a search: a chain of JSON lines (`dpx.privacy.chain`), one before a trial starts and one when it ends.
 
-`{"began_with": ...}` is what all trials share, `{"drawn": n}` the secret number of a `repeat_and_select`, `{"declared": n}` how many trials
-were declared, and once more where that was raised. `{"begun": n, ...}` holds a trial's whole plan, so that it is charged whether or not
-anything of it is left; `{"again": n}` is the same trial started once more; `{"ended": n, ...}` is what it came to and what it had entered.
+`{"began_with": ...}` is what all trials share, `{"drawn": n, ...}` the secret number of a `repeat_and_select`, `{"declared": n}` how many
+trials were declared, and once more where that was raised. `{"begun": n, ...}` holds a trial's whole plan, so that it is charged whether
+or not anything of it is left; `{"again": n}` is the same trial started once more; `{"ended": n, ...}` is what it came to, and all that
+its ledger held then.
 
 What follows from the record names a line of it: the study's statement, and `private/trial.json` in each trial's run folder. A record that
 was lost, cut or changed is found by them, and a study whose folder was deleted does not start to count again.
@@ -61,6 +62,7 @@ class Record:
         self.trials: list[Trial] = []
         self.began_with: dict[str, Any] | None = None
         self.drawn: int | None = None
+        self.drawn_from: list[Any] | None = None
         self.declared: int | None = None
         self.raised: list[str] = []
         self.chain = self._opened(list(_followers(outputs, path)))
@@ -143,7 +145,7 @@ class Record:
         elif "began_with" in line:
             self.began_with = line["began_with"]
         elif "drawn" in line:
-            self.drawn = line["drawn"]
+            self.drawn, self.drawn_from = line["drawn"], line.get("from")
         elif "declared" in line:
             self._declare(line["declared"])
         else:

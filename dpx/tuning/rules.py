@@ -10,6 +10,7 @@ from dpx.tuning.record import Record, Runs
 # Settings that change what a step costs, whatever their value; under these names lie further ones.
 ACCOUNTED = ("batch_schedule", "sampler", "noise", "steps", "mechanism", "telemetry", "data", "privacy", "accountant", "audit")
 ACCOUNTED_ALONE = ("clip", "clip.count_noise_multiplier")
+_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _DECLARE = (
     "Declare tune.budget.epsilon and tune.budget.order before the first trial, in a study of another name, or search over settings that "
     "change no cost"
@@ -117,5 +118,18 @@ def _check_within(experiment: Experiment, record: Record, plan: Runs, budget: An
         budget.holds(begun + new),
         f"tune.budget.epsilon={budget.epsilon}",
         f"the trial costs {costs:.4g} and {spent:.4g} of {budget.limit:.4g} are spent",
-        "End the search here, or let trials cost less (more noise, fewer steps, smaller batches)",
+        _other_order(budget, new) if not record.trials else "End the search here, or let trials cost less (more noise, fewer steps)",
     )
+
+
+def _other_order(budget: Any, charges: Any) -> str:
+    """What to do where not even the first trial fits: nothing has been seen yet, so an order may still be chosen by its plan."""
+    if budget.kind == "zcdp":
+        return "Declare a larger budget, or let trials cost less (more noise, fewer steps)"
+    from dpx.privacy.filter import renyi, renyi_limit
+
+    fitting = {one: renyi_limit(budget.epsilon, budget.delta, one) / renyi(charges, one, budget.adjacency) for one in _ORDERS}
+    best = max(fitting, key=lambda one: fitting[one])
+    if fitting[best] >= 1:
+        return f"Declare tune.budget.order={best}, where {int(fitting[best])} of it fit"
+    return "Declare a larger budget, or let trials cost less (more noise, fewer steps)"

@@ -60,7 +60,7 @@ class Study:
         with opened(self.outputs, self.path) as record:
             trial = record.trial_in(folder)
             left = _left(record, experiment.tune)
-            _check_same(record, experiment)
+            shared = _check_same(record, experiment)
             if trial is not None:
                 record.begin_again(trial)
                 return
@@ -71,6 +71,8 @@ class Study:
                 "Give it another name, or more trials where it is not repeat_and_select",
             )
             check_plan(experiment, record, plan, point)
+            if record.began_with is None:
+                record.note({"began_with": shared})
             if experiment.tune.charge != "repeat_and_select" and experiment.tune.trials > (record.declared or 0):
                 record.note({"declared": experiment.tune.trials})
             record.begin(folder, point, plan)
@@ -158,16 +160,21 @@ class Study:
 def _left(record: Record, tune: Tune) -> int:
     if tune.charge != "repeat_and_select":
         return max(0, tune.trials - len(record.trials))
-    if record.drawn is None:
+    distribution = [tune.trials, str(tune.shape)]
+    # Before the first trial another distribution may still be declared; its number is then drawn from it.
+    if record.drawn is None or (not record.trials and record.drawn_from != distribution):
         from dpx.privacy import selection
 
-        record.note({"drawn": selection.draw(tune.trials, tune.shape)})
+        record.note({"drawn": selection.draw(tune.trials, tune.shape), "from": distribution})
     assert record.drawn is not None
     return max(0, record.drawn - len(record.trials))
 
 
-def _check_same(record: Record, experiment: Experiment) -> None:
-    """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition."""
+def _check_same(record: Record, experiment: Experiment) -> dict[str, Any]:
+    """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition.
+
+    Returns all that the trials must share; raises `Refused` where it is not what the first trial began with.
+    """
     assert experiment.tune is not None
     tune = experiment.tune
     # More trials of a charged sum are charged; more of a drawn number would be another distribution.
@@ -177,9 +184,7 @@ def _check_same(record: Record, experiment: Experiment) -> None:
     plain: dict[str, Any] = {name: getattr(tune, name) for name in fixed} | {name: declared[name] for name in fields}
     plain["budget"] = dataclasses.asdict(tune.budget) if tune.budget.is_declared else None
     plain = json.loads(json.dumps(plain, default=str))
-    if record.began_with is None:
-        record.note({"began_with": plain})
-    known = record.began_with or {}
+    known = plain if record.began_with is None else record.began_with
     differing = [name for name in plain if known.get(name) != plain[name]]
     require(
         not differing,
@@ -187,6 +192,7 @@ def _check_same(record: Record, experiment: Experiment) -> None:
         f"the study {record.path.name} began with another {', '.join(differing)}",
         "Give this study another name",
     )
+    return plain
 
 
 def _withhold(folder: Path) -> None:

@@ -71,6 +71,14 @@ def test_a_trial_beyond_the_budget_is_refused_before_it_begins(tmp_path: Path) -
     trial(study, _adaptive(), 1, 0.2)
 
 
+def test_where_no_trial_fits_the_line_names_an_order_at_which_some_do_and_it_may_still_be_declared(tmp_path: Path) -> None:
+    study, noisy = Study(tmp_path, "s"), ("steps=100", "tune.budget.epsilon=2.5")
+    with pytest.raises(Refused, match=r"Declare tune.budget.order=6, where 6 of it fit"):
+        study.begin(experiment("composition", 9, *noisy, "tune.budget.order=64"), tmp_path / "a", ())
+    study.begin(experiment("composition", 9, *noisy, "tune.budget.order=6"), tmp_path / "a", ())
+    assert len(study.trials()) == 1
+
+
 def test_restarts_that_break_the_budget_take_the_guarantee_away(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), _adaptive("steps=40")
     folder = trial(study, of, 1, 0.1)

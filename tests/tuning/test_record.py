@@ -2,21 +2,22 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from dpx.declaration import Refused
 from dpx.privacy.chain import Chain
+from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study
 from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, steps_of, trial
 
 
 def _refuses_everything(study: Study, words: str) -> None:
     of = experiment("composition")
-    assert of.tune is not None
     for use in (
-        lambda: study.left(of.tune),
+        lambda: study.left(of.tune or Tune()),
         lambda: study.begin(of, folder_of(study, 9), ()),
         lambda: study.end(of, folder_of(study, 1), "finished", 0.1),
         lambda: study.close(of),
@@ -85,8 +86,6 @@ def _as_before_chains(study: Study, trials: list[dict], charge: str) -> None:
     (study.private / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in trials) + '{"folder": "cut sh')
     of = experiment(charge)
     shared = {"charge": charge} | {"data": {}, "privacy": {}, "task": {}}
-    from dataclasses import asdict
-
     shared |= json.loads(json.dumps({name: asdict(of)[name] for name in ("data", "privacy", "task")}, default=str))
     (study.private / "study.json").write_text(json.dumps(shared))
 

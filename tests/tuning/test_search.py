@@ -32,21 +32,36 @@ def _runs(folder: Path) -> list[Path]:
     return sorted((folder / "outputs").glob("laptop_anil_tune_32k-*"))
 
 
+BUDGET = ("tune.charge=composition", "tune.budget.epsilon=20", "tune.budget.order=3")
+
+
 def test_a_search_launched_again_goes_on_to_its_number_and_not_past_it(tmp_path: Path) -> None:
-    first = _search(tmp_path, "tune.trials=1", "tune.charge=composition")
+    first = _search(tmp_path, "tune.trials=1", *BUDGET)
     assert first.returncode == 0, first.stderr
     assert len(_runs(tmp_path)) == 1
-    again = _search(tmp_path, "tune.trials=3", "tune.charge=composition")
+    again = _search(tmp_path, "tune.trials=3", *BUDGET)
     assert again.returncode == 0, again.stderr
     assert len(_runs(tmp_path)) == 3 and again.stdout.count(" finished ") == 3, "the table has the trials of both launches"
-    nothing = _search(tmp_path, "tune.trials=3", "tune.charge=composition")
+    nothing = _search(tmp_path, "tune.trials=3", *BUDGET)
     assert nothing.returncode == 0, nothing.stderr
     assert len(_runs(tmp_path)) == 3
     said = json.loads((_study(tmp_path) / "release" / "privacy.json").read_text())
     alone = json.loads((_runs(tmp_path)[0] / "release" / "privacy.json").read_text())
-    assert said["guarantee"] == "dp" and said["trials"] == {"begun": 3}
-    assert sum(count for run in said["ledger"]["runs"] for _, count in run["steps"]) == 6
-    assert said["epsilon"]["rdp"] > alone["epsilon"]["rdp"] and alone["tuning"]["charge"] == "composition"
+    assert said["guarantee"] == "dp" and said["trials"]["begun"] == 3
+    assert sum(count for run in said["ledger"]["runs"] for _, count in run["steps"]) == 6, "entered steps are those of the plans"
+    assert said["epsilon"] == {"rdp": 20.0} and alone["tuning"]["charge"] == "composition"
+
+
+def test_a_sum_is_of_the_declared_trials_and_more_of_them_have_no_guarantee(tmp_path: Path) -> None:
+    declared = _search(tmp_path, "tune.trials=1", "tune.charge=composition")
+    assert declared.returncode == 0, declared.stderr
+    said = json.loads((_study(tmp_path) / "release" / "privacy.json").read_text())
+    alone = json.loads((_runs(tmp_path)[0] / "release" / "privacy.json").read_text())
+    assert said["guarantee"] == "dp" and said["epsilon"] == alone["epsilon"]
+    raised = _search(tmp_path, "tune.trials=2", "tune.charge=composition")
+    assert raised.returncode == 0, raised.stderr
+    said = json.loads((_study(tmp_path) / "release" / "privacy.json").read_text())
+    assert said["guarantee"] == "none" and "raised from 1 to 2" in said["reasons"][0]
 
 
 def test_adaptive_trials_stop_with_one_line_and_random_ones_release_a_winner(tmp_path: Path) -> None:

@@ -81,6 +81,15 @@ def test_the_number_of_trials_is_drawn_once(tmp_path: Path, monkeypatch: pytest.
     assert Study(tmp_path, "s").left(tune) == Study(tmp_path, "s").left(tune) == 4
 
 
+def test_a_number_is_drawn_from_the_distribution_that_the_first_trial_begins_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: mean - 1)
+    study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
+    assert study.left(Tune(charge="repeat_and_select", trials=5)) == 4
+    study.begin(of, tmp_path / "a", ())
+    assert of.tune is not None and study.left(of.tune) == 8 - 2
+    assert study.left(Tune(charge="repeat_and_select", trials=30)) == 8 - 2, "from now on it stays"
+
+
 @pytest.mark.parametrize(
     ("charge", "override", "named"),
     [
