@@ -59,12 +59,13 @@ class Launcher:
         self.is_sweep = settings.mode == RunMode.MULTIRUN
         path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
         job = str(settings.runtime.choices.get("job"))
-        status = Status(path, job)
+        status, is_finished = Status(path, job), False
         try:
             if self.is_sweep and job == "train":
                 cfg, path = _own_place(cfg, path)
                 status = Status(path, job)
-                if status.read().get("state") == "finished":
+                is_finished = status.read().get("state") == "finished"
+                if is_finished:
                     self._adopt(cfg, path, status, point)
                     return self._record(path, point, "finished before", status.read().get("objective"))
             if self.is_sweep:
@@ -79,7 +80,9 @@ class Launcher:
             words = str(as_refused(error) or f"{type(error).__name__}: {error}")
             # On a full disk the error is what the user must see, not that it could not be noted.
             with contextlib.suppress(OSError):
-                status.write("failed", error=words)
+                # A finished run that a search may not count has still finished.
+                if not is_finished:
+                    status.write("failed", error=words)
             return self._record(path, point, "failed", error=words)
         return self._record(path, point, "finished", status.read().get("objective"))
 

@@ -11,8 +11,8 @@ before a budget is passed. Two filters are proved to cost nothing beside ordinar
   the Renyi filter at all orders at once: divergence rho * order at each. Only Gaussian releases of everyone are charged by it.
 
 Both hold for trials that are interleaved, such as one that is resumed after a later one began: filters at a fixed order extend to
-concurrent composition (Haney and others 2023, arXiv 2309.05901). For privacy loss distributions adding up and stopping is not a filter
-in general (Regehr and others 2026, arXiv 2602.15815), so accountant=pld is refused.
+concurrent composition (Haney and others 2023, arXiv 2309.05901). For whole privacy loss distributions, composing and stopping is no
+filter in general ("Privacy Filters are Captured by Residues", arXiv 2602.15815), so accountant=pld is refused.
 
 The budget becomes (epsilon, delta) by Canonne, Kamath and Steinke 2020 (arXiv 2004.00010), proposition 12, as in dp-accounting, and for
 zCDP by Bun and Steinke 2016 (arXiv 1605.02065), proposition 1.3.

@@ -1,7 +1,9 @@
 """Repeating a mechanism a secret, random number of times and releasing only the best result.
 
 Liu and Talwar 2019; Papernot and Steinke 2022 (theorem 2 for the truncated negative binomial, theorem 6 for Poisson). The
-repetitions must be independent draws of one mechanism, their number independent of the data, and nothing but the winner released.
+repetitions must be independent draws of one mechanism, their number independent of the data, and nothing but the winner released. What is
+charged is that mechanism as it was declared: both theorems are about its divergences, never about what single repetitions came to, so a
+repetition that was lost, stopped or drawn anew leaves no theorem to apply (`dpx.tuning.claim`).
 """
 
 import math
