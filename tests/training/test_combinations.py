@@ -90,7 +90,7 @@ def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinat
         opened.train()
         calibrated = opened.runtime.calibrated
     document = json.loads((tmp_path / "release" / "privacy.json").read_text())
-    runs = read(tmp_path) if experiment.is_private else []
+    runs = read(tmp_path).runs if experiment.is_private else []
     check(experiment, calibrated, document, runs)
     if not experiment.is_private:
         return
