@@ -8,6 +8,7 @@ import stat
 import numpy as np
 import pytest
 
+from dpx import randomness
 from dpx.declaration import Refused
 from dpx.randomness import RootSecret
 
@@ -17,6 +18,18 @@ def test_created_secret_is_private_and_loads_back(tmp_path):
     assert stat.S_IMODE(os.stat(tmp_path / "root_secret").st_mode) == 0o600
     assert np.array_equal(RootSecret.load(tmp_path / "root_secret").key("noise", 3), created.key("noise", 3))
     assert os.listdir(tmp_path) == ["root_secret"]
+
+
+def test_a_secret_is_256_bits_of_the_operating_systems(tmp_path, monkeypatch):
+    monkeypatch.setattr(randomness.secrets, "token_bytes", lambda count: bytes(range(100, 100 + count)))
+    RootSecret.create(tmp_path / "root_secret")
+    assert (tmp_path / "root_secret").read_bytes() == bytes(range(100, 132))
+
+
+def test_every_byte_of_the_secret_reaches_every_key():
+    secrets = [RootSecret(bytes(32))] + [RootSecret(bytes(i) + b"\1" + bytes(31 - i)) for i in range(32)]
+    for derive in (lambda s: s.key("x"), lambda s: s.generator("x").integers(1 << 60, size=2), lambda s: s.stream("x").words(2)):
+        assert len({tuple(derive(secret)) for secret in secrets}) == 33
 
 
 def test_a_secret_is_never_replaced(tmp_path):

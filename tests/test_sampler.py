@@ -1,5 +1,6 @@
 """The Poisson draw is the one the accountant assumes, and costs what the batch costs."""
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -60,6 +61,14 @@ def test_positions_are_uniform_across_shard_borders(monkeypatch):
     monkeypatch.setattr(sampler, "SHARD_RECORDS", 1_000)
     hits = np.concatenate(draws(10_500, 0.02, 400))
     assert stats.chisquare(np.histogram(hits, bins=np.arange(0, 10_501, 125))[0]).pvalue > 1e-4
+
+
+def test_virtual_shards_draw_independently(monkeypatch):
+    monkeypatch.setattr(sampler, "SHARD_RECORDS", 1_000)
+    drawn = sampler.draw(sampler.Poisson(), 8_000, 0.1, generator_for)
+    shards = [set(drawn[drawn // 1_000 == shard] % 1_000) for shard in range(8)]
+    # Two shards of 100 rows each have 10 in common by chance, not 100.
+    assert all(len(a & b) < 35 for a, b in itertools.combinations(shards, 2)) and all(len(shard) > 50 for shard in shards)
 
 
 def test_gaps_beyond_one_block_go_on(monkeypatch):

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "experiments" / "audit" / "mutants.md"
 AUDIT = "tests/audit/test_dirac.py::test_sound_runs_stay_below_the_claim"
+SLICES = "tests/mechanism/test_noise.py::test_every_slice_has_the_noise_of_its_own_key"
 LEAVES = "tests/training/test_released_noise.py::test_every_leaf_has_the_stated_variance_once_whatever_the_mesh"
 
 
@@ -411,6 +412,57 @@ MUTANTS = (
         "budget.holds(begun)",
         "tests/tuning/test_budget.py::test_a_trial_beyond_the_budget_is_refused_before_it_begins",
     ),
+    Mutant("all slices of a leaf with its first key", NOISE, "keys[index], index * block", "keys[0], index * block", SLICES),
+    Mutant("the last part of a leaf with its first key", NOISE, "keys[whole], whole * block", "keys[0], whole * block", SLICES),
+    Mutant(
+        "the same rows drawn at every step",
+        LOOP,
+        'secret.generator("sample", *place), step)',
+        'secret.generator("sample", *place), 0)',
+        "tests/training/test_draws_and_charges.py::test_no_two_steps_draw_the_same_rows",
+    ),
+    Mutant(
+        "every step charged at the first batch size",
+        LOOP,
+        "batch = experiment.batch_schedule.at(step)",
+        "batch = experiment.batch_schedule.at(0)",
+        "tests/training/test_draws_and_charges.py::test_each_step_is_charged_at_its_own_batch_size",
+    ),
+    Mutant(
+        "sampler shards share their draws",
+        "dpx/sampler.py",
+        "probability, generator_for(step, shard)",
+        "probability, generator_for(step, 0)",
+        "tests/test_sampler.py::test_virtual_shards_draw_independently",
+    ),
+    Mutant(
+        "a root secret of 32 bits",
+        "dpx/randomness.py",
+        "secrets.token_bytes(SECRET_BYTES)",
+        "secrets.token_bytes(4) * (SECRET_BYTES // 4)",
+        "tests/test_randomness.py::test_a_secret_is_256_bits_of_the_operating_systems",
+    ),
+    Mutant(
+        "keys of 32 bits of the root secret",
+        "dpx/randomness.py",
+        "key=self._secret,",
+        "key=self._secret[:4],",
+        "tests/test_randomness.py::test_every_byte_of_the_secret_reaches_every_key",
+    ),
+    Mutant(
+        "threads dropped from the fingerprint",
+        "dpx/training/fingerprint.py",
+        '        "threads": threads(),\n',
+        "",
+        "tests/training/test_fingerprint.py::test_another_number_of_cores_is_another_fingerprint",
+    ),
+    Mutant(
+        "a fixed size may differ from the declared one",
+        "dpx/privacy/statement.py",
+        'in ("truncated_poisson", "fixed_size")',
+        'in ("truncated_poisson",)',
+        "tests/privacy/test_statement.py::test_a_sampler_accounted_at_another_size_has_no_guarantee",
+    ),
 )
 
 NOT_RUN = "not run"
@@ -440,7 +492,9 @@ def fails(mutant: Mutant) -> tuple[bool, float]:
         mutant.apply(root)
         began = time.monotonic()
         command = [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider", mutant.test]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+        # What the tests start must import the copy too.
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
     if done.returncode not in (0, 1) or "error" in done.stdout.splitlines()[-1]:
         raise RuntimeError(f"{mutant.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.returncode == 1, time.monotonic() - began

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpx.mechanism import noise
+from dpx.mechanism.gaussian import gaussian
 from dpx.mechanism.noise import add_noise, slice_keys
 from dpx.models.shape import Bert
 from dpx.randomness import RootSecret
@@ -29,6 +30,16 @@ def test_noise_has_the_stated_deviation_on_every_slice(monkeypatch):
     for block in blocks:
         assert scipy.stats.kstest(block.ravel() / 2.5, "norm").pvalue > 1e-5
     assert float(squares) == pytest.approx(float(np.sum(np.square(np.asarray(noisy, np.float64)))), rel=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "counts"), [((11, 4), (3, 3, 3, 2)), ((5, 24), (1, 1, 1, 1, 1))])
+def test_every_slice_has_the_noise_of_its_own_key(shape, counts, monkeypatch):
+    monkeypatch.setattr(noise, "SLICE_ELEMENTS", 12)
+    keys = _keys({"w": jnp.zeros(shape)})["w"]
+    noisy, _ = add_noise(jnp.zeros(shape), keys, jnp.float32(2))
+    expected = [2 * np.asarray(gaussian(key, count, shape[1])) for key, count in zip(keys, counts, strict=True)]
+    np.testing.assert_allclose(noisy, np.concatenate(expected), rtol=1e-5)
+    assert len(np.unique(noisy)) == noisy.size
 
 
 def test_noise_is_added_to_the_sum():

@@ -130,8 +130,9 @@ def test_the_central_limit_never_stands_under_epsilon(small, tmp_path):
     assert list(document["epsilon"]) == ["pld", "rdp"] and document["accountant"] == "pld"
 
 
-def test_a_sampler_accounted_at_another_size_has_no_guarantee(small):
-    experiment = small(sampler=TruncatedPoisson(), data={"declared_size": N})
+@pytest.mark.parametrize(("sampler", "adjacency"), [(TruncatedPoisson(), "zero_out"), (FixedSize(), "replace_one")])
+def test_a_sampler_accounted_at_another_size_has_no_guarantee(small, sampler, adjacency):
+    experiment = small(sampler=sampler, data={"declared_size": N}, privacy={"adjacency": adjacency})
     manifest = SimpleNamespace(vocabulary_source="public_split", rows={"protected": N + 1})
     assert statement.reasons_against(experiment, manifest)[0].startswith("sampler")
     manifest.rows["protected"] = N

@@ -1,0 +1,350 @@
+"""Generated one-token edits of a room's source, and how many of them the room's own tests notice.
+
+Forty places are drawn with a fixed seed, one of cosmic-ray's operators at each (at fewer places, several). Every mutant runs in a
+copy of the project against the room's tests, cheapest first, up to the first failure or the limit of processor time (reached, it
+counts as killed). Annotations, type aliases, docstrings, messages, decorators, imports and `__repr__` are left out: no behaviour
+hangs on them.
+
+    python -m venv /tmp/mutation && /tmp/mutation/bin/pip install cosmic-ray
+    /tmp/mutation/bin/python -m tests.audit.mutation_score sampler --python .venv/bin/python
+
+cosmic-ray wants another SQLAlchemy than dpx[tune], hence an environment of its own. Each mutant is written to
+`experiments/audit/mutation_<room>.csv` as it ends; a later run repeats only those that are new or survived, so after a survivor has
+got its test the same command shows it dead. `first` keeps what the tests of the time said: the score is of that. A survivor that
+cannot be told from the source by any test needs a sentence under `equivalent_because`, written into the file by hand.
+"""
+
+import argparse
+import ast
+import contextlib
+import csv
+import dataclasses
+import importlib
+import math
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .mutants import ROOT, copied
+
+FOLDER = ROOT / "experiments" / "audit"
+SUMMARY = FOLDER / "mutation.md"
+COUNT, SEED, LIMIT_S, MEMORY_BYTES = 40, 20, 120, 6 << 30
+SURVIVED, KILLED, OVERTIME = "survived", "killed", "killed by the time limit"
+
+# These need arguments, or act on what is left out.
+WITHOUT_USE = ("NoOp", "RemoveDecorator", "VariableReplacer", "VariableInserter")
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Source files, and the test files that are theirs, cheapest first; both are patterns from the root of the project."""
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ROOMS = {
+    "randomness": Room(("dpx/randomness.py",), ("tests/test_randomness.py",)),
+    "sampler": Room(("dpx/sampler.py",), ("tests/test_sampler.py",)),
+    "mechanism": Room(
+        ("dpx/mechanism/*.py",),
+        tuple(
+            f"tests/mechanism/test_{name}.py"
+            for name in ("discrete_gaussian", "quantile", "gaussian", "telemetry", "rounded", "banded", "noise")
+        ),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """The `occurrence`-th place where `operator` applies in `file`: line `line` reads `new` instead of `old`."""
+
+    file: str
+    line: int
+    operator: str
+    occurrence: int
+    old: str
+    new: str
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """What stays when lines move."""
+        return self.file, self.operator, self.old, self.new
+
+
+@dataclasses.dataclass
+class Row:
+    """A line of a room's table."""
+
+    mutant: Mutant
+    first: str
+    now: str
+    seconds: float
+    equivalent_because: str = ""
+
+    def plain(self) -> dict[str, object]:
+        own = {"first": self.first, "now": self.now, "seconds": round(self.seconds, 1), "equivalent_because": self.equivalent_because}
+        return dataclasses.asdict(self.mutant) | own
+
+
+COLUMNS = [field.name for field in dataclasses.fields(Mutant)] + ["first", "now", "seconds", "equivalent_because"]
+Place = tuple[int, int]
+
+
+def without_behaviour(tree: ast.Module) -> Iterator[ast.AST]:
+    """The parts of a module whose text changes nothing that a test of behaviour could see."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield from node.decorator_list
+            if isinstance(node, ast.FunctionDef):
+                yield from [node] if node.name == "__repr__" else [node.returns] if node.returns else []
+        elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
+            yield node.annotation
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("require", "Refused"):
+            yield from node.args[1:] if ast.unparse(node.func) == "require" else node.args
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            yield from node.exc.args
+        elif isinstance(node, ast.Assert) and node.msg:
+            yield node.msg
+    yield from (node for node in tree.body if isinstance(node, ast.Assign) and _is_alias(node.value))
+
+
+def _is_alias(value: ast.expr) -> bool:
+    """Whether a module's assignment names a type: `Runs = list[dict[str, Any]]`, `Sampler = Poisson | FixedSize`."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
+        return all(_is_alias(side) or isinstance(side, ast.Name | ast.Attribute | ast.Constant) for side in (value.left, value.right))
+    return isinstance(value, ast.Subscript) and ast.unparse(value.value) in ("dict", "list", "tuple", "Literal", "Callable")
+
+
+def is_within(place: Place, spans: list[tuple[Place, Place]]) -> bool:
+    """Whether (line, column) lies in one of the (start, end) spans."""
+    return any(start <= place < end for start, end in spans)
+
+
+def sites(file: str, source: str) -> dict[Place, list[tuple[str, int]]]:
+    """At each place of a file where something can be mutated: (operator, occurrence) of all that apply."""
+    plugins, trees = _cosmic_ray("plugins"), _cosmic_ray("ast")
+    assert source.isascii(), f"{file}: columns are counted in bytes by one parser and in characters by the other"
+    parts = [(n.lineno, n.col_offset, n.end_lineno, n.end_col_offset) for n in without_behaviour(ast.parse(source))]  # pyright: ignore
+    spans = [((a, b), (c, d)) for a, b, c, d in parts]
+    found: dict[Place, list[tuple[str, int]]] = {}
+    nodes = list(trees.ast_nodes(trees.get_ast(source)))
+    for name in sorted(plugins.operator_names()):
+        if name.rpartition("/")[2] in WITHOUT_USE:
+            continue
+        operator = plugins.get_operator(name)()
+        places = [start for node in nodes for start, _ in operator.mutation_positions(node)]
+        for occurrence, place in enumerate(places):
+            if not is_within(place, spans):
+                found.setdefault(place, []).append((name, occurrence))
+    return found
+
+
+def _cosmic_ray(module: str):
+    try:
+        return importlib.import_module(f"cosmic_ray.{module}")
+    except ImportError:
+        sys.exit("cosmic-ray is not installed here: see python -m tests.audit.mutation_score --help for an environment that has it")
+
+
+def mutated(source: str, operator: str, occurrence: int) -> str | None:
+    """The source under one mutation, or nothing where it does not parse or means the same."""
+    text = _cosmic_ray("mutating").mutate_code(source, _cosmic_ray("plugins").get_operator(operator)(), occurrence)
+    try:
+        return text if text and ast.dump(ast.parse(text)) != ast.dump(ast.parse(source)) else None
+    except SyntaxError:
+        return None
+
+
+def chosen(room: Room, count: int, seed: int) -> tuple[list[Mutant], int]:
+    """`count` mutants, and how many places the room has: each place once in a drawn order, then again under other operators."""
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text() for pattern in room.sources for path in sorted(ROOT.glob(pattern))}
+    generator, found = random.Random(seed), []
+    places = [(file, generator.sample(all_, len(all_))) for file, text in sources.items() for _, all_ in sorted(sites(file, text).items())]
+    generator.shuffle(places)
+    while len(found) < count and any(choices for _, choices in places):
+        for file, choices in places:
+            mutant = _next(file, sources[file], choices)
+            found += [mutant] if mutant else []
+            if len(found) == count:
+                break
+    return found, len(places)
+
+
+def _next(file: str, source: str, choices: list[tuple[str, int]]) -> Mutant | None:
+    """The first of `choices` that makes another program; it and those before it are taken off."""
+    while choices:
+        operator, occurrence = choices.pop()
+        text = mutated(source, operator, occurrence)
+        if text is not None:
+            return _described(file, source, text, operator, occurrence)
+    return None
+
+
+def _described(file: str, source: str, text: str, operator: str, occurrence: int) -> Mutant:
+    old, new = source.splitlines(), text.splitlines()
+    line = next(number for number, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
+    return Mutant(file, line + 1, operator.rpartition("/")[2], occurrence, old[line].strip(), new[line].strip())
+
+
+def _limited() -> None:
+    # Processor time, so that a busy machine kills no mutant; and a mutated size may ask for all the memory there is.
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 10))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+def _processor_s() -> float:
+    """Processor time of all child processes so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_tests(root: Path, tests: tuple[str, ...], python: str) -> tuple[str, float, str]:
+    """(outcome, seconds of processor time, the end of what pytest printed) of the tests in a copy of the project."""
+    command = [python, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    began = _processor_s()
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, preexec_fn=_limited, **pipes) as process:
+        try:
+            printed, _ = process.communicate(timeout=5 * LIMIT_S)
+        except subprocess.TimeoutExpired:
+            printed = ""
+        # Also what the tests had started themselves.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    outcome = {0: SURVIVED, -signal.SIGXCPU: OVERTIME, -signal.SIGKILL: OVERTIME}.get(process.returncode, KILLED)
+    return outcome, _processor_s() - began, printed[-1500:]
+
+
+def table_of(room: str) -> Path:
+    return FOLDER / f"mutation_{room}.csv"
+
+
+def read(room: str) -> list[Row]:
+    """A room's table as it stands; no rows where there is none."""
+    if not table_of(room).exists():
+        return []
+    with open(table_of(room), newline="") as file:
+        rows = []
+        for line in csv.DictReader(file):
+            mutant = Mutant(line["file"], int(line["line"]), line["operator"], int(line["occurrence"]), line["old"], line["new"])
+            rows.append(Row(mutant, line["first"], line["now"], float(line["seconds"]), line["equivalent_because"]))
+        return rows
+
+
+def write(room: str, rows: list[Row]) -> None:
+    """The room's table, and the summary of all rooms."""
+    with open(table_of(room), "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.plain() for row in rows)
+    SUMMARY.write_text(summary({name: read(name) for name in ROOMS}))
+
+
+def interval(killed: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    z2 = 1.959964**2
+    middle, half = killed + z2 / 2, math.sqrt(z2 * (killed * (count - killed) / count + z2 / 4))
+    return (middle - half) / (count + z2), (middle + half) / (count + z2)
+
+
+def summary(tables: dict[str, list[Row]]) -> str:
+    """`mutation.md`: the scores, and what became of each mutant that the tests of the time let live."""
+    lines = [
+        "# Mutation scores",
+        "",
+        f"{COUNT} generated edits of each room's source, at places drawn with seed {SEED}, against the room's own tests, up to the first",
+        f"failure or {LIMIT_S} s of processor time (`tests/audit/mutation_score.py`; `mutation_<room>.csv` has every mutant). The score is",
+        "what the tests caught when the mutants were first drawn, of those that change behaviour, with Wilson's 95 % interval. Survivors",
+        "then got a test, so the last column is no estimate of anything.",
+        "",
+        "| room | places | mutants | equivalent | caught at first | by the time limit | score | 95 % interval | caught now |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [_score(name, rows) for name, rows in tables.items() if rows]
+    lines += ["", "## Survivors", "", "| room | place | old | new | became |", "| --- | --- | --- | --- | --- |"]
+    for name, rows in tables.items():
+        for row in rows:
+            if row.first == SURVIVED:
+                became = row.equivalent_because or ("a test catches it now" if row.now != SURVIVED else "**lives**")
+                place = f"`{row.mutant.file}:{row.mutant.line}`"
+                old, new = (text.replace("|", "\\|") for text in (row.mutant.old, row.mutant.new))
+                lines.append(f"| {name} | {place} | `{old}` | `{new}` | {became} |")
+    return "\n".join(lines) + "\n"
+
+
+def _score(name: str, rows: list[Row]) -> str:
+    counted = [row for row in rows if not row.equivalent_because]
+    killed, now = (sum(state != SURVIVED for state in states) for states in ([r.first for r in counted], [r.now for r in counted]))
+    late, (low, high) = sum(row.first == OVERTIME for row in counted), interval(killed, len(counted))
+    share = f"{killed / len(counted):.0%} | {low:.0%} to {high:.0%}"
+    return f"| {name} | {len(rows)} | {len(rows) - len(counted)} | {killed} | {late} | {share} | {now} of {len(counted)} |"
+
+
+def score(name: str, python: str, is_anew: bool) -> int:
+    """Runs a room's mutants; returns how many live on without a reason."""
+    room = ROOMS[name]
+    tests = tuple(path.relative_to(ROOT).as_posix() for pattern in room.tests for path in sorted(ROOT.glob(pattern)))
+    with copied() as root:
+        outcome, seconds, printed = run_tests(root, tests, python)
+    if outcome != SURVIVED or seconds > 0.75 * LIMIT_S:
+        sys.exit(f"{name}: sound code must pass well within the limit, and: {outcome}, {seconds:.0f} s\n{printed}")
+    mutants, places = chosen(room, COUNT, SEED)
+    print(f"{name}: {places} places, {len(mutants)} mutants, {seconds:.0f} s of processor time on sound code", flush=True)
+    known = {} if is_anew else {row.mutant.identity: row for row in read(name)}
+    rows = [dataclasses.replace(known[m.identity], mutant=m) if m.identity in known else Row(m, "", "", 0.0) for m in mutants]
+    for row in rows:
+        if row.now not in (KILLED, OVERTIME) and not row.equivalent_because:
+            row.now, row.seconds = _outcome(row.mutant, tests, python)
+            row.first = row.first or row.now
+            print(
+                f"{row.now}  {row.seconds:5.1f} s  {row.mutant.file}:{row.mutant.line}  {row.mutant.old}  ->  {row.mutant.new}", flush=True
+            )
+            write(name, [row for row in rows if row.now])
+    write(name, rows)
+    return sum(row.now == SURVIVED and not row.equivalent_because for row in rows)
+
+
+def _outcome(mutant: Mutant, tests: tuple[str, ...], python: str) -> tuple[str, float]:
+    with copied() as root:
+        path = root / mutant.file
+        text = mutated(path.read_text(), f"core/{mutant.operator}", mutant.occurrence)
+        assert text is not None
+        path.write_text(text)
+        outcome, seconds, _ = run_tests(root, tests, python)
+    return outcome, seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.audit.mutation_score", formatter_class=argparse.RawTextHelpFormatter)
+    parser.description = __doc__
+    parser.add_argument("rooms", nargs="*", metavar="room", help=f"{', '.join(ROOMS)}; without one only {SUMMARY.name} is written anew")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has dpx's requirements, if not this one")
+    parser.add_argument("--anew", action="store_true", help="forgets what the room's table says, the sentences too")
+    parser.add_argument("--list", action="store_true", help="prints the mutants and runs nothing")
+    given = parser.parse_args()
+    unknown = set(given.rooms) - set(ROOMS)
+    if unknown:
+        parser.error(f"no such room: {', '.join(sorted(unknown))}")
+    if given.list:
+        for mutant in (mutant for name in given.rooms for mutant in chosen(ROOMS[name], COUNT, SEED)[0]):
+            print(f"{mutant.file}:{mutant.line}  {mutant.operator}  {mutant.old}  ->  {mutant.new}")
+        return 0
+    living = sum(score(name, str(Path(given.python).absolute()), given.anew) for name in given.rooms)
+    SUMMARY.write_text(summary({name: read(name) for name in ROOMS}))
+    return int(living > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
