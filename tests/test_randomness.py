@@ -1,5 +1,6 @@
 """The root secret is durable, never shown, and its keys do not collide."""
 
+import hashlib
 import itertools
 import os
 import pickle
@@ -10,7 +11,7 @@ import pytest
 
 from dpx import randomness
 from dpx.declaration import Refused
-from dpx.randomness import RootSecret
+from dpx.randomness import BitStream, RootSecret, sync_directory
 
 
 def test_created_secret_is_private_and_loads_back(tmp_path):
@@ -82,6 +83,32 @@ def test_generators_follow_their_parts():
     secret = RootSecret.from_seed(0)
     first, same, other = (secret.generator("sampling", step, 0).integers(1 << 60, size=4) for step in (1, 1, 2))
     assert np.array_equal(first, same) and not np.array_equal(first, other)
+
+
+def test_generators_and_streams_are_stable_across_platforms():
+    secret = RootSecret.from_seed(0)
+    assert secret.generator("sample", 1, 0).integers(1 << 60, size=2).tolist() == [1123725947920407815, 617989920085739606]
+    assert secret.stream("noise", 1, 0).words(2).tolist() == [14143861399704263452, 11445162445925512855]
+
+
+def test_every_request_of_a_stream_is_shake_256_of_the_key_and_its_number():
+    stream, expected = BitStream(bytes(range(32))), []
+    for request, count in enumerate([3, 1, 200]):
+        data = hashlib.shake_256(bytes(range(32)) + request.to_bytes(8, "big")).digest(8 * count)
+        expected += [int.from_bytes(data[start : start + 8], "big") for start in range(0, 8 * count, 8)]
+    words = np.concatenate([stream.words(count) for count in (3, 1, 200)])
+    assert words.dtype == np.uint64 and words.tolist() == expected and len(set(expected)) == 204
+
+
+def test_strength_is_that_of_one_key_and_nothing_for_a_seed(tmp_path):
+    secrets = [RootSecret(bytes(32)), RootSecret.create(tmp_path / "s"), RootSecret.load(tmp_path / "s"), RootSecret.from_seed(0)]
+    assert [secret.strength_bits for secret in secrets] == [64, 64, 64, 0]
+
+
+def test_only_a_directory_is_synced_as_one(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        sync_directory(tmp_path / "file")
 
 
 def test_a_boolean_is_not_a_key_part():

@@ -119,10 +119,16 @@ def without_behaviour(tree: ast.Module) -> Iterator[ast.AST]:
     yield from (node for node in tree.body if isinstance(node, ast.Assign) and _is_alias(node.value))
 
 
+def spans_without_behaviour(source: str) -> list[tuple[Place, Place]]:
+    """(start, end) of those parts, each a (line, column)."""
+    parts: list[Any] = list(without_behaviour(ast.parse(source)))
+    return [((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)) for part in parts]
+
+
 def _is_alias(value: ast.expr) -> bool:
     """Whether a module's assignment names a type: `Runs = list[dict[str, Any]]`, `Sampler = Poisson | FixedSize`."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
-        return all(_is_alias(side) or isinstance(side, ast.Name | ast.Attribute | ast.Constant) for side in (value.left, value.right))
+        return all(_is_alias(side) or ast.unparse(side)[0].isalpha() for side in (value.left, value.right))
     return isinstance(value, ast.Subscript) and ast.unparse(value.value) in ("dict", "list", "tuple", "Literal", "Callable")
 
 
@@ -135,8 +141,7 @@ def sites(file: str, source: str) -> dict[Place, list[tuple[str, int]]]:
     """At each place of a file where something can be mutated: (operator, occurrence) of all that apply."""
     plugins, trees = _cosmic_ray("plugins"), _cosmic_ray("ast")
     assert source.isascii(), f"{file}: columns are counted in bytes by one parser and in characters by the other"
-    parts = [(n.lineno, n.col_offset, n.end_lineno, n.end_col_offset) for n in without_behaviour(ast.parse(source))]  # pyright: ignore
-    spans = [((a, b), (c, d)) for a, b, c, d in parts]
+    spans = spans_without_behaviour(source)
     found: dict[Place, list[tuple[str, int]]] = {}
     nodes = list(trees.ast_nodes(trees.get_ast(source)))
     for name in sorted(plugins.operator_names()):
@@ -269,8 +274,8 @@ def summary(tables: dict[str, list[Row]]) -> str:
         "what the tests caught when the mutants were first drawn, of those that change behaviour, with Wilson's 95 % interval. Survivors",
         "then got a test, so the last column is no estimate of anything.",
         "",
-        "| room | places | mutants | equivalent | caught at first | by the time limit | score | 95 % interval | caught now |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| room | mutants | equivalent | caught at first | by the time limit | score | 95 % interval | caught now |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_score(name, rows) for name, rows in tables.items() if rows]
     lines += ["", "## Survivors", "", "| room | place | old | new | became |", "| --- | --- | --- | --- | --- |"]
