@@ -160,6 +160,60 @@ def test_passes_have_the_ceiling_of_one_over_q_steps(q, steps):
     assert sampler.steps_per_pass(q) == steps
 
 
-def test_a_slack_that_drops_rows_often_is_refused():
+@pytest.mark.parametrize("slack", [1e-3, 1.1e-9, 0.0, -1e-10])
+def test_a_slack_that_drops_rows_often_is_refused(slack):
     with pytest.raises(Refused, match="drops rows often"):
-        sampler.TruncatedPoisson(slack=1e-3)
+        sampler.TruncatedPoisson(slack=slack)
+
+
+def test_where_draws_are_small_the_slack_sets_the_cap():
+    sizes = np.arange(100)
+    for kind in (sampler.TruncatedPoisson(), sampler.TruncatedPoisson(slack=1e-12), sampler.TruncatedPoisson(slack=1e-9)):
+        smallest = sizes[stats.binom.sf(sizes, 100, 0.01) <= kind.slack][0]
+        # One more than the smallest sound cap, whatever the last bits of the inverse.
+        assert kind.cap(100, 0.01) == smallest + 1
+    assert sampler.TruncatedPoisson().slack == 1e-10
+
+
+def test_a_group_is_drawn_from_when_its_turn_comes():
+    kind, size, counts = sampler.CyclicPoisson(cycle=4), 203, np.zeros(203)
+    for step in range(1_200):
+        drawn = sampler.draw(kind, size, 0.1, generator_for, step)
+        assert (drawn % 4 == step % 4).all() and (np.diff(drawn) > 0).all() and (drawn < size).all()
+        counts[drawn] += 1
+    # Each of 300 turns takes a row with probability 0.4; the last group is a row shorter.
+    assert np.abs(counts - 120).max() < 5.5 * np.sqrt(300 * 0.24) and abs(counts.mean() - 120) < 3
+    # The rate of a group is a probability, however large the cycle.
+    assert np.array_equal(sampler.draw(kind, size, 0.3, generator_for, 3), np.arange(3, size, 4))
+
+
+def test_a_cycle_has_a_group_at_least():
+    assert np.array_equal(sampler.draw(sampler.CyclicPoisson(cycle=1), 60, 0.1, generator_for, 13), draws(60, 0.1, 14)[13])
+    for wrong in (0, -1):
+        with pytest.raises(Refused, match="one group at least"):
+            sampler.CyclicPoisson(cycle=wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "drawn"),
+    [
+        (sampler.Poisson(), [1, 17, 27, 30, 47, 52]),
+        (sampler.TruncatedPoisson(), [1, 17, 27, 30, 47, 52]),
+        (sampler.FixedSize(), [2, 3, 5, 31, 40, 49]),
+        (sampler.Shuffled(), [0, 2, 4, 22, 49, 54]),
+        (sampler.Deterministic(), [18, 19, 20, 21, 22, 23]),
+        (sampler.BallsInBins(), [2, 4, 5, 7, 12, 41, 53, 57]),
+        (sampler.CyclicPoisson(cycle=4), [1, 5, 17, 21, 33, 37, 45]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_draws_are_the_same_on_every_platform(kind, drawn):
+    assert sampler.draw(kind, 60, 0.1, generator_for, 13).tolist() == drawn
+
+
+def test_a_draw_without_a_step_is_that_of_the_first():
+    assert np.array_equal(sampler.draw(sampler.Poisson(), 60, 0.1, generator_for), draws(60, 0.1, 1)[0])
+
+
+def test_half_of_the_rows_are_drawn_like_fewer():
+    assert sampler.draw(sampler.FixedSize(), 10, 0.5, generator_for, 3).tolist() == [0, 1, 3, 7, 8]

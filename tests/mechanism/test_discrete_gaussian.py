@@ -8,10 +8,21 @@ import pytest
 import scipy.stats
 
 from dpx.mechanism import discrete_gaussian as module
-from dpx.mechanism.discrete_gaussian import _below_exp, _exactly_below, _geometric, discrete_gaussian
-from dpx.randomness import RootSecret
+from dpx.mechanism.discrete_gaussian import _below_exp, _exactly_below, _geometric, _uniform, discrete_gaussian
+from dpx.randomness import BitStream, RootSecret
 
 SECRET = RootSecret.from_seed(21)
+
+
+class Given(BitStream):
+    """A stream of words that are known."""
+
+    def __init__(self, words: list[int]):
+        super().__init__(b"")
+        self.given = words
+
+    def words(self, count: int) -> np.ndarray:
+        return np.asarray(self.given[:count], np.uint64)
 
 
 def law(deviation: float, largest: int) -> np.ndarray:
@@ -44,6 +55,19 @@ def test_a_wide_one_looks_like_a_gaussian_of_its_deviation():
 def test_same_stream_same_draws():
     first, again, other = (discrete_gaussian(SECRET.stream("s", part), Fraction(9), 50) for part in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+def test_words_beyond_the_last_whole_multiple_are_dropped():
+    # 2^64 is three times 5 << 60 and 1 << 60 more: kept, that rest would make low values likelier.
+    words = Given([0, 1, 2, (15 << 60) - 1, 15 << 60, (1 << 64) - 1])
+    low, is_negative = _uniform(words, 5 << 59, 6)
+    assert low.tolist() == [0, 0, 1, (5 << 59) - 1] and is_negative.tolist() == [False, True, False, True]
+    # A power of two drops none.
+    assert len(_uniform(words, 1 << 20, 6)[0]) == 6
+
+
+def test_no_uniform_number_lies_above_exp_of_zero():
+    assert _below_exp(Given(3 * [(1 << 64) - 1]), np.zeros(3), lambda at: Fraction(0)).all()
 
 
 def test_the_geometric_part():

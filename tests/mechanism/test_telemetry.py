@@ -8,8 +8,10 @@ from dpx.clipping.clipped_sum import ClippedSum
 from dpx.declaration import Refused
 from dpx.mechanism import grid, telemetry
 from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry
+from dpx.mechanism.gaussian import gaussian
 from dpx.privacy.joint import joint
 from dpx.randomness import RootSecret
+from dpx.task.declarations import Classification
 from tests.training.conftest import declare
 
 EXPERIMENT = declare(telemetry=ReleasedTelemetry(noise_multiplier=5.0, loss_limit=8.0))
@@ -29,6 +31,30 @@ def test_one_example_moves_the_loss_by_half_the_limit_at_most(loss, moved):
 
 def test_accuracy_is_a_fraction_of_each_example():
     assert sums([0, 0, 0], [4, 1, 0], [4, 4, 0], [True] * 3)["released_mlm_accuracy"] == pytest.approx(0.5 - 0.25 - 0.5)
+
+
+def test_one_predicted_word_is_all_or_nothing():
+    assert sums([0, 0], [1, 0], [1, 1], [True] * 2)["released_mlm_accuracy"] == 0.5 - 0.5
+    assert sums([0], [1], [1], [True])["released_mlm_accuracy"] == 0.5
+
+
+def test_a_label_is_right_or_wrong():
+    experiment = declare(telemetry=ReleasedTelemetry())
+    # Rows with labels would need data of their own; here only the names of the counts matter.
+    object.__setattr__(experiment, "task", Classification(classes=2))
+    counts = {"correct": jnp.asarray([1.0, 1.0, 0.0])}
+    result = ClippedSum(None, None, jnp.zeros(3), counts, jnp.asarray([True] * 3))
+    assert float(telemetry.centred_sums(experiment, result)["released_" + experiment.task.metric]) == 0.5 + 0.5 - 0.5
+
+
+def test_a_release_is_the_sum_and_its_own_noise_over_the_expected_batch():
+    key = jnp.asarray(telemetry.noise_key(EXPERIMENT, SECRET, 7))
+    assert np.array_equal(key, SECRET.key("telemetry_noise", 7))
+    noise = np.asarray(gaussian(key, 2, 1))[:, 0]
+    counts = {"released_loss": jnp.float32(-6), "released_mlm_accuracy": jnp.float32(2.5)}
+    found = telemetry.released(EXPERIMENT, counts, key, jnp.float32(20))
+    assert float(found["released/loss"]) == pytest.approx((-6 + 2**0.5 * 5 * 4 * noise[0]) / 20 + 4, rel=1e-5)
+    assert float(found["released/mlm_accuracy"]) == pytest.approx((2.5 + 2**0.5 * 5 / 2 * noise[1]) / 20 + 0.5, rel=1e-5)
 
 
 def test_what_is_not_counted_moves_nothing():
