@@ -78,9 +78,10 @@ def test_gaps_beyond_one_block_go_on(monkeypatch):
     assert sampler._shard_hits(100_000, 0.5, short).max() > 99_000
 
 
+@pytest.mark.parametrize("size", [1, 2, 999_999, 1_000_000])
 @pytest.mark.parametrize("q", [1e-300, 1e-12])
-def test_tiny_probabilities_draw_nothing(q):
-    assert all(len(drawn) == 0 for drawn in draws(1_000_000, q, 50))
+def test_tiny_probabilities_draw_nothing(q, size):
+    assert all(len(drawn) == 0 for drawn in draws(size, q, 50))
 
 
 def test_edge_probabilities():
@@ -155,6 +156,13 @@ def test_the_keyed_order_is_a_permutation(size):
     assert np.array_equal(np.sort(places), np.arange(size))
 
 
+def test_few_rows_come_in_an_order_of_their_own_in_every_pass():
+    orders = [
+        [int(sampler.draw(sampler.Shuffled(), 4, 0.25, generator_for, 4 * number + slot)[0]) for slot in range(4)] for number in range(4)
+    ]
+    assert orders == [[0, 1, 2, 3], [0, 2, 3, 1], [3, 0, 1, 2], [2, 0, 1, 3]]
+
+
 @pytest.mark.parametrize(("q", "steps"), [(1.0, 1), (1 / 3, 3), (64 / 640, 10), (1 / 49, 49), (2_097_152 / 346_000_000, 165)])
 def test_passes_have_the_ceiling_of_one_over_q_steps(q, steps):
     assert sampler.steps_per_pass(q) == steps
@@ -166,13 +174,18 @@ def test_a_slack_that_drops_rows_often_is_refused(slack):
         sampler.TruncatedPoisson(slack=slack)
 
 
-def test_where_draws_are_small_the_slack_sets_the_cap():
-    sizes = np.arange(100)
+@pytest.mark.parametrize(("size", "q"), [(100, 0.01), (60_000, 512 / 60_000)])
+def test_above_a_skewed_draw_the_slack_sets_the_cap(size, q):
+    counts = np.arange(size)
     for kind in (sampler.TruncatedPoisson(), sampler.TruncatedPoisson(slack=1e-12), sampler.TruncatedPoisson(slack=1e-9)):
-        smallest = sizes[stats.binom.sf(sizes, 100, 0.01) <= kind.slack][0]
+        smallest = counts[stats.binom.sf(counts, size, q) <= kind.slack][0]
         # One more than the smallest sound cap, whatever the last bits of the inverse.
-        assert kind.cap(100, 0.01) == smallest + 1
+        assert kind.cap(size, q) == smallest + 1
     assert sampler.TruncatedPoisson().slack == 1e-10
+
+
+def test_where_most_rows_are_drawn_six_deviations_set_the_cap():
+    assert sampler.TruncatedPoisson(slack=1e-9).cap(10_000, 0.9) == 9_000 + 6 * 30
 
 
 def test_a_group_is_drawn_from_when_its_turn_comes():

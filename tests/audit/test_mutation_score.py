@@ -55,5 +55,5 @@ def test_an_endless_mutant_meets_the_limit(tmp_path: Path, monkeypatch: pytest.M
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nwhile true; do :; done\n")
     program.chmod(0o700)
-    outcome, seconds, _ = run_tests(tmp_path, (), str(program))
+    outcome, seconds, _ = run_tests(tmp_path, [], str(program))
     assert outcome == OVERTIME and seconds < 5
