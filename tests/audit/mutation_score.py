@@ -57,8 +57,10 @@ class Room:
         return [*tests, *(f"--deselect={test}" for test in self.without)]
 
 
-def _mechanism(name: str) -> str:
-    return f"tests/mechanism/test_{name}.py"
+def _in(folder: str, names: str) -> tuple[str, ...]:
+    """`test_<name>.py` in `folder`, with what follows `::` kept, for each of the names."""
+    parts = [name.partition("::") for name in names.split()]
+    return tuple(f"tests/{folder}/test_{file}.py{colons}{test}" for file, colons, test in parts)
 
 
 ROOMS = {
@@ -66,10 +68,35 @@ ROOMS = {
     "sampler": Room(("dpx/sampler.py",), ("tests/test_sampler.py",)),
     "mechanism": Room(
         ("dpx/mechanism/*.py",),
-        tuple(map(_mechanism, ("discrete_gaussian", "telemetry", "quantile", "gaussian", "rounded", "banded", "noise"))),
-        (
-            _mechanism("noise") + "::test_noise_of_a_base_model_needs_little_memory_of_its_own",
-            _mechanism("banded") + "::test_a_target_is_met_by_the_amplified_event",
+        _in("mechanism", "declarations discrete_gaussian telemetry quantile gaussian rounded banded noise"),
+        _in(
+            "mechanism",
+            "noise::test_noise_of_a_base_model_needs_little_memory_of_its_own banded::test_a_target_is_met_by_the_amplified_event",
+        ),
+    ),
+    "privacy": Room(
+        ("dpx/privacy/*.py",),
+        _in(
+            "privacy",
+            "cost combinations ledger selection reference profile approximations statement events joint noise_batch_ratio units "
+            "calibration",
+        ),
+        _in(
+            "privacy",
+            "joint::test_a_target_epsilon_is_met_by_sum_and_count_together joint::test_a_count_dearer_than_the_target_is_refused "
+            "noise_batch_ratio::test_reference calibration::test_a_ramp_is_bounded_from_above_and_closely "
+            "calibration::test_extreme_targets_are_met",
+        ),
+    ),
+    "training": Room(
+        tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "beginning")),
+        _in("training", "loop draws_and_charges step session"),
+        _in(
+            "training",
+            "step::test_twenty_private_steps_agree_on_every_mesh step::test_mechanism_none_sums_plain_gradients "
+            "step::test_a_model_axis_changes_neither_norms_nor_sums "
+            "session::test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards "
+            "session::test_a_damaged_checkpoint_is_named_and_the_one_before_still_serves session::test_two_unseeded_runs_share_no_noise",
         ),
     ),
 }

@@ -29,19 +29,23 @@ def make(**changes):
     return declare(**({"mechanism": Banded(bands=3), "sampler": CyclicPoisson(cycle=4), "accountant": Pld(), "steps": 10} | changes))
 
 
-def test_the_noise_times_the_strategy_is_independent_noise():
+@pytest.mark.parametrize(
+    "strategy", [STRATEGY, np.asarray([0.9, 0.3], np.float32), np.asarray([0.7, 0.5, 0.3, 0.2, 0.1], np.float32)], ids=len
+)
+def test_the_noise_times_the_strategy_is_independent_noise(strategy):
     params = {"w": jnp.zeros((5, 7)), "b": jnp.zeros((3,))}
-    past = banded.initial(make(), params)["past_noise"]
+    past = banded.initial(make(mechanism=Banded(bands=len(strategy))), params)["past_noise"]
+    assert past["w"].shape == (len(strategy) - 1, 5, 7) and not past["w"].any()
     released, fresh = [], []
     for step in range(6):
         keys = jax.tree.map(jnp.asarray, slice_keys(SECRET, step, params))
-        noisy, squares, past = banded.with_noise(params, keys, jnp.float32(2.0), past, jnp.asarray(STRATEGY), add_noise)
+        noisy, squares, past = banded.with_noise(params, keys, jnp.float32(2.0), past, jnp.asarray(strategy), add_noise)
         released.append(np.asarray(noisy["w"], np.float64))
         fresh.append(np.asarray(add_noise(params["w"], keys["w"], jnp.float32(2.0))[0], np.float64))
         total = sum(float(np.sum(np.square(np.asarray(leaf, np.float64)))) for leaf in jax.tree.leaves(noisy))
         assert float(squares) == pytest.approx(total, rel=1e-5)
     for step in range(6):
-        mixed = sum(float(c) * released[step - back] for back, c in enumerate(STRATEGY) if step >= back)
+        mixed = sum(float(c) * released[step - back] for back, c in enumerate(strategy) if step >= back)
         np.testing.assert_allclose(mixed, fresh[step], atol=1e-4)
 
 

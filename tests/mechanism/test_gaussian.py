@@ -37,7 +37,7 @@ def test_radius_is_exact_where_float32_uniforms_give_up(high: int, low: int, uni
 
 def test_the_largest_uniform_gives_the_smallest_radius():
     words = jnp.full((1, 1), 2**32 - 1, jnp.uint32)
-    assert 0 < float(_minus_log_uniform(words, words)[0, 0]) == pytest.approx(0.5 / 2**64, rel=1e-5)
+    assert 0 < float(_minus_log_uniform(words, words)[0, 0]) == pytest.approx(0.5 / 2**64, rel=1e-5, abs=0)
 
 
 def test_draws_reach_past_eight_sigma():
