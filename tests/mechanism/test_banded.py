@@ -29,9 +29,7 @@ def make(**changes):
     return declare(**({"mechanism": Banded(bands=3), "sampler": CyclicPoisson(cycle=4), "accountant": Pld(), "steps": 10} | changes))
 
 
-@pytest.mark.parametrize(
-    "strategy", [STRATEGY, np.asarray([0.9, 0.3], np.float32), np.asarray([0.7, 0.5, 0.3, 0.2, 0.1], np.float32)], ids=len
-)
+@pytest.mark.parametrize("strategy", [STRATEGY, np.asarray([0.7, 0.5, 0.3, 0.2, 0.1], np.float32)], ids=len)
 def test_the_noise_times_the_strategy_is_independent_noise(strategy):
     params = {"w": jnp.zeros((5, 7)), "b": jnp.zeros((3,))}
     past = banded.initial(make(mechanism=Banded(bands=len(strategy))), params)["past_noise"]
