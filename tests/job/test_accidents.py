@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+import dpx
 from dpx import config, recipes
 from dpx.declaration import Refused
 from dpx.job.account import Account
@@ -21,6 +22,8 @@ from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
+
+from ..privacy.unchained import unchain
 
 STEPS = 8
 PLAIN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
@@ -239,3 +242,49 @@ def test_a_release_of_another_run_is_told_apart(data, copy, tmp_path):
     shutil.copytree(tmp_path / "other" / "release", copy / "release")
     with pytest.raises(Refused, match="ledger"):
         train(data, copy)
+
+
+def test_a_release_that_was_handed_on_is_answered_for_and_called_unchecked(data, copy, capsys):
+    experiment, _ = config.build(recipes.compose([*PLAIN, f"data.directory={data}"]))
+    for look in (Account(accountant="rdp"), Explain()):
+        look(experiment, RunFolder(copy))
+        assert "UNCHECKED" not in capsys.readouterr().out
+    assert dpx.load(copy).is_checked
+    shutil.rmtree(copy / "private")
+    for look in (Account(accountant="rdp"), Explain()):
+        look(experiment, RunFolder(copy))
+        assert "UNCHECKED" in capsys.readouterr().out
+    assert not dpx.load(copy).is_checked
+    assert not (copy / "private").exists()
+
+
+def test_a_run_from_before_the_chain_goes_on_in_a_new_noise_epoch(data, tmp_path, drawn):
+    path = tmp_path / "run"
+    train(data, path, until=5)
+    unchain(path / "private" / "ledger")
+    for metadata in (path / "private" / "checkpoints").glob("*/_CHECKPOINT_METADATA"):
+        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"custom_metadata": None}))
+    old = claim_of(path)
+    for new in ("mark", "chain"):
+        old["ledger"].pop(new)
+    (path / "release" / "privacy.json").write_text(json.dumps(old))
+    claim = train(data, path)
+    assert len(drawn) == charged(path) == 5 + 4 and len({secret for secret, _ in drawn}) == 2
+    assert claim["ledger"]["chain"].startswith("begun late") and claim["guarantee"] == "dp"
+    assert claim["epsilon"]["rdp"] > claim["planned"]["epsilon"]["rdp"]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [([], []), (["lr_schedule.learning_rate=0.1"], []), (["noise.noise_multiplier=3.0"], ["noise_multiplier"]), (["steps=10"], ["steps"])],
+    ids=["nothing", "rate", "noise", "steps"],
+)
+def test_a_fork_that_plans_anew_after_results_has_no_guarantee(data, finished, tmp_path, change, names):
+    claim = train(data, tmp_path / "fork", *change, fork=f"{finished}@6")
+    assert claim["guarantee"] == ("none" if names else "dp")
+    for name in names:
+        assert claim["epsilon"] == {} and name in claim["reasons"][0]
+        assert next(item["value"] for item in claim["unsupported"] if item["name"] == "epsilon/rdp") > 0
+    assert bool(claim["epsilon"]) != bool(names)
+    again = train(data, tmp_path / "again", *change, fork=f"{tmp_path / 'fork'}@8")
+    assert again["guarantee"] == claim["guarantee"], "a fork of it does not mend that"

@@ -7,10 +7,10 @@ from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, cache, calibration, closed_form, solve
-from dpx.privacy.calibration import calibrate
+from dpx.privacy.calibration import as_planned, calibrate, plan_of
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.events import Release
-from dpx.sampler import FixedSize, Shuffled, TruncatedPoisson
+from dpx.sampler import BallsInBins, FixedSize, Shuffled, TruncatedPoisson
 
 N = 10_000
 
@@ -154,3 +154,35 @@ def test_without_amplification_every_step_counts_whole(small):
     calibrated = calibrate(small(accountant=Deterministic(), noise={"noise_multiplier": 20.0}), N)
     assert calibrated.epsilon["deterministic"] == pytest.approx(closed_form.epsilon(20**0.5 / 20, 1e-6))
     assert calibrated.epsilon["pld"] < calibrated.epsilon["deterministic"]
+
+
+def test_delta_is_held_against_the_counted_size_where_that_is_public(small):
+    few = {"declared_size": 100}
+    with pytest.raises(Refused, match=r"privacy.delta=0.001: not below 1/N = 0.0001"):
+        calibrate(small(data=few, privacy={"delta": 1e-3}, batch_schedule={"size": 10}), 10_000)
+
+
+def test_under_add_remove_delta_is_held_against_the_declared_size_alone(small):
+    """A refusal that followed the protected number would tell something of it."""
+    declared = {"data": {"declared_size": 100}, "batch_schedule": {"size": 10}}
+    found = [calibrate(small(**declared, privacy={"delta": 1e-3, "adjacency": "add_remove"}), size) for size in (50, 10_000)]
+    assert found[0] == found[1]
+    with pytest.raises(Refused, match=r"not below 1/N = 0.01"):
+        calibrate(small(**declared, privacy={"delta": 0.02, "adjacency": "add_remove"}), 10)
+
+
+def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
+    experiment = small(noise=TargetEpsilon(epsilon=2.0))
+    now = calibrate(experiment, N)
+    plan = plan_of(experiment, now)
+    other = plan | {"noise_multiplier": now.noise_multiplier * 1.0001}
+    kept = as_planned(experiment, now, other)
+    assert kept.noise_multiplier == other["noise_multiplier"] and kept.epsilon["pld"] < now.epsilon["pld"]
+    assert as_planned(experiment, now, None) is now and as_planned(experiment, now, plan) is now
+    for changed in ({"steps": 3}, {"size": 5}, {"batch_sizes": [[1, 2]]}):
+        assert as_planned(experiment, now, other | changed) is now
+
+
+def test_balls_in_bins_is_refused_where_n_is_protected(small):
+    with pytest.raises(Refused, match="permutation of all N rows"):
+        calibrate(small(sampler=BallsInBins(), data={"declared_size": N}, privacy={"adjacency": "add_remove"}), N)

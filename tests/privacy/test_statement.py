@@ -11,7 +11,7 @@ from dp_accounting import pld
 
 from dpx.data.declarations import Vocabulary
 from dpx.mechanism.declarations import NoPrivacy, TargetEpsilon
-from dpx.privacy import calibration, closed_form, statement
+from dpx.privacy import calibration, caveats, closed_form, statement
 from dpx.privacy.calibration import calibrate
 from dpx.privacy.declarations import GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
@@ -183,3 +183,12 @@ def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):
     assert document["mechanism"]["noise_batch_ratio"] == 1.0 / 64
     mechanism = document["mechanism"]
     assert dataclasses.asdict(small().clip) == {"clipping_norm": mechanism["clipping_norm"], "kind": mechanism["clip"]}
+
+
+def test_what_is_public_and_what_is_not_covered_is_said(small):
+    grouped = small(privacy={"unit": "document", "rows_per_unit_max": 3})
+    assert any("how many rows each document has is public too" in line for line in caveats.assumptions(grouped, None, N))
+    assert not any("is public too" in line for line in caveats.assumptions(small(), None, N))
+    declared = small(data={"declared_size": N}, privacy={"adjacency": "add_remove"})
+    assert any(f"above the declared {N}" in line for line in caveats.not_covered(declared))
+    assert any("forged ledger" in line for line in caveats.not_covered(small()))
