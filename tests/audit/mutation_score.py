@@ -78,8 +78,8 @@ ROOMS = {
         ("dpx/privacy/*.py",),
         _in(
             "privacy",
-            "cost combinations ledger selection reference profile approximations statement events joint noise_batch_ratio units "
-            "calibration",
+            "cost combinations ledger selection filter reference profile approximations statement events joint noise_batch_ratio units "
+            "calibration loss_grid",
         ),
         _in(
             "privacy",
@@ -90,7 +90,7 @@ ROOMS = {
     ),
     "training": Room(
         tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "beginning")),
-        _in("training", "loop draws_and_charges step session"),
+        _in("training", "loop draws_and_charges every_draw_is_charged step session"),
         _in(
             "training",
             "step::test_twenty_private_steps_agree_on_every_mesh step::test_mechanism_none_sums_plain_gradients "
