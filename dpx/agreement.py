@@ -64,7 +64,10 @@ def _artefacts(folder: Path) -> Iterator[Found]:
     """Everything that follows from noisy sums: its place in the folder, its mark if it has one, and what else tells where it stood."""
     for place in RELEASES:
         yield from _released(folder, place)
-    for path in sorted((folder / "private" / "checkpoints").glob(f"*/{METADATA}")):
+    # One that a kill left half-written or half-deleted was never whole, and nobody can load it; only a committed one is named by its step.
+    for path in sorted((folder / "private" / "checkpoints").glob(f"[0-9]*/{METADATA}")):
+        if not path.parent.name.isdigit():
+            continue
         yield f"private/checkpoints/{path.parent.name}", _mark_of_checkpoint(path), None
 
 
@@ -73,7 +76,7 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
     if statement.is_file():
         document = _json(statement)
         yield f"{place}/privacy.json", mark_of(document.get("ledger", {}).get("mark")), document
-    if params.is_dir():
+    if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_checkpoint(params / METADATA), None
     if telemetry.is_file():
         # A line cut short by a kill was not whole when it could be seen, and its step is charged with the others.

@@ -89,14 +89,20 @@ def compose(
     `interval` overrides the PLD grid (`loss_grid.grid`): coarser is faster and never below the truth.
     """
     event = events.composed(charges, adjacency, accountant)
-    relation = events.RELATION[adjacency]
+    if accountant == "pld":
+        interval, rounding = interval or loss_grid.grid(charges, adjacency), loss_grid.rounding(charges)
+        return _composed_losses(tuple(events.merge(charges)), adjacency, interval, rounding)
     if accountant == "deterministic":
         return closed_form.Gaussians(event)
+    return renyi(event, adjacency, proved_orders(charges, orders))
+
+
+# A statement asks for the planned end again and again; a composition is a megabyte or a few.
+@functools.lru_cache(maxsize=8)
+def _composed_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, interval: float, rounding: float) -> Composition:
+    event = events.composed(list(charges), adjacency, "pld")
     with quiet():
-        if accountant == "rdp":
-            return renyi(event, adjacency, proved_orders(charges, orders))
-        losses = _Losses(relation, interval or loss_grid.grid(charges, adjacency), loss_grid.rounding(charges))
-        return losses.compose(event)  # pyright: ignore[reportReturnType]
+        return _Losses(events.RELATION[adjacency], interval, rounding).compose(event)  # pyright: ignore[reportReturnType]
 
 
 def renyi(event: dp_accounting.DpEvent, adjacency: str = "zero_out", orders: Sequence[Real] | None = None) -> Composition:

@@ -37,8 +37,8 @@ def grid(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarse
 
     By default 1e-4 at most. In seeded settings of q from 1e-8 to 1, sigma from 0.3 to 1e4 and up to 1e6 steps, epsilon was at most
     0.5 % above that of a grid three times as fine. It is further off where float64 rounds (a composition that spreads over less than
-    2e-6, as q = 3e-5, sigma = 7,000, 7e4 steps: 3 % of an epsilon of 2e-6) and where points are bounded (sigma of 0.5 at q = 1e-7: 2 %;
-    sigma of 0.3 at q = 1e-8, 1e6 steps: 3 %).
+    1e-5: 3 % of epsilons of 2e-6 to 2e-5) and where points are bounded (at 1e6 steps: sigma of 0.5 at q = 1e-7 and sigma of 1 at q = 1e-6
+    2 %, sigma of 0.3 at q = 1e-8 3 %).
     """
     steps = [_seen(release, count, adjacency) for release, count in charges]
     if not steps:

@@ -21,7 +21,7 @@ from dpx.job.explain import Explain
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
-from dpx.training import checkpoint, loop
+from dpx.training import checkpoint, loop, session
 
 from ..privacy.unchained import unchain
 
@@ -32,6 +32,27 @@ PLAIN += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "p
 
 class Killed(Exception):
     """Stands for a SIGKILL before a chosen step."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    """Runs that compute alike share one compiled step, and all share one evaluation: tracing is most of a run this small."""
+    kept = {}
+
+    def shared(make, key):
+        def made(*given):
+            name = (make.__name__, *key(*given))
+            if name not in kept:
+                kept[name] = make(*given)
+            return kept[name]
+
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        alike = shared(session.make_step, lambda experiment, _, __, microbatch: (microbatch, experiment.clip, experiment.telemetry))
+        patch.setattr(session, "make_step", alike)
+        patch.setattr(session, "held_out", shared(session.held_out, lambda *_: ()))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -288,3 +309,11 @@ def test_a_fork_that_plans_anew_after_results_has_no_guarantee(data, finished, t
     assert bool(claim["epsilon"]) != bool(names)
     again = train(data, tmp_path / "again", *change, fork=f"{tmp_path / 'fork'}@8")
     assert again["guarantee"] == claim["guarantee"], "a fork of it does not mend that"
+
+
+def test_what_a_kill_left_half_written_stops_nothing(data, copy):
+    (copy / "private" / "checkpoints" / "6").rename(copy / "private" / "checkpoints" / "6.orbax-checkpoint-tmp")
+    draft = copy / "private" / "checkpoints" / "6.orbax-checkpoint-tmp" / "_CHECKPOINT_METADATA"
+    draft.write_text(json.dumps(json.loads(draft.read_text()) | {"custom_metadata": None}))
+    (copy / "release" / "params" / "_CHECKPOINT_METADATA").unlink()
+    assert train(data, copy)["guarantee"] == "dp"

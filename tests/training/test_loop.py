@@ -54,7 +54,7 @@ def seen(tmp_path_factory):
             return step.accumulate(params, sums, rows, is_padding, count, *keys, **norm)
 
         def finish(state, sums, keys, deviation, expected, rate, *count):
-            calls["order"].append(max(session.runtime.ledger.steps(0)))
+            calls["order"].append(sorted(session.runtime.ledger.steps(0)))
             calls["deviation"], calls["expected"] = float(deviation), float(expected)
             return step.finish(state, sums, keys, deviation, expected, rate, *count)
 
@@ -62,7 +62,7 @@ def seen(tmp_path_factory):
         loop.run(runtime, session.beginning, lambda *_: None, session._renew)
         calls["rows_in_store"], calls["capacity"] = runtime.store.manifest.rows["protected"], step.chunk * step.rows
         calls["calibrated"], calls["clip"] = runtime.calibrated, experiment.clip
-        (calls["entry"],) = [entry for _, entry in runtime.ledger.entries()]
+        calls["entry"] = next((entry for _, entry in runtime.ledger.entries()), None)
     patch.undo()
     return calls
 
@@ -85,4 +85,4 @@ def test_the_deviation_is_of_the_sum(seen):
 
 
 def test_the_ledger_is_written_before_the_noise_is_drawn(seen):
-    assert seen["order"] == [0]
+    assert seen["order"] == [[0]]
