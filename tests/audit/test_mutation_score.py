@@ -1,11 +1,13 @@
 """What generated mutants leave alone, the interval of their score, and tables in which nothing lives on unexplained."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from .mutants import ROOT
-from .mutation_score import OVERTIME, ROOMS, SUMMARY, SURVIVED, interval, is_within, read, run_tests, spans_without_behaviour, summary
+from .mutation_score import OVERTIME, ROOMS, SUMMARY, SURVIVED, interval, read, run_tests, summary
+from .mutation_sites import is_within, spans_without_behaviour
 
 SOURCE = """
 import os as LEFT
@@ -41,7 +43,8 @@ def test_the_interval_is_wilsons():
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_rooms_files_exist_and_no_mutant_of_it_lives_unexplained(name: str):
     room = ROOMS[name]
-    assert all(list(ROOT.glob(pattern)) for pattern in (*room.sources, *room.tests))
+    named = [test.partition("::")[0] for test in (*room.tests, *room.without, *itertools.chain(*room.apart.values()))]
+    assert all(list(ROOT.glob(pattern)) for pattern in (*room.sources, *named))
     living = [row.mutant for row in read(name) if row.now == SURVIVED and not row.equivalent_because]
     assert living == [], f"run python -m tests.audit.mutation_score {name} once a test tells them from the source"
 
@@ -50,10 +53,9 @@ def test_the_summary_is_of_the_tables():
     assert SUMMARY.read_text() == summary({name: read(name) for name in ROOMS})
 
 
-def test_an_endless_mutant_meets_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tests.audit.mutation_score.LIMIT_S", 1)
+def test_an_endless_mutant_meets_the_limit(tmp_path: Path):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nwhile true; do :; done\n")
     program.chmod(0o700)
-    outcome, seconds, _ = run_tests(tmp_path, [], str(program))
+    outcome, seconds, _ = run_tests(tmp_path, [], str(program), limit_s=1)
     assert outcome == OVERTIME and seconds < 5
