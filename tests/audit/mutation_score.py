@@ -126,12 +126,6 @@ class Row:
 COLUMNS = [field.name for field in dataclasses.fields(Mutant)] + ["first", "now", "seconds", "equivalent_because"]
 
 
-def _limit(seconds: int) -> None:
-    # Processor time, so that a busy machine kills no mutant; and a mutated size may ask for all the memory there is.
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-
-
 def _processor_s() -> float:
     """Processor time of all child processes so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -140,11 +134,12 @@ def _processor_s() -> float:
 
 def run_tests(root: Path, tests: list[str], python: str, limit_s: int) -> tuple[str, float, str]:
     """(outcome, seconds of processor time, the end of what pytest printed) of the tests in a copy of the project."""
-    command = [python, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    pytest = [python, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    # Processor time, so that a busy machine kills no mutant; and a mutated size may ask for all the memory there is.
+    command = ["sh", "-c", f'ulimit -S -t {limit_s}; ulimit -d {MEMORY_BYTES >> 10}; exec "$@"', "sh", *pytest]
     environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     began = _processor_s()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    pipes["preexec_fn"] = lambda: _limit(limit_s)
     with subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, **pipes) as process:
         try:
             printed, _ = process.communicate(timeout=5 * limit_s)
