@@ -77,7 +77,8 @@ ROOMS = {
         ("dpx/privacy/*.py",),
         _in(
             "privacy",
-            "cost combinations ledger selection filter reference profile approximations statement events joint noise_batch_ratio calibration",
+            "cost combinations ledger selection filter reference profile approximations statement events joint noise_batch_ratio "
+            "calibration",
         ),
         _in(
             "privacy",
