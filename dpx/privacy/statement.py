@@ -47,7 +47,7 @@ def build(
         return common | plain | {"ledger": chain_facts(entered)}
     runs = entered.runs() if entered is not None else []
     whole_runs = planned_end(experiment, calibrated, entered)
-    spent, whole = Spent(experiment, runs), Spent(experiment, whole_runs)
+    whole = Spent(experiment, whole_runs)
     privacy, size = experiment.privacy, calibrated.size
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     if epsilon[own] is None:
@@ -69,23 +69,29 @@ def build(
         "epsilon_at": [] if reasons else whole.table(deltas(privacy.delta, size)),
         "unsupported": unsupported(experiment, reasons, epsilon, whole_runs),
         "planned": {"steps": experiment.steps, "epsilon": {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}},
-        "spent": {
-            "steps": len({step for run in runs for step in _steps(run)}),
-            "charged_steps": spent.steps,
-            "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
-            "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
-        },
+        "spent": spent_facts(experiment, runs),
         "assumptions": assumptions(experiment, manifest, size, entered),
         "audit": audit_facts(experiment, verdict),
         "not_covered": not_covered(experiment),
-        "ledger": {
-            "runs": runs,
-            "rates_rounded_up": whole.rounding(),
-            "events": whole.events(),
-            "identity": entered.identity if entered is not None else None,
-            **chain_facts(entered),
-        },
+        "ledger": ledger_facts(entered, runs, whole),
     }
+
+
+def spent_facts(experiment: Experiment, runs: Runs) -> dict[str, Any]:
+    """What the ledger holds so far, and when that is a claim."""
+    spent = Spent(experiment, runs)
+    return {
+        "steps": len({step for run in runs for step in _steps(run)}),
+        "charged_steps": spent.steps,
+        "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
+        "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
+    }
+
+
+def ledger_facts(entered: Ledger | None, runs: Runs, whole: "Spent") -> dict[str, Any]:
+    """What ran, the events that the headline composes, and the line all this follows from."""
+    identity = entered.identity if entered is not None else None
+    return {"runs": runs, "rates_rounded_up": whole.rounding(), "events": whole.events(), "identity": identity, **chain_facts(entered)}
 
 
 def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None) -> Runs:
