@@ -21,9 +21,10 @@ from dpx.job.explain import Explain
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
-from dpx.training import checkpoint, loop, session
+from dpx.training import checkpoint, loop
 
 from ..privacy.unchained import unchain
+from ..training.sharing import shared_programs
 
 STEPS = 8
 PLAIN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
@@ -35,23 +36,9 @@ class Killed(Exception):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared_programs():
-    """Runs that compute alike share one compiled step, and all share one evaluation: tracing is most of a run this small."""
-    kept = {}
-
-    def shared(make, key):
-        def made(*given):
-            name = (make.__name__, *key(*given))
-            if name not in kept:
-                kept[name] = make(*given)
-            return kept[name]
-
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        alike = shared(session.make_step, lambda experiment, _, __, microbatch: (microbatch, experiment.clip, experiment.telemetry))
-        patch.setattr(session, "make_step", alike)
-        patch.setattr(session, "held_out", shared(session.held_out, lambda *_: ()))
+def compiled_once():
+    """One step for all runs of one microbatch, clip and telemetry, and one evaluation for all."""
+    with shared_programs(lambda experiment, _, __, microbatch: (microbatch, experiment.clip, experiment.telemetry), lambda *_: ()):
         yield
 
 

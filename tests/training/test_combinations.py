@@ -25,6 +25,7 @@ from dpx.run_folder import RunFolder
 from dpx.training import session
 
 from ..privacy.combinations import check, drawn
+from . import sharing
 from .conftest import declare
 
 STEPS = 3
@@ -64,20 +65,9 @@ def _standing(base, size_of):
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs():
     """One compiled step per clip, one evaluation (of the first combination's held-out rows) for all, a coarse grid."""
-    kept = {}
-
-    def shared(make, key):
-        def made(*given):
-            name = (make.__name__, *key(*given))
-            if name not in kept:
-                kept[name] = make(*given)
-            return kept[name]
-
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "make_step", shared(session.make_step, lambda experiment, objective, *_: (objective, _program(experiment))))
-        patch.setattr(session, "held_out", shared(session.held_out, lambda objective, *_: (objective,)))
+    with sharing.shared_programs(
+        lambda experiment, objective, *_: (objective, _program(experiment)), lambda objective, *_: (objective,)
+    ) as patch:
         patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
         yield
 
