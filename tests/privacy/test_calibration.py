@@ -100,6 +100,17 @@ def test_calibrations_are_kept_and_found_again(own_cache, monkeypatch):
     assert len(list((own_cache / "calibration").iterdir())) == 1
 
 
+def test_a_calibration_is_named_by_its_question_the_formula_and_the_accountants_version(monkeypatch):
+    question = {"charges": [["release", 5]], "target": [1.0, 1e-6]}
+    name = cache.key(question)
+    assert cache.key(dict(reversed(question.items()))) == name
+    others = [cache.key(question | {"target": [1.0, 1e-5]})]
+    monkeypatch.setattr(cache, "version", lambda _: "another")
+    others.append(cache.key(question))
+    monkeypatch.setattr(cache, "FORMULA", cache.FORMULA + 1)
+    assert len({name, *others, cache.key(question)}) == 4
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"noise_multiplier": "x"}', '{"noise_multiplier": 0.01}'])
 def test_a_damaged_or_wrong_cache_is_not_believed(own_cache, text):
     first = dpx.privacy.noise_multiplier(**claim())

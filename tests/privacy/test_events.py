@@ -1,6 +1,7 @@
 """The table of events: every allowed cell is exact at q = 1, every other one refuses in one line."""
 
 import itertools
+import math
 
 import pytest
 
@@ -113,6 +114,13 @@ def test_large_losses_take_a_coarser_grid_and_not_all_memory(noise_multiplier, s
     charges = [(Release(noise_multiplier=noise_multiplier), steps)]
     truth = closed_form.epsilon(steps**0.5 / noise_multiplier, DELTA)
     assert truth * (1 - 1e-6) <= accounting.compose(charges).epsilon(DELTA) <= truth * 1.002
+
+
+def test_a_delta_that_rounding_swallows_is_not_claimed():
+    charges = [(Release(noise_multiplier=1.0, sampling_probability=0.01), 1000)]
+    composed, rounding = accounting.compose(charges), loss_grid.rounding(charges)
+    assert composed.epsilon(0.9 * rounding) == math.inf and composed.delta(100.0) >= rounding
+    assert composed.epsilon(10 * rounding) < 10
 
 
 def test_tiny_rates_take_a_finer_grid():

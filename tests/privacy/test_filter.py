@@ -27,6 +27,12 @@ def test_the_cost_is_dp_accountings_divergence_at_that_order(order: float | int)
     assert renyi([(STEP, 200)], order, "zero_out") == pytest.approx(float(reference.rdp[0]), rel=1e-6)
 
 
+@pytest.mark.parametrize("q", [1e-8, 1e-9])
+def test_a_rate_that_floating_point_rounds_away_still_costs_its_divergence(q: float) -> None:
+    truth = 1000 * math.log1p(q * q * math.expm1(1 / 1.1**2))
+    assert renyi([(Release(noise_multiplier=1.1, sampling_probability=q), 1000)], 2, "zero_out") >= truth
+
+
 @pytest.mark.parametrize(("epsilon", "order"), [(8.0, 16), (1.0, 64), (3.0, 12.5)])
 def test_the_limit_is_what_dp_accounting_converts_to_the_budget(epsilon: float, order: float | int) -> None:
     found, _ = rdp.compute_epsilon([order], [renyi_limit(epsilon, DELTA, order)], DELTA)

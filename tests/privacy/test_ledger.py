@@ -157,6 +157,11 @@ def test_without_amplification_each_started_pass_is_one_release(tmp_path, sample
     assert charge[0].kind == sampler and charge[0].sampling_probability == 1 and charge[1] == 3
 
 
+@pytest.mark.parametrize(("steps", "times"), [(range(12), 3), (range(13), 4), (range(3, 7), 1), ([2, 3, 4, 5, 6, 10, 13], 3)])
+def test_under_cyclic_sampling_the_busiest_group_is_charged_at_its_own_rate(tmp_path, steps, times):
+    assert counted(fill(tmp_path / "ledger", steps, sampler="cyclic_poisson", cycle=4).runs()) == [(0.04, times)]
+
+
 def test_a_new_noise_epoch_begins_its_own_pass(tmp_path):
     fill(tmp_path / "ledger", range(15), sampler="shuffled", q=0.1)
     runs = fill(tmp_path / "ledger", range(12, 20), sampler="shuffled", q=0.1, epoch=1).runs()

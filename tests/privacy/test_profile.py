@@ -24,6 +24,7 @@ def test_advantage_is_total_variation(profile):
 def test_the_trade_off_is_gaussian_and_errs_to_the_attacker(profile, alpha):
     truth = norm.cdf(norm.ppf(1 - alpha) - MU)
     assert truth * 0.98 - 1e-3 <= profile.type_two_error(alpha) <= truth + 1e-6
+    assert 1 - truth - 1e-6 <= profile.true_positive_rate(alpha) <= 1 - truth * 0.98 + 1e-3
 
 
 def test_the_gaussian_parameter_is_found_from_above(profile):

@@ -10,10 +10,10 @@ import pytest
 from dp_accounting import pld
 
 from dpx.data.declarations import Vocabulary
-from dpx.mechanism.declarations import NoPrivacy, TargetEpsilon
+from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
 from dpx.privacy import calibration, caveats, closed_form, statement
 from dpx.privacy.calibration import calibrate
-from dpx.privacy.declarations import GdpClt, Rdp
+from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
 
@@ -52,6 +52,13 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
     assert listed == pytest.approx(theirs, rel=1e-9)
     (entered,) = document["ledger"]["runs"]
     assert (entered["q"], entered["noise_multiplier"], entered["steps"]) == (64 / N, 1.0, [[0, 7]])
+
+
+def test_the_events_listed_are_those_of_the_runs_own_accountant(small, tmp_path):
+    document = run(small(accountant=Deterministic(), noise={"noise_multiplier": 20.0}, steps=5), tmp_path)
+    listed = statement.recompute(document, dp_accounting_alone)
+    assert listed == pytest.approx(document["epsilon"]["deterministic"], rel=2e-3)
+    assert listed > 2 * document["epsilon"]["pld"], "the other accountants know of the sampling"
 
 
 def test_planned_and_spent_differ_until_the_end(small, tmp_path):
@@ -159,6 +166,12 @@ def test_seeded_noise_has_no_strength(small, tmp_path):
     assert run(small(seed=0), tmp_path / "seeded")["mechanism"]["generator_strength_bits"] == 0
 
 
+def test_how_far_noise_reaches_is_said_where_it_ends(small, tmp_path):
+    assert run(small(), tmp_path)["mechanism"]["noise_reach_in_deviations"] == REACH
+    on_a_grid = run(small(mechanism=DiscreteGaussian(), accountant=Rdp()), tmp_path / "grid")["mechanism"]
+    assert on_a_grid["noise_reach_in_deviations"] is None and on_a_grid["grid_margin"] > 0
+
+
 def test_own_accountant_comes_first(small, tmp_path):
     document = run(small(accountant=Rdp()), tmp_path)
     assert document["accountant"] == "rdp" and list(document["epsilon"]) == ["rdp", "pld"]
@@ -192,3 +205,6 @@ def test_what_is_public_and_what_is_not_covered_is_said(small):
     declared = small(data={"declared_size": N}, privacy={"adjacency": "add_remove"})
     assert any(f"above the declared {N}" in line for line in caveats.not_covered(declared))
     assert any("forged ledger" in line for line in caveats.not_covered(small()))
+    for method, mechanism, expected in (("ghost", DpSgd(), True), ("vmap", DpSgd(), False), ("ghost", NoPrivacy(), False)):
+        limits = caveats.not_covered(small(clipping={"method": method}, mechanism=mechanism))
+        assert (caveats.TWO_PASSES in limits) == expected
