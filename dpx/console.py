@@ -1,4 +1,4 @@
-"""Where tables for people go."""
+"""Where text and tables for people go."""
 
 from rich.console import Console
 
@@ -7,3 +7,13 @@ def wide() -> Console:
     """The terminal, or 160 columns where there is none: a table cut to 80 says nothing in a log."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
+
+
+def stage(text: str) -> None:
+    """Says on standard error what takes time from now on; tables alone go to standard output."""
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def figure(value: float, places: int = 3) -> str:
+    """`value` to `places` decimal places, and with at least two digits where it is small: 7.394, 0.039, 0.00027."""
+    return f"{value:.{places}f}" if value == 0 or abs(value) >= 10 ** (1 - places) else f"{value:.2g}"

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dpx.console import stage
 from dpx.data.declarations import Data
 from dpx.data.documents import Source, open_source
 from dpx.data.keyed import SPLITS, KeyedHash, Split
@@ -28,10 +29,16 @@ from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import Refused, require
 from dpx.privacy.declarations import Privacy
 
-Progress = Callable[[str, int], None]  # (stage, documents so far)
+Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
 # The code that decides what rows hold; editing it prepares anew.
 _CODE = "english embedded text_files synthetic hub documents sentences keyed pairs rows vocabulary writer store prepare".split()
+
+
+def say_stage(name: str, documents: int) -> None:
+    """A `Progress` that names each stage as it begins."""
+    if documents == 0:
+        stage({"vocabulary": "reading the text for its vocabulary", "rows": "cutting the text into rows"}[name])
 
 
 def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> Store:
@@ -66,7 +73,7 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
 class _Preparation:
     def __init__(self, data: Data, privacy: Privacy, source: Source, folder: Path, progress: Progress | None):
         self._data, self._privacy, self._source, self._folder = data, privacy, source, folder
-        self._progress = progress or (lambda stage, done: None)
+        self._progress = progress or (lambda name, done: None)
         self._keyed = KeyedHash(data.split_salt)
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
@@ -98,12 +105,13 @@ class _Preparation:
             files=files,
         ).with_checksum()
 
-    def _documents(self, stage: str) -> Iterator[tuple[Split, UnitDocument]]:
+    def _documents(self, name: str) -> Iterator[tuple[Split, UnitDocument]]:
         """Documents with the split and the name of their unit; a document that is named by its content comes once."""
+        self._progress(name, 0)
         seen: set[int] = set()
         for number, document in enumerate(self._source.documents(), start=1):
             if number % _REPORTED_DOCUMENTS == 0:
-                self._progress(stage, number)
+                self._progress(name, number)
             content = document.content()
             if document.unit_id is None:
                 if int(content, 16) in seen:

@@ -139,19 +139,9 @@ def _by_step(runs: list[dict[str, Any]], accountant: str, delta: float, adjacenc
     end = max(first + count for run in runs for first, count in run["steps"])
     found = []
     for point in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
-        charges = accounting.bucketed(ledger.releases(until(runs, point)))
+        charges = accounting.bucketed(ledger.releases(ledger.until(runs, point)))
         found.append((point, accounting.finite(accounting.compose(charges, accountant, adjacency).epsilon(delta)) if charges else 0.0))
     return found
-
-
-def until(runs: list[dict[str, Any]], end: int) -> list[dict[str, Any]]:
-    """`runs` without the steps from `end` on."""
-    kept = []
-    for run in runs:
-        spans = [[first, min(count, end - first)] for first, count in run["steps"] if first < end]
-        if spans:
-            kept.append(run | {"steps": spans})
-    return kept
 
 
 def _attacker(profile: Any) -> Table:

@@ -164,10 +164,9 @@ def _lists(document: dict[str, Any]) -> list[str]:
 
 def _as_steps_go(experiment: Experiment, calibrated: Any) -> dict[str, Any]:
     from dpx.privacy.calibration import accounting_of, planned
+    from dpx.privacy.ledger import until
 
     whole = planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
-    from dpx.job.account import until
-
     rows = []
     for part in POINTS:
         steps = max(1, round(experiment.steps * part))

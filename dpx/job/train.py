@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpx.console import figure
 from dpx.declaration import declaration
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
@@ -50,5 +51,5 @@ def _show(results: dict[str, Any], claim: dict[str, Any], folder: RunFolder) -> 
     if "verdict" in claim.get("audit", {}):
         table.add_row("audit", claim["audit"]["verdict"])
     for accountant, epsilon in claim.get("epsilon", {}).items():
-        table.add_row(f"epsilon ({accountant})", f"{epsilon:.3f} at delta {claim['delta']:.2e}")
+        table.add_row(f"epsilon ({accountant})", f"{figure(epsilon)} at delta {claim['delta']:.2e}")
     Console().print(table)

@@ -6,11 +6,11 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
+from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import Refused, require
 from dpx.privacy import closed_form, events, loss_grid
@@ -39,15 +39,27 @@ class _Renyi(rdp.RdpAccountant):
     """dp-accounting's RDP with a margin for rounding: below q of about 1e-8 its float64 sums can come out as 0 or less."""
 
     def _maybe_compose(self, event, count, do_compose):
-        if do_compose and isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            self._rdp = self._rdp + count * _rounding_margin(event.sampling_probability, tuple(self._orders))
-        return super()._maybe_compose(event, count, do_compose)
+        if not do_compose or not isinstance(event, _SAMPLED):
+            return super()._maybe_compose(event, count, do_compose)
+        orders = tuple(self._orders)
+        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            self._rdp = self._rdp + count * _rounding_margin(event.sampling_probability, orders)
+        self._rdp = self._rdp + count * _divergences_of_one(event, orders, self.neighboring_relation)
+        return None
 
     def epsilon(self, delta: float) -> float:
         return float(self.get_epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
         return float(self.get_delta(epsilon))
+
+
+# A run is composed again and again as it grows; what one step costs is the same each time.
+@functools.lru_cache(maxsize=256)
+def _divergences_of_one(event: dp_accounting.DpEvent, orders: tuple[float, ...], relation: dp_accounting.NeighboringRelation) -> np.ndarray:
+    """Renyi divergences of one sampled release, as dp-accounting adds them up."""
+    one: Any = rdp.RdpAccountant(list(orders), relation)
+    return one.compose(event)._rdp
 
 
 @functools.lru_cache(maxsize=256)
@@ -64,6 +76,13 @@ class _Losses(pld.PLDAccountant):
         super().__init__(relation, interval)
         self._margin = margin
 
+    def _maybe_compose(self, event, count, do_compose):
+        if not do_compose or not isinstance(event, _SAMPLED):
+            return super()._maybe_compose(event, count, do_compose)
+        one = _losses_of_one(event, self._value_discretization_interval, self.neighboring_relation)
+        self._pld = self._pld.compose(one.self_compose(count))
+        return None
+
     def epsilon(self, delta: float) -> float:
         margin = self._allowed(delta)
         return float(self.get_epsilon(delta - margin)) if delta > margin else math.inf
@@ -75,6 +94,40 @@ class _Losses(pld.PLDAccountant):
     def _allowed(self, delta: float) -> float:
         # Below a thousandth of delta it moves epsilon by less than a grid does, and anyone can recompute the statement to the last digit.
         return self._margin if self._margin > 1e-3 * delta else 0.0
+
+
+# Releases whose own distribution takes longest to find, for every grid anew: seconds at the finest.
+_SAMPLED = (
+    dp_accounting.PoissonSampledDpEvent,
+    dp_accounting.SampledWithoutReplacementDpEvent,
+    dp_event.TruncatedSubsampledGaussianDpEvent,
+    dp_event.MixtureOfGaussiansDpEvent,
+)
+
+
+# As many as a ramp has rates, and some; a distribution is a megabyte or less, four at most.
+@functools.lru_cache(maxsize=40)
+def _losses_of_one(event: Any, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
+    """The privacy losses of one sampled release on a grid of `interval`, from dp-accounting by the arguments it passes itself."""
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        return pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=interval
+        )
+    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
+        return pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+            event.dataset_size,
+            event.sampling_probability,
+            event.truncated_batch_size,
+            event.noise_multiplier,
+            value_discretization_interval=interval,
+            neighboring_relation=relation,
+        )
+    return pld.privacy_loss_distribution.from_gaussian_mechanism(
+        event.event.noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=event.sampling_probability,
+        neighboring_relation=relation,
+    )
 
 
 def compose(

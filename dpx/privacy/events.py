@@ -105,7 +105,9 @@ def _mixture(release: Release) -> Event:
     rest = max(1 - math.fsum(weights[likely]), float(binom.pmf(k, k, q)))
     counts, chances = [*likely, k], [*weights[likely], rest]
     total = math.fsum(chances)
-    return dp_event.MixtureOfGaussiansDpEvent(release.noise_multiplier, [float(j) for j in counts], [float(w / total) for w in chances])
+    return dp_event.MixtureOfGaussiansDpEvent(
+        release.noise_multiplier, tuple(float(j) for j in counts), tuple(float(w / total) for w in chances)
+    )
 
 
 _USE_PLD = "Use accountant=pld"

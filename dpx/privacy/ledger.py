@@ -284,6 +284,16 @@ def join(*branches: Runs) -> Runs:
     return encode(release for runs in branches for release in decode(runs))
 
 
+def until(runs: Runs, end: int) -> Runs:
+    """`runs` without the steps from `end` on."""
+    kept = []
+    for run in runs:
+        spans = [[first, min(count, end - first)] for first, count in run["steps"] if first < end]
+        if spans:
+            kept.append(run | {"steps": spans})
+    return kept
+
+
 def releases(runs: Runs) -> list[tuple[Release, int]]:
     """What an accountant is charged for `runs`.
 

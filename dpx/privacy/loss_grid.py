@@ -59,6 +59,16 @@ def rough(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coars
     return max(own, min(10 * own, 1e-3, widest / FINENESS / 2))
 
 
+def multiple(charges: list[tuple[Release, int]], adjacency: str = "zero_out") -> float:
+    """A whole multiple of `grid`, as `rough` up to half a step's standard deviation but no more than thirty times `grid`.
+
+    A composition on it is never below the one on `grid`: every loss on it is one on the finer grid too, and what connects its dots
+    (delta is convex in e**epsilon) lies nowhere below. It takes hundredths of a second and is 0.3 % above at most.
+    """
+    own, widest = grid(charges, adjacency), grid(charges, adjacency, 1.0)
+    return own * max(1, int(min(30.0, widest / FINENESS / 2 / own)))
+
+
 def rounding(charges: list[tuple[Release, int]]) -> float:
     """How far the deltas of `charges` may be off by float64's rounding, either way: 1.5e-16 for every step composed.
 

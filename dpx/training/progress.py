@@ -4,30 +4,33 @@ import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
+
+from dpx.console import figure
+
+LINES = 20
 
 
 class RunProgress:
-    """Steps done, examples/s, loss, accuracy, epsilon spent of planned, time left. Use as a context manager."""
+    """Steps done, examples/s, loss, accuracy, epsilon spent of planned, time left. Use as a context manager.
 
-    def __init__(self, first_step: int, steps: int, planned_epsilon: float | None, every: int = 0):
-        self._steps, self.planned, self._first = steps, planned_epsilon, first_step
-        self._every = every or max(1, steps // 20)
+    The first step of a process compiles, so neither its speed nor its time is shown or counted.
+    """
+
+    def __init__(self, first_step: int, steps: int):
+        self._steps, self._first = steps, first_step
+        self._every = max(1, steps // LINES)
         self._console = Console(file=sys.stderr)
-        # Composed at some steps only; shown until the next.
-        self._epsilon: float | None = None
+        self.planned: float | None = None
+        # After which step that was; a bar shows it until the next one comes.
+        self._epsilon: tuple[float, int] | None = None
+        self._compiled: float | None = None
         self._bar = None
         if self._console.is_terminal:
             # Eighty columns hold all of it; a wider terminal widens nothing.
-            columns = (
-                BarColumn(10),
-                TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(),
-            )
+            columns = (BarColumn(10), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[facts]}"))
             self._bar = Progress(*columns, console=self._console)
             self._task = self._bar.add_task("training", total=steps, completed=first_step, facts="")
-        self._began = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
         if self._bar:
@@ -42,15 +45,32 @@ class RunProgress:
         """A line of its own, above the bar."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def step(self, done: int, examples_per_s: float, loss: float, accuracy: float, epsilon: float | None) -> None:
-        """Shows the state after `done` steps."""
-        if epsilon is not None:
-            self._epsilon = epsilon
-        facts = f"{examples_per_s:,.0f} examples/s  loss {loss:.2f}  accuracy {accuracy:.1%}"
-        if self.planned is not None and self._epsilon is not None:
-            facts += f"  epsilon {self._epsilon:.2f}/{self.planned:.2f}"
+    def stage(self, text: str) -> None:
+        """What takes time from now on: in the bar, or a line of its own."""
         if self._bar:
-            self._bar.update(self._task, completed=done, facts=facts)
-        elif done % self._every == 0 or done in (self._first + 1, self._steps):
-            left = (time.monotonic() - self._began) / max(done - self._first, 1) * (self._steps - done)
-            self.say(f"step {done}/{self._steps}  {facts}  {left:,.0f} s left")
+            self._bar.update(self._task, facts=text)
+        else:
+            self.say(text)
+
+    def shows(self, done: int) -> bool:
+        """Whether a line is due after `done` steps, and epsilon with it."""
+        return done % self._every == 0 or done in (self._first + 1, self._steps)
+
+    def step(self, done: int, examples_per_s: float, loss: float, accuracy: float, epsilon: float | None) -> None:
+        """Shows the state after `done` steps; `epsilon` is that of these steps, `None` where it was not composed."""
+        now = time.monotonic()
+        if epsilon is not None:
+            self._epsilon = epsilon, done
+        facts = [f"loss {figure(loss, 2)}", f"accuracy {accuracy:.1%}"]
+        if self.planned is not None and self._epsilon is not None:
+            spent, at = self._epsilon
+            facts.append(f"epsilon {figure(spent, 2)}/{figure(self.planned, 2)}" + ("" if at == done else f" at {at}"))
+        if self._compiled is None:
+            self._compiled = now
+        else:
+            left = (now - self._compiled) / (done - self._first - 1) * (self._steps - done)
+            facts = [f"{examples_per_s:,.0f} examples/s", *facts, f"{left:,.0f} s left"]
+        if self._bar:
+            self._bar.update(self._task, completed=done, facts="  ".join(facts))
+        elif self.shows(done):
+            self.say("  ".join([f"step {done}/{self._steps}", *facts]))

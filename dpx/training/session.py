@@ -14,7 +14,8 @@ from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant, require_same_audit
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import LENGTH, Audited, without
-from dpx.data.prepare import prepare
+from dpx.console import stage
+from dpx.data.prepare import prepare, say_stage
 from dpx.experiment import Experiment
 from dpx.mechanism import bands
 from dpx.privacy import statement
@@ -63,7 +64,8 @@ class Session:
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
         """Everything that can refuse does so before the first array of the model exists."""
         known = agreement.before_training(folder.path)
-        store = prepare(experiment.data, experiment.privacy)
+        store = prepare(experiment.data, experiment.privacy, say_stage)
+        stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
         calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
         calibrated = as_planned(experiment, calibrated, known.plan if known else None)
         mesh = experiment.mesh.make()
@@ -89,8 +91,8 @@ class Session:
             planted = plant(folder.private, audit, store.manifest, beginning.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
-            spending = Spending(experiment, calibrated, ledger, store.manifest)
-            progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps, spending.planned))
+            spending = Spending(experiment, ledger)
+            progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps))
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
             runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
@@ -115,8 +117,10 @@ class Session:
         experiment = self.runtime.experiment
         for message in self.beginning.messages:
             self.progress.say(message)
+        self.progress.stage("compiling, and evaluating the untrained model")
         untrained = self._evaluated(self.runtime.step.init(self.beginning.secret.key("untrained")))
         self.publish()
+        self.progress.stage("compiling the step")
         self.final = state = run(self.runtime, self.beginning, self._seen, self._renew)
         figures = self._evaluated(state)
         self.checkpoints.wait()
@@ -140,7 +144,7 @@ class Session:
         self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, self.verdict)
         statement.write(self.folder.release / "privacy.json", self.stated)
         self.released.publish(runtime.ledger.mark)
-        self.progress.planned = self.stated["epsilon"].get(self.stated.get("accountant"))
+        self.progress.planned = self.spending.bound = self.stated["epsilon"].get(self.stated.get("accountant"))
 
     def _evaluated(self, state: State) -> dict[str, float]:
         """Held-out figures of the model's own parameters."""
@@ -166,7 +170,7 @@ class Session:
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
         """After each step: metrics, then, at their intervals, evaluation and a checkpoint."""
         experiment, done = self.runtime.experiment, step + 1
-        epsilon = self.spending.after(done)
+        epsilon = self.spending.after(done) if self.progress.shows(done) else None
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
         if done % experiment.schedule.evaluate_every == 0:
             scalars |= {f"heldout/{name}": value for name, value in self._evaluated(state).items()}

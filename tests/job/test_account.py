@@ -8,7 +8,7 @@ import pytest
 import dpx.privacy
 from dpx import config, recipes
 from dpx.declaration import Refused
-from dpx.job.account import Account, account, read, until
+from dpx.job.account import Account, account, read
 from dpx.privacy import ledger, statement
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.run_folder import RunFolder
@@ -89,11 +89,6 @@ def test_a_statement_without_ledger_is_refused(tmp_path):
     (tmp_path / "privacy.json").write_text('{"guarantee": "not_private"}')
     with pytest.raises(Refused, match="without a ledger"):
         read(tmp_path / "privacy.json")
-
-
-def test_until_cuts_spans():
-    runs = [{"steps": [[0, 5], [8, 4]]}, {"steps": [[20, 1]]}]
-    assert until(runs, 10) == [{"steps": [[0, 5], [8, 2]]}]
 
 
 def test_infinite_values_are_written_as_nothing(run):

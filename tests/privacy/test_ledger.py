@@ -279,3 +279,8 @@ def test_epochs_of_one_number_and_other_names_are_charged_apart(tmp_path):
             branch._enter([(parent.identity, step, entry(epoch=1, epoch_name=name))])
         branches.append(branch.runs())
     assert counted(ledgers.join(*branches)) == [(0.01, 4 + 2 + 2)]
+
+
+def test_until_cuts_spans():
+    runs = [{"steps": [[0, 5], [8, 4]]}, {"steps": [[20, 1]]}]
+    assert ledgers.until(runs, 10) == [{"steps": [[0, 5], [8, 2]]}]

@@ -136,3 +136,22 @@ def test_points_are_bounded():
     ):
         reach = max(loss_grid._seen(release, count, adjacency)[0] for release, count in charges)
         assert reach / loss_grid.grid(charges, adjacency) <= loss_grid.POINTS_MAX / 3.99
+
+
+@pytest.mark.parametrize(
+    ("charges", "adjacency"),
+    [
+        ([(poisson(0.0086, 0.52), 120)], "zero_out"),
+        ([(poisson(1e-4, 0.5), 5_000)], "zero_out"),
+        ([(poisson(0.3, 3.0), 7)], "replace_one"),
+        ([(poisson(0.01, 0.8), 10), (poisson(0.02, 0.8), 30)], "zero_out"),
+        ([(poisson(0.05, 2.0, kind="truncated_poisson", size=1000, cap=60), 20)], "zero_out"),
+    ],
+)
+def test_a_multiple_of_the_grid_is_never_below_it(charges, adjacency):
+    own, multiple = loss_grid.grid(charges, adjacency), loss_grid.multiple(charges, adjacency)
+    assert multiple > own and multiple / own == pytest.approx(round(multiple / own))
+    whole = accounting.compose(charges, "pld", adjacency)
+    quick = accounting.compose(charges, "pld", adjacency, interval=multiple)
+    # Float64's rounding of a composition on the finer grid is all that may lie below.
+    assert all(whole.epsilon(d) * (1 - 1e-9) <= quick.epsilon(d) <= whole.epsilon(d) * 1.003 for d in (1e-4, 1e-6, 1e-8))
