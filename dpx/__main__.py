@@ -2,21 +2,28 @@
 
 import logging
 import os
+import signal
 import sys
+import threading
 
+# Until `main` handles it, Ctrl-C ends without a traceback: importing takes a second or two.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 # Hydra would otherwise print its own, shortened, traceback and leave with another exit code.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 
 import hydra
 
-from dpx import config, sweep
+from dpx import config, interruption, sweep
 from dpx.command_line import as_refused
 from dpx.console import wide
 from dpx.launch import Launcher
 
 
 def main() -> None:
-    """Exit code 0; 2 with `error: <value>: <reason>. <fix>` for what the user can correct; 1 for a defect."""
+    """Exit code 0; 2 with `error: <value>: <reason>. <fix>` for what the user can correct; 1 for a defect; 130 and 143 for Ctrl-C and
+    SIGTERM, with one line that says how to go on."""
+    interruption.install()
     # A log that cannot be written (a full disk) must not bury the one line below.
     logging.raiseExceptions = False
     config.register_resolvers()
@@ -27,6 +34,9 @@ def main() -> None:
 
     try:
         hydra.main(config_path=str(config.conf_directory()), config_name="config", version_base="1.3")(run)()
+    except interruption.Interrupted as interrupted:
+        print(interrupted, file=sys.stderr)
+        sys.exit(interrupted.exit_code)
     except Exception as error:
         launcher.failures.append(error)
     # A search ends with a table of its own: of all trials, also those of earlier launches.

@@ -18,7 +18,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import config, sweep
+from dpx import config, interruption, sweep
 from dpx.command_line import as_refused
 from dpx.commit import commit
 from dpx.config import build
@@ -26,6 +26,7 @@ from dpx.console import wide
 from dpx.data.prepare import prepare
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
+from dpx.interruption import Interrupted
 from dpx.mesh import simulate_devices
 from dpx.run_folder import RunFolder
 from dpx.sweep import Outcome, Status
@@ -61,6 +62,9 @@ class Launcher:
         job = str(settings.runtime.choices.get("job"))
         status, is_finished = Status(path, job), False
         try:
+            # A point that was at its end when the signal came has finished; the next one does not begin.
+            if interruption.is_requested():
+                raise Interrupted
             if self.is_sweep and job == "train":
                 cfg, path = _own_place(cfg, path)
                 status = Status(path, job)
@@ -74,6 +78,9 @@ class Launcher:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
             self._run(cfg, path, status, point)
+        except Interrupted as interrupted:
+            self._note_interrupted(interrupted, path, status)
+            raise
         except Exception as error:
             log.exception("the job stopped")
             self.failures.append(error)
@@ -125,6 +132,17 @@ class Launcher:
     def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
         self.outcomes.append(Outcome(path, point, state, objective, error))
         return objective or 0.0
+
+    def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:
+        """How to go on, and the state a run is left in; a job that had not begun leaves none."""
+        if self.is_sweep:
+            interrupted.how = "the same command goes on with the sweep"
+        elif interrupted.done is not None:
+            resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
+            interrupted.how = f"the same command goes on from there, and so does {resume}"
+        if status.read().get("state") == "running":
+            with contextlib.suppress(OSError):
+                status.write("interrupted", steps=interrupted.done)
 
     def _check_sweep(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
         """A recipe's own sweep is not lost in another, and one process keeps to one mesh."""

@@ -1,6 +1,6 @@
 """Points of a sweep that can be launched again: what each came to is kept beside it, finished ones are skipped, all stand in a table.
 
-`private/status.json` of a run holds, by job, `state` (`running`, `finished`, `failed`), times, the objective and the error.
+`private/status.json` of a run holds, by job, `state` (`running`, `finished`, `failed`, `interrupted`), times, the objective and the error.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ def worker(module: str, setting: Setting) -> Iterator[Worker]:
 
 def serve(connection: Connection, module: str, setting: Setting) -> None:
     """The child: builds the programs, then times one whenever its index arrives, until None does."""
+    # Ctrl-C reaches the parent's children too; the parent says what there is to say.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         _prepare(setting)
         programs = importlib.import_module(module).programs(setting)

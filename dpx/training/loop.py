@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpx import interruption
 from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.mechanism import grid
@@ -46,6 +47,14 @@ Observer = Callable[[int, State, dict[str, Any]], None]
 Renewal = Callable[[int, State], tuple[Epoch, RootSecret, State]]
 
 
+class Stopped(Exception):
+    """The run was asked to stop, and has after `done` steps, in `state`; everything of these steps has been shown."""
+
+    def __init__(self, done: int, state: State):
+        super().__init__(done)
+        self.done, self.state = done, state
+
+
 class AnotherSum(Exception):
     """A replayed step does not come to the sum that its noise was added to before."""
 
@@ -53,7 +62,7 @@ class AnotherSum(Exception):
 def run(runtime: Runtime, beginning: Beginning, seen: Observer, renew: Renewal) -> State:
     """Trains from `beginning` to the last step; `seen(step, state, metrics)` after each, metrics one step late.
 
-    `renew` opens a new noise epoch where a replayed step comes to another sum.
+    `renew` opens a new noise epoch where a replayed step comes to another sum. Raises `Stopped` after a step where the user asked for it.
     """
     experiment, epoch, secret = runtime.experiment, beginning.epoch, beginning.secret
     state = beginning.state
@@ -70,9 +79,12 @@ def run(runtime: Runtime, beginning: Beginning, seen: Observer, renew: Renewal) 
         if pending is not None:
             began = _show(runtime, *pending, state, began, seen)
         pending = (epoch, step, metrics)
-        if _pauses(experiment, step + 1):
+        is_stopping = interruption.is_requested() and step + 1 < experiment.steps
+        if is_stopping or _pauses(experiment, step + 1):
             _show(runtime, *pending, state, began, seen)
             pending, began = None, time.perf_counter()
+        if is_stopping:
+            raise Stopped(step + 1, state)
     return state
 
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from dpx import agreement
+from dpx import agreement, interruption
 from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant, require_same_audit
 from dpx.audit.declarations import Canaries
@@ -17,6 +17,7 @@ from dpx.audit.objective import LENGTH, Audited, without
 from dpx.console import stage
 from dpx.data.prepare import prepare, say_stage
 from dpx.experiment import Experiment
+from dpx.interruption import Interrupted
 from dpx.mechanism import bands
 from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, as_planned, calibrate, plan_of
@@ -28,7 +29,7 @@ from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
-from dpx.training.loop import Runtime, run
+from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import settle
 from dpx.training.progress import RunProgress
@@ -58,6 +59,7 @@ class Session:
     final: State | None = None
     verdict: dict[str, Any] | None = None
     stated: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _saved: int | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -113,15 +115,25 @@ class Session:
             )
 
     def train(self) -> dict[str, Any]:
-        """Runs to the last step; returns the held-out figures beside their baselines."""
-        experiment = self.runtime.experiment
+        """Runs to the last step; returns the held-out figures beside their baselines. Ended by the user, it saves and raises `Interrupted`."""
         for message in self.beginning.messages:
             self.progress.say(message)
         self.progress.stage("compiling, and evaluating the untrained model")
         untrained = self._evaluated(self.runtime.step.init(self.beginning.secret.key("untrained")))
         self.publish()
         self.progress.stage("compiling the step")
-        self.final = state = run(self.runtime, self.beginning, self._seen, self._renew)
+        with interruption.deferred():
+            return self._train(untrained)
+
+    def _train(self, untrained: dict[str, float]) -> dict[str, Any]:
+        """The steps and what follows from the last one; raises `Interrupted`, everything saved, where the user ends it before that."""
+        experiment = self.runtime.experiment
+        try:
+            self.final = state = run(self.runtime, self.beginning, self._seen, self._renew)
+        except Stopped as stopped:
+            self._save(stopped.done, stopped.state)
+            self.checkpoints.wait()
+            raise Interrupted(stopped.done) from None
         figures = self._evaluated(state)
         self.checkpoints.wait()
         self._conclude(state)
@@ -179,8 +191,14 @@ class Session:
         accuracy = metrics[f"train/{experiment.task.metric}"]
         self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], accuracy, epsilon)
         if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:
+            self._save(done, state)
+
+    def _save(self, done: int, state: State) -> None:
+        """The statement, then a checkpoint of the state after `done` steps, once."""
+        if self._saved != done:
             self.publish()
             self.checkpoints.save(done, state, facts_of(self.runtime.ledger, self.epoch))
+            self._saved = done
 
     def _renew(self, step: int, state: State) -> tuple[Epoch, RootSecret, State]:
         """A noise epoch that begins in the middle of a run, where a replayed step came to another sum; stated before it is used."""

@@ -1,0 +1,96 @@
+"""Real signals to real processes: the step is finished and saved, one line says how to go on, and a second signal ends at once."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dpx.privacy.ledger import Ledger
+from dpx.sweep import Status
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+STEPS = 400
+RUN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
+RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+RUN += ["schedule.checkpoint_every=1000", "schedule.evaluate_every=1000"]
+
+
+def _start(folder: Path, *arguments: str, program: str = "import dpx.__main__ as m; m.main()") -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(CHECKOUT)}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _wait(process: subprocess.Popen[str], is_there) -> None:
+    while process.poll() is None and not is_there():
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()[1]
+
+
+def _interrupted(folder: Path, number: signal.Signals, beyond: int) -> tuple[int, str]:
+    """Starts the run, ends it once more than `beyond` steps are measured; its exit code and what it wrote to standard error."""
+
+    def measured() -> int:
+        return max((path.read_text().count("\n") for path in folder.glob("outputs/*/private/metrics.jsonl")), default=0)
+
+    process = _start(folder, *RUN)
+    _wait(process, lambda: measured() > beyond)
+    process.send_signal(number)
+    errors = process.communicate(timeout=120)[1]
+    return process.returncode, errors
+
+
+def test_a_run_is_saved_and_goes_on_where_it_was_ended(tmp_path: Path) -> None:
+    code, errors = _interrupted(tmp_path, signal.SIGINT, 3)
+    (run,) = tmp_path.glob("outputs/main-*")
+    *_, line = errors.splitlines()
+    pattern = r"interrupted after step (\d+): the same command goes on from there, and so does python -m dpx job=resume run=outputs/\S+"
+    found = re.fullmatch(pattern, line)
+    assert code == 130 and found and "Traceback" not in errors
+    done = int(found[1])
+    status = Status(run, "train").read()
+    assert (status["state"], status["steps"]) == ("interrupted", done)
+    assert Ledger(run / "private" / "ledger").runs()[0]["steps"] == [[0, done]]
+    assert (run / "private" / "checkpoints" / str(done)).is_dir()
+    assert json.loads((run / "release" / "privacy.json").read_text())["spent"]["steps"] == done
+
+    code, errors = _interrupted(tmp_path, signal.SIGTERM, done + 3)
+    assert code == 143 and f"going on from step {done}" in errors and "Traceback" not in errors
+    assert Status(run, "train").read()["steps"] > done
+
+
+def test_a_second_signal_ends_at_once_also_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, time; from dpx.training import loop; import dpx.__main__ as m\n"
+        "loop.one_step = lambda *_: (pathlib.Path('begun').touch(), time.sleep(600))\n"
+        "m.main()"
+    )
+    process = _start(tmp_path, *RUN, program=program)
+    _wait(process, (tmp_path / "begun").exists)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    assert "Traceback" not in process.communicate()[1]
+
+
+def test_a_job_that_only_computes_ends_where_it_is(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, time; from dpx.job.plan import Plan; import dpx.__main__ as m\n"
+        "Plan.__call__ = lambda *_: (pathlib.Path('begun').touch(), time.sleep(600))\n"
+        "m.main()"
+    )
+    process = _start(tmp_path, "job=plan", program=program)
+    _wait(process, (tmp_path / "begun").exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[1] == "interrupted: the same command starts again\n"
+    assert process.returncode == 143
+    (run,) = tmp_path.glob("outputs/main-*")
+    assert Status(run, "plan").read()["state"] == "interrupted"
