@@ -125,11 +125,25 @@ def _short_hash(plain: Any) -> str:
 
 
 def register_resolvers() -> None:
-    """`${run_name:}` for Hydra's folder settings, for a search `${one_minus:x}` and `${trials_left:}`; safe to call twice."""
+    """`${run_name:}` and `${hydra_files:}` for Hydra's folders, for a search `${one_minus:x}` and `${trials_left:}`; safe to call twice."""
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
     # Twelve digits are what a person writes: 1 - 0.9 is 0.1 and not 0.09999999999999998.
     OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
+    OmegaConf.register_new_resolver("hydra_files", lambda *, _root_: _hydra_files(_root_), replace=True)
     OmegaConf.register_new_resolver("trials_left", lambda *, _root_: _trials_left(_root_), replace=True)
+
+
+def _hydra_files(root: DictConfig) -> str | None:
+    """Where Hydra keeps what it composed, below the run's folder; nowhere for a run that has finished, which nothing may touch."""
+    from dpx.finished import JOBS, has_finished
+
+    place = OmegaConf.select(root, "hydra.runtime.output_dir", throw_on_missing=False)
+    if place is None or OmegaConf.select(root, "hydra.runtime.choices.job", default="train") not in JOBS:
+        return "private/hydra"
+    try:
+        return None if has_finished(Path(place), resolved(root)) else "private/hydra"
+    except Refused:
+        return "private/hydra"
 
 
 def _trials_left(root: DictConfig) -> int:

@@ -18,7 +18,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import config, interruption, sweep
+from dpx import config, finished, interruption, sweep
 from dpx.command_line import as_refused
 from dpx.commit import commit
 from dpx.config import build
@@ -77,6 +77,10 @@ class Launcher:
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
+            if job in finished.JOBS and not self.is_sweep and finished.has_finished(path, config.resolved(cfg)):
+                is_finished = True
+                finished.say(path)
+                return self._record(path, point, "finished before", _objective(path))
             self._run(cfg, path, status, point)
         except Interrupted as interrupted:
             self._note_interrupted(interrupted, path, status)

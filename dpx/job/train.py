@@ -1,5 +1,6 @@
 """`job=train`: prepare, calibrate, train, state what was spent. Running the same command again goes on where it stopped."""
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,18 +29,18 @@ class Train:
             write_durably(folder.release / "config.yaml", folder.config_yaml)
             results = session.train()
             claim, verdict = session.stated, session.verdict
-        _show(results, claim, folder)
+        show(results, claim, folder.path)
         if verdict is not None:
             from dpx.audit.verdict import require_passes
-            from dpx.job.audit import show
+            from dpx.job import audit
 
-            show(verdict)
+            audit.show(verdict)
             require_passes(verdict)
 
 
-def _show(results: dict[str, Any], claim: dict[str, Any], folder: RunFolder) -> None:
+def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
     """The closing table: what was learnt, against what, under which claim."""
-    table = Table(title=f"{folder.path}", title_justify="left", show_header=False)
+    table = Table(title=str(folder), title_justify="left", show_header=False)
     metric = results["metric"]
     table.add_row(f"held-out {metric.replace('_', ' ')}", f"{results['heldout'][metric]:.2%}")
     table.add_row("  most frequent public token", f"{results['baselines']['most_frequent_token']:.2%}")

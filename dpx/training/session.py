@@ -115,7 +115,7 @@ class Session:
             )
 
     def train(self) -> dict[str, Any]:
-        """Runs to the last step; returns the held-out figures beside their baselines. Ended by the user, it saves and raises `Interrupted`."""
+        """Runs to the last step, or, ended by the user, saves and raises `Interrupted`; returns held-out figures beside their baselines."""
         for message in self.beginning.messages:
             self.progress.say(message)
         self.progress.stage("compiling, and evaluating the untrained model")
