@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpx.config import conf_directory
 from dpx.declaration import Refused
+from dpx.extras import missing
 from dpx.node import nearest, unknown_key
 
 
@@ -38,11 +39,14 @@ def as_refused(error: BaseException) -> Refused | None:
 
 
 def _unknown_option(error: MissingConfigException) -> Refused:
-    missing = error.missing_cfg_file or "config"
-    group, _, option = missing.rpartition("/")
+    wanted = error.missing_cfg_file or "config"
+    group, _, option = wanted.rpartition("/")
     options = list(error.options or [])
+    if group == "hydra/sweeper" and option == "optuna":
+        # Installed, it brings these options.
+        return missing("hydra/sweeper=search", "tune")
     if not options:
-        return Refused(missing, "no such config", "Look in conf/ for what there is")
+        return Refused(wanted, "no such config", "Look in conf/ for what there is")
     return Refused(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from dpx.data.declarations import Hub
 from dpx.data.documents import Document
 from dpx.declaration import Refused
+from dpx.extras import require_extra
 
 
 class HubSource:
@@ -49,10 +50,8 @@ def _document(record: dict[str, Any], place: str, text_field: str, unit_field: s
 
 
 def _load(corpus: dict[str, str | None], *, streaming: bool) -> Iterable[dict[str, Any]]:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError:
-        raise Refused("data=hub", "the datasets library is not installed", 'Install the extra: pip install -e ".[hub]"') from None
+    require_extra("data=hub", "hub")
+    datasets = importlib.import_module("datasets")
     name, split = str(corpus["name"]), corpus.get("split") or "train"
     try:
         if (Path(name) / "dataset_info.json").exists() or (Path(name) / "dataset_dict.json").exists():

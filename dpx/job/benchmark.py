@@ -7,7 +7,6 @@ torch have a process of their own, which waits while another's program is timed.
 import contextlib
 import dataclasses
 import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from dpx.benchmark.worker import Worker, worker
 from dpx.console import wide
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.extras import require_extra
 from dpx.mechanism.declarations import Flat
 from dpx.run_folder import RunFolder, write_json
 
@@ -115,8 +115,7 @@ class Benchmark:
 def require_installed(variant: str) -> None:
     """Raises `Refused` where a package of this peer is missing."""
     for package in PACKAGES.get(variant, ()):
-        found = importlib.util.find_spec(package) is not None
-        require(found, f"job.variants={variant}", f"{package} is not installed", "Install the extra: pip install 'dpx[bench]'")
+        require_extra(f"job.variants={variant}", "bench", package)
 
 
 def interleaved(workers: Sequence[Worker], rounds: int) -> list[list[float]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from dpx.console import wide
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.extras import require_extra
 from dpx.run_folder import RunFolder
 
 
@@ -36,6 +37,8 @@ class Report:
             f"There are {', '.join(PAPERS)}, benchmarks",
         )
         paper, home = PAPERS[self.paper], Path(self.evidence) / self.paper
+        # At once, not after every run was collected.
+        require_extra("job=report", "plots")
         published = home / "published.csv"
         require(published.is_file(), published, "the published values are not there", "Run from the checkout, or set report.evidence")
         kept, console = rows.read(home / "results.csv"), wide()

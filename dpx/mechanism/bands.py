@@ -5,16 +5,16 @@ Column j of C, of norm 1, is all that a row taking part in step j adds to C x; i
 `cycle` q, and nothing else. The claim rests on the number of bands and the columns' norm, not on the coefficients' values.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpx.declaration import Refused, require
+from dpx.declaration import require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
+from dpx.extras import require_extra
 from dpx.mechanism.declarations import Banded, Quantile, ReleasedTelemetry
 from dpx.sampler import CyclicPoisson
 
@@ -71,6 +71,12 @@ def _check_cycle(experiment: Experiment) -> None:
     )
 
 
+def require_library(experiment: Experiment, private: Path) -> None:
+    """Raises `Refused` where `settle` would need a library that is not installed: before any work, not after the text was prepared."""
+    if isinstance(experiment.mechanism, Banded) and not (private / "strategy.json").exists():
+        require_extra("mechanism=banded", "correlated")
+
+
 def settle(experiment: Experiment, private: Path) -> np.ndarray | None:
     """The run's coefficients of C's first column, float32 [bands], written to `private` once and then kept; `None` without bands.
 
@@ -87,8 +93,7 @@ def settle(experiment: Experiment, private: Path) -> np.ndarray | None:
 
 def optimised(steps: int, bands: int) -> np.ndarray:
     """Coefficients that minimise the mean squared error of all prefix sums, by jax-privacy."""
-    if importlib.util.find_spec("jax_privacy") is None:
-        raise Refused("mechanism=banded", "jax-privacy is not installed", "Run pip install 'dpx[correlated]'")
+    require_extra("mechanism=banded", "correlated")
     from jax_privacy.matrix_factorization import toeplitz
 
     found = np.asarray(toeplitz.optimize_banded_toeplitz(n=max(steps, bands), bands=bands), np.float64)

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dpx.declaration import Refused
+from dpx.extras import require_extra
 from dpx.report.document import Figure
 from dpx.report.theme import DASHES, INK, MARKERS, RULE, SERIES, SOFT, themed
 
@@ -39,11 +39,10 @@ _STYLE: dict[Any, Any] = {
 @contextlib.contextmanager
 def panels(name: str, caption: str, count: int, into: list[Figure], raster: bool = False) -> Iterator[Sequence[Any]]:
     """`count` axes side by side; when the block ends the figure is drawn and appended to `into`, with `raster` as PNG too."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure as Canvas
-    except ImportError:
-        raise Refused("plots", "figures need matplotlib", "Install dpx[plots]") from None
+    require_extra("a picture", "plots")
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
     # The salt makes ids, and so the file, a function of the content.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         canvas = Canvas(figsize=(4.9 * count, 3.3), layout="constrained")

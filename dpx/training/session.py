@@ -65,6 +65,7 @@ class Session:
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
         """Everything that can refuse does so before the first array of the model exists."""
+        bands.require_library(experiment, folder.private)
         known = agreement.before_training(folder.path)
         store = prepare(experiment.data, experiment.privacy, say_stage)
         stage("solving for the noise and its epsilon" if experiment.is_private else "planning")

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dpx import config, recipes
+from dpx import config, extras, recipes
 from dpx.benchmark.rows import rows
 from dpx.benchmark.setting import Setting
 from dpx.benchmark.worker import worker
 from dpx.declaration import Refused
-from dpx.job import benchmark as job
 from dpx.job.benchmark import Benchmark
 from dpx.run_folder import RunFolder
 
@@ -89,9 +88,9 @@ def test_what_has_no_independent_noise_is_refused(mechanism):
 
 
 def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
-    monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
     experiment, _ = config.build(recipes.compose(MICRO))
-    with pytest.raises(Refused, match=r"job.variants=opacus_ew: torch is not installed. Install the extra: pip install 'dpx\[bench\]'"):
+    with pytest.raises(Refused, match=r"job.variants=opacus_ew: needs torch, which is not installed. Install the extra bench: "):
         list(Benchmark(variants=["plain", "opacus_ew"]).settings(experiment))
 
 

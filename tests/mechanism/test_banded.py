@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting import pld
 
+from dpx import extras
 from dpx.declaration import Refused
 from dpx.mechanism import banded, bands
 from dpx.mechanism.declarations import Banded, Quantile, ReleasedTelemetry, TargetEpsilon
@@ -70,10 +71,13 @@ def test_a_strategy_is_settled_once(tmp_path, monkeypatch):
     assert bands.settle(declare(), tmp_path) is None
 
 
-def test_without_the_library_one_line_says_so(monkeypatch):
-    monkeypatch.setattr(bands.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(Refused, match=r"^mechanism=banded: jax-privacy is not installed. Run pip install 'dpx\[correlated\]'.$"):
-        bands.optimised(10, 3)
+def test_without_the_library_one_line_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(extras, "is_installed", lambda _: False)
+    for needs_it in (lambda: bands.optimised(10, 3), lambda: bands.require_library(make(), tmp_path)):
+        with pytest.raises(Refused, match=r"^mechanism=banded: needs jax_privacy, which is not installed. Install the extra correlated: "):
+            needs_it()
+    (tmp_path / "strategy.json").touch()
+    bands.require_library(make(), tmp_path)
 
 
 def test_rows_rest_for_a_cycle_between_two_steps_and_keep_their_rate():

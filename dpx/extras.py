@@ -1,0 +1,26 @@
+"""What is installed only on request: which extra brings it, said in the same words wherever it is missing."""
+
+import importlib.util
+
+from dpx.declaration import Refused
+
+# Extra -> what must be importable for it.
+PACKAGES = {"hub": "datasets", "tune": "optuna", "plots": "matplotlib", "correlated": "jax_privacy"}
+
+
+def missing(value: object, extra: str, package: str | None = None) -> Refused:
+    """The refusal of `value`, which needs `package` (that of `PACKAGES` where none is named) from `extra`."""
+    package = package or PACKAGES[extra]
+    fix = f"Install the extra {extra}: pip install 'dpx[{extra}]', in a checkout '.[{extra}]'"
+    return Refused(value, f"needs {package}, which is not installed", fix)
+
+
+def is_installed(package: str) -> bool:
+    """Whether `package` could be imported; imports nothing."""
+    return importlib.util.find_spec(package) is not None
+
+
+def require_extra(value: object, extra: str, package: str | None = None) -> None:
+    """Raises `Refused` where `value` needs an extra that is not installed."""
+    if not is_installed(package or PACKAGES[extra]):
+        raise missing(value, extra, package)

@@ -1,0 +1,42 @@
+"""A missing extra is named in the same words wherever it is missing."""
+
+import sys
+
+import pytest
+
+from dpx import extras, recipes
+from dpx.command_line import as_refused
+from dpx.data.declarations import Hub
+from dpx.data.hub import HubSource
+from dpx.declaration import Refused
+from dpx.job.benchmark import require_installed
+from dpx.report import drawing
+
+
+@pytest.mark.parametrize(
+    ("extra", "needs_it"),
+    [
+        ("hub", lambda: next(HubSource(Hub(corpora=[{"name": "x"}])).documents())),
+        ("plots", lambda: drawing.panels("name", "caption", 1, []).__enter__()),
+        ("bench", lambda: require_installed("opacus_ew")),
+        ("correlated", lambda: extras.require_extra("mechanism=banded", "correlated")),
+    ],
+)
+def test_a_missing_extra_is_one_line(extra, needs_it, monkeypatch):
+    monkeypatch.setattr(extras, "is_installed", lambda package: False)
+    with pytest.raises(Refused) as refused:
+        needs_it()
+    end = f"which is not installed. Install the extra {extra}: pip install 'dpx[{extra}]', in a checkout '.[{extra}]'."
+    assert str(refused.value).endswith(end)
+
+
+@pytest.mark.skipif(extras.is_installed("optuna"), reason="the extra tune is installed")
+def test_a_search_without_its_library_names_the_extra():
+    with pytest.raises(Exception, match="optuna") as raised:
+        recipes.compose(["+experiment=laptop/anil_tune_32k"], with_hydra=True)
+    assert str(as_refused(raised.value)).startswith("hydra/sweeper=search: needs optuna, which is not installed. Install the extra tune: ")
+
+
+def test_nothing_is_imported_to_know_what_is_installed():
+    assert extras.is_installed("antigravity") and not extras.is_installed("no_such_module_anywhere")
+    assert "antigravity" not in sys.modules
