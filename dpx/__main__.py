@@ -12,12 +12,18 @@ if threading.current_thread() is threading.main_thread():
 # Hydra would otherwise print its own, shortened, traceback and leave with another exit code.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 
-import hydra
+try:
+    import hydra
 
-from dpx import config, interruption, sweep
-from dpx.command_line import as_refused
-from dpx.console import wide
-from dpx.launch import Launcher
+    from dpx import config, interruption, sweep
+    from dpx.command_line import as_refused
+    from dpx.console import closed_pipe, wide
+    from dpx.launch import Launcher
+except ModuleNotFoundError as missing:
+    # A checkout that was never installed, by an interpreter that has none of what it needs.
+    line = f"{missing.name}: is not installed for {sys.executable}. In the checkout run pip install -c requirements.lock -e ."
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> None:
@@ -32,19 +38,30 @@ def main() -> None:
     def run(cfg):
         return launcher(cfg)
 
-    try:
-        hydra.main(config_path=str(config.conf_directory()), config_name="config", version_base="1.3")(run)()
-    except interruption.Interrupted as interrupted:
-        print(interrupted, file=sys.stderr)
-        sys.exit(interrupted.exit_code)
-    except Exception as error:
-        launcher.failures.append(error)
-    # A search ends with a table of its own: of all trials, also those of earlier launches.
-    if launcher.is_sweep and launcher.study is None:
-        sweep.show(launcher.outcomes, wide())
+    parts = (
+        hydra.main(config_path=str(config.conf_directory()), config_name="config", version_base="1.3")(run),
+        lambda: _show_sweep(launcher),
+        sys.stdout.flush,
+    )
+    for part in parts:
+        try:
+            part()
+        except interruption.Interrupted as interrupted:
+            print(interrupted, file=sys.stderr)
+            sys.exit(interrupted.exit_code)
+        except BrokenPipeError:
+            launcher.failures.append(closed_pipe())
+        except Exception as error:
+            launcher.failures.append(error)
     if launcher.failures:
         # One line for a reason that stopped every point.
         sys.exit(max(_answer(error) for error in {str(error): error for error in launcher.failures}.values()))
+
+
+def _show_sweep(launcher: Launcher) -> None:
+    """A search ends with a table of its own: of all trials, also those of earlier launches."""
+    if launcher.is_sweep and launcher.study is None:
+        sweep.show(launcher.outcomes, wide())
 
 
 def _answer(error: Exception) -> int:

@@ -1,5 +1,6 @@
 """Hydra's and OmegaConf's errors in the one form this program answers with: value, reason, fix."""
 
+import errno
 import re
 
 from hydra import compose, initialize_config_dir
@@ -7,11 +8,18 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from dpx.config import conf_directory
 from dpx.declaration import Refused
 from dpx.extras import missing
 from dpx.node import nearest, unknown_key
+
+# What a folder, a file or a disk of the user's answers; any other error of the operating system is a defect here.
+_OF_THE_MACHINE = {
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENOENT", "EEXIST", "ENOSPC", "EDQUOT", "ENAMETOOLONG", "ELOOP")
+}
 
 
 def as_refused(error: BaseException) -> Refused | None:
@@ -29,13 +37,29 @@ def as_refused(error: BaseException) -> Refused | None:
         if isinstance(link, OverrideParseException):
             return Refused(link.override, "not of the form key=value", "Quote values that hold commas, spaces or brackets")
     for link in chain:
+        if isinstance(link, MarkedYAMLError):
+            return _broken_yaml(link)
+        if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_THE_MACHINE:
+            return Refused(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
+    for link in chain:
         if isinstance(link, ConfigCompositionException):
             return _impossible_override(link)
         if isinstance(link, OmegaConfBaseException):
             return Refused(link.full_key or "config", _first_line(link), "Correct the value")
+        ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", _first_line(link))
+        if isinstance(link, HydraException) and ambiguous:
+            key, values = ambiguous.groups()
+            fix = f"Write one list as '{key}=[{values}]', or launch a sweep with -m"
+            return Refused(f"{key}={values}", "could be one list or several values", fix)
         if isinstance(link, HydraException):
             return Refused("command line", _first_line(link), "See python -m dpx --help")
     return None
+
+
+def _broken_yaml(error: MarkedYAMLError) -> Refused:
+    mark = error.problem_mark or error.context_mark
+    place = f"{mark.name}:{mark.line + 1}" if mark else "a YAML file"
+    return Refused(place, f"is not YAML ({' '.join((error.problem or str(error)).split())})", "Correct it")
 
 
 def _unknown_option(error: MissingConfigException) -> Refused:

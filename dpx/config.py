@@ -125,12 +125,19 @@ def _short_hash(plain: Any) -> str:
 
 
 def register_resolvers() -> None:
-    """`${run_name:}` and `${hydra_files:}` for Hydra's folders, for a search `${one_minus:x}` and `${trials_left:}`; safe to call twice."""
+    """`${run_name:}` and `${hydra_files:}` for Hydra's folders, `${at_most_steps:n}` for a default that a short run must not exceed, for a
+    search `${one_minus:x}` and `${trials_left:}`; safe to call twice."""
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
+    OmegaConf.register_new_resolver("at_most_steps", _at_most_steps, replace=True)
     # Twelve digits are what a person writes: 1 - 0.9 is 0.1 and not 0.09999999999999998.
     OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
     OmegaConf.register_new_resolver("hydra_files", lambda *, _root_: _hydra_files(_root_), replace=True)
     OmegaConf.register_new_resolver("trials_left", lambda *, _root_: _trials_left(_root_), replace=True)
+
+
+def _at_most_steps(number: int, *, _root_: DictConfig) -> int:
+    # What is no number of steps is refused as such.
+    return min(number, _root_.steps) if type(_root_.steps) is int else number
 
 
 def _hydra_files(root: DictConfig) -> str | None:

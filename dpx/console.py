@@ -1,6 +1,27 @@
 """Where text and tables for people go."""
 
+import os
+import sys
+from typing import NoReturn
+
 from rich.console import Console
+
+from dpx.declaration import Refused
+
+
+def closed_pipe() -> Refused:
+    """The answer where the reader of standard output has gone (`| head`), to which nothing more is written."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return Refused("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
+
+
+def _refuse_closed_pipe(self: Console) -> NoReturn:
+    raise closed_pipe()
+
+
+# Rich's own answer is exit code 1 without a word.
+Console.on_broken_pipe = _refuse_closed_pipe
 
 
 def wide() -> Console:

@@ -24,7 +24,7 @@ from dpx.commit import commit
 from dpx.config import build
 from dpx.console import wide
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
+from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
 from dpx.mesh import simulate_devices
@@ -74,6 +74,7 @@ class Launcher:
                     return self._record(path, point, "finished before", status.read().get("objective"))
             if self.is_sweep:
                 self._check_sweep(cfg, settings, point)
+            _check_noise(cfg, point)
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
@@ -109,6 +110,12 @@ class Launcher:
     @contextlib.contextmanager
     def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...], fork: str | None) -> Iterator[Experiment]:
         """Counts a search's trial, whatever becomes of it; a run on its own, or another job, is no trial."""
+        require(
+            experiment.tune is None or self.is_sweep or status.job != "train",
+            "tune",
+            "a search is a sweep, and this is one run",
+            "Launch it with -m, or leave the search out with tune=null",
+        )
         if experiment.tune is None or not self.is_sweep or status.job != "train":
             yield dataclasses.replace(experiment, tune=None)
             return
@@ -172,6 +179,17 @@ class CloseStudy(Callback):
         trials = study.close(experiment)
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.objective, one.error) for one in trials]
         sweep.show(shown, wide())
+
+
+def _check_noise(cfg: DictConfig, overrides: tuple[str, ...]) -> None:
+    """Noise asked for beside a mechanism that adds none is a slip that would cost the guarantee."""
+    asked = [override for override in overrides if override.lstrip("+").startswith(("noise.", "noise="))]
+    require(
+        not asked or not str(OmegaConf.select(cfg, "mechanism._target_")).endswith(".NoPrivacy"),
+        ", ".join(asked),
+        "mechanism=none adds no noise and gives no guarantee",
+        "Leave one of them out",
+    )
 
 
 def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:

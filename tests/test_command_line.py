@@ -1,10 +1,16 @@
 """Hydra's own errors, said as value, reason and fix."""
 
+import contextlib
+from pathlib import Path
+
 import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from dpx import recipes
 from dpx.command_line import as_refused
 from dpx.declaration import Refused
+from dpx.launch import _check_noise
 
 
 @pytest.mark.parametrize(
@@ -39,6 +45,39 @@ def test_a_refusal_is_found_below_what_wraps_it() -> None:
 
 def test_a_defect_is_not_the_users() -> None:
     assert as_refused(KeyError("inside")) is None
+    assert as_refused(OSError("without a file")) is None
+
+
+@pytest.mark.parametrize("folder", ["file/below", "missing/parent", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError) as raised:  # noqa: PT011
+        (tmp_path / folder).mkdir()
+    answer = str(as_refused(raised.value))
+    assert answer.startswith(str(tmp_path / folder)) and answer.endswith("Name a folder that can be made and written to.")
+
+
+def test_a_broken_yaml_names_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: x\nsteps: [1\nmodel: tiny\n")
+    with pytest.raises(Exception, match="flow sequence") as raised:
+        OmegaConf.load(path)
+    assert str(as_refused(raised.value)) == f"{path}:3: is not YAML (expected ',' or ']', but got ':'). Correct it."
+
+
+def test_a_comma_list_names_both_things_it_could_be() -> None:
+    error = HydraException("Ambiguous value for argument 'data.source.paths=a.txt,b.txt'\n1. To use it as a list ...")
+    assert str(as_refused(error)) == (
+        "data.source.paths=a.txt,b.txt: could be one list or several values. "
+        "Write one list as 'data.source.paths=[a.txt,b.txt]', or launch a sweep with -m."
+    )
+
+
+@pytest.mark.parametrize(("overrides", "refused"), [(["noise.epsilon=2"], True), (["noise=multiplier"], True), (["steps=3"], False)])
+def test_noise_beside_a_mechanism_without_noise_is_refused(overrides: list[str], refused: bool) -> None:
+    with pytest.raises(Refused, match="mechanism=none adds no noise") if refused else contextlib.nullcontext():
+        _check_noise(recipes.compose(["mechanism=none", *overrides]), ("mechanism=none", *overrides))
+    _check_noise(recipes.compose(overrides), tuple(overrides))
 
 
 def test_paths_with_two_dots_survive() -> None:

@@ -96,7 +96,6 @@ def test_no_golden_config_is_left_over() -> None:
         (["microbatch=many"], "microbatch=many: expected a whole number or auto. Correct the value."),
         (["clip.clipping_norm=abc"], "clip.clipping_norm=abc: expected a number. Correct the value."),
         (["data=text"], "data.source.paths: no value given. Add data.source.paths=..."),
-        (["data=text", "data.source.paths=a.txt"], "data.source.paths=a.txt: expected a list. Correct the value."),
         (["noise.epsilon=0"], "noise.epsilon=0.0: epsilon must be positive. Give a target above 0."),
         (["noise.epsilon=-1"], "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0."),
         (["mechanism._target_=os.system"], "mechanism._target_=os.system: not a declaration. Name a frozen dataclass."),
@@ -106,6 +105,15 @@ def test_no_golden_config_is_left_over() -> None:
         ),
         (["steps=${stepz}"], "steps: Interpolation key 'stepz' not found. Correct the interpolation."),
         (["privacy.delta=0"], "privacy.delta=0.0: delta is a probability above 0 and below 1. Use a value below 1/N."),
+        (["replicate=-1"], "replicate=-1: repeats are counted from 0. Use 0 or more."),
+        (
+            ["lr_schedule.warmup_steps=300"],
+            "lr_schedule.warmup_steps=300: the run of 250 steps would end before its warm-up. Use 250 or fewer, or more steps.",
+        ),
+        (
+            ["data=text", "data.source.paths=a.jsonl", "model=micro"],
+            "data.sequence_length=128: model micro has 64 positions. Use data.sequence_length=64, or a model of more positions.",
+        ),
         (["~optimizer.eps"], "optimizer.eps: no value given. Add optimizer.eps=..."),
         (
             ["noise=noise_batch_ratio", "batch_schedule=linear_7500"],
@@ -118,6 +126,10 @@ def test_bad_config_is_refused_with_value_reason_and_fix(overrides: list[str], l
     with pytest.raises(Refused) as refused:
         config.build(recipes.compose(overrides))
     assert str(refused.value) == line
+
+
+def test_a_short_runs_default_warm_up_is_no_longer_than_it() -> None:
+    assert config.build(recipes.compose(["steps=5"]))[0].lr_schedule.warmup_steps == 5
 
 
 def test_all_missing_values_are_listed_at_once() -> None:

@@ -27,6 +27,10 @@ def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (["run=nowhere", "job=plan"], "run=nowhere: no such run."),
         (["data=text", "data.source.paths=[missing.txt]", "job=plan"], "missing.txt: no such file."),
         (["job=list", "list.match=nothing"], "list.match=nothing: no recipe has such a name."),
+        (["job=evaluate"], "run: no run is named that could be evaluated. Add run=<folder>."),
+        (["job=account"], "run: no run is named that could be accounted for. Add run=<folder>, or job.ledgers=[...]."),
+        (["tune=search"], "tune: a search is a sweep, and this is one run. Launch it with -m, or leave the search out with tune=null."),
+        (["job=list", "hydra.run.dir=/dev/null/runs"], "/dev/null/runs: not a directory."),
     ],
 )
 def test_bad_command_line_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], line: str) -> None:
@@ -34,6 +38,26 @@ def test_bad_command_line_is_one_line_and_exit_code_2(tmp_path: Path, arguments:
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {line}")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_closed_pipe_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    for arguments in (["job=plan", "data.declared_size=10000", "noise=multiplier", "accountant=rdp"], ["--cfg", "job"]):
+        environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "dpx", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(writer)
+        assert done.stderr == "error: standard output: was closed before everything was written. Read all of it, or write it to a file.\n"
+        assert done.returncode == 2
+
+
+def test_a_checkout_whose_dependencies_are_missing_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-m", "dpx"]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: hydra: is not installed for") and "pip install -c requirements.lock -e ." in done.stderr
 
 
 def test_traceback_goes_to_the_private_log_alone(tmp_path: Path) -> None:

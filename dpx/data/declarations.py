@@ -36,10 +36,11 @@ class Embedded:
 class TextFiles:
     """The user's `.txt[.gz]` (one document a file, or a line with `document_per="line"`) and `.jsonl[.gz]` files (one a line).
 
-    `unit_field` names the `.jsonl` field that says whose the document is; documents that share it are one unit.
+    `paths` are files, folders and patterns such as `texts/*.txt`, or one of them. `unit_field` names the `.jsonl` field that says whose
+    the document is; documents that share it are one unit.
     """
 
-    paths: Sequence[str]
+    paths: str | Sequence[str]
     text_field: str = "text"
     unit_field: str | None = None
     document_per: Literal["file", "line"] = "file"

@@ -75,6 +75,7 @@ class _Preparation:
         self._data, self._privacy, self._source, self._folder = data, privacy, source, folder
         self._progress = progress or (lambda name, done: None)
         self._keyed = KeyedHash(data.split_salt)
+        self._read = 0  # documents, in the pass that goes on
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
         pieces = self._pieces()
@@ -112,7 +113,7 @@ class _Preparation:
         for number, document in enumerate(self._source.documents(), start=1):
             if number % _REPORTED_DOCUMENTS == 0:
                 self._progress(name, number)
-            content = document.content()
+            content, self._read = document.content(), number
             if document.unit_id is None:
                 if int(content, 16) in seen:
                     continue
@@ -127,7 +128,20 @@ class _Preparation:
             return read(Path(vocabulary.path), vocabulary.size)
         fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
         texts = (document.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
-        return fit(chain.from_iterable(texts), vocabulary.size)
+        try:
+            return fit(chain.from_iterable(texts), vocabulary.size)
+        except Refused:
+            # One document mostly falls in another split: then that is what to say.
+            self._require_several(self._read)
+            raise
+
+    def _require_several(self, documents: int) -> None:
+        require(
+            documents > 1,
+            f"data={self._data.name}",
+            "the corpus holds one document (or one unit), which cannot be both learnt from and held out",
+            "Add documents, or set data.source.document_per=line for text with a document a line",
+        )
 
     def _writer(self, split: Split, special: SpecialIds) -> SplitWriter:
         is_capped = split == "protected" and self._privacy.unit != "row"
@@ -161,12 +175,7 @@ class _Preparation:
     def _require_usable(self, writers: dict[Split, SplitWriter]) -> None:
         documents = sum(writer.unit_count for writer in writers.values())
         require(documents > 0, f"data={self._data.name}", "the corpus holds no document", "Give it text")
-        require(
-            documents > 1,
-            f"data={self._data.name}",
-            "the corpus holds one document (or one unit), which cannot be both learnt from and held out",
-            "Add documents, or set data.source.document_per=line for text with a document a line",
-        )
+        self._require_several(documents)
         for split in ("protected", "heldout"):
             require(
                 writers[split].row_count > 0,

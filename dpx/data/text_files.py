@@ -1,5 +1,6 @@
 """The user's own text: `.txt` and `.jsonl` files, plain or gzipped, and folders of them."""
 
+import glob
 import gzip
 import hashlib
 import io
@@ -26,8 +27,14 @@ class TextFilesSource:
 
     def __init__(self, declared: TextFiles):
         self._declared = declared
-        self._files = [file for path in declared.paths for file in _files(Path(path))]
-        require(bool(self._files), "data.source.paths=[]", "there is no file to read", "Name .txt or .jsonl files, or a folder of them")
+        paths = [declared.paths] if isinstance(declared.paths, str) else declared.paths
+        self._files = [file for path in paths for file in _named(path)]
+        require(
+            bool(self._files),
+            f"data.source.paths=[{', '.join(paths)}]",
+            "there is no file to read",
+            "Name .txt or .jsonl files, or a folder of them",
+        )
 
     def fingerprint(self) -> str:
         """Hash of the bytes of every file, in the order read."""
@@ -75,6 +82,16 @@ class TextFilesSource:
             unit_id = str(record[declared.unit_field])
         paragraphs = tuple(part for part in record[declared.text_field].split("\n") if part.strip())
         return Document(paragraphs=paragraphs, unit_id=unit_id)
+
+
+def _named(path: str) -> list[Path]:
+    """The files that one of the declared paths names: a file, a folder, or a pattern where nothing has that very name."""
+    expanded = Path(path).expanduser()
+    if not expanded.exists() and glob.has_magic(path):
+        found = sorted(glob.glob(str(expanded), recursive=True))
+        require(bool(found), path, "no file matches", "Check data.source.paths; relative paths start at the working directory")
+        return [file for one in found for file in _files(Path(one))]
+    return _files(expanded)
 
 
 def _files(path: Path) -> list[Path]:

@@ -39,6 +39,10 @@ class Account:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         from dpx.privacy import ledger
 
+        has_run = any((folder.path / place).exists() for place in ("private/ledger", "release/privacy.json"))
+        require(
+            has_run or bool(self.ledgers), "run", "no run is named that could be accounted for", "Add run=<folder>, or job.ledgers=[...]"
+        )
         sources = [Path(path) for path in self.ledgers] or [folder.path]
         found = [read(path) for path in sources]
         runs = ledger.join(*(one.runs for one in found))

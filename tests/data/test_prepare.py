@@ -242,6 +242,14 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path):
     assert there.stdout.strip() == prepare(here, PRIVACY).manifest.checksum
 
 
+@pytest.mark.parametrize("public_fraction", [0.01, 0.9])
+def test_one_text_file_suggests_a_document_a_line(tmp_path: Path, public_fraction: float):
+    path = tmp_path / "one.txt"
+    path.write_text("a line\nanother line\n")
+    with pytest.raises(Refused, match="holds one document .* Add documents, or set data.source.document_per=line"):
+        prepare(declared(tmp_path, path, public_fraction=public_fraction, heldout_fraction=0.01), PRIVACY)
+
+
 def test_progress_is_reported(tmp_path: Path):
     path = write_records(tmp_path / "corpus.jsonl", records(450, sentences=2))
     seen: list[tuple[str, int]] = []

@@ -30,6 +30,22 @@ def test_gzip_folders_and_byte_order_marks(tmp_path: Path):
     assert [paragraphs for paragraphs, _ in read(tmp_path, text_field="body")] == [("a",), ("b",)]
 
 
+def test_paths_are_one_or_several_files_folders_or_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c[1]"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    monkeypatch.chdir(tmp_path)
+
+    def texts(paths: str | list[str]) -> list[str]:
+        return [document.paragraphs[0] for document in TextFilesSource(TextFiles(paths=paths)).documents()]
+
+    assert texts("a.txt") == ["a"]
+    assert texts("[ab].txt") == texts(["a.txt", "b*"]) == ["a", "b"]
+    assert texts("c[1].txt") == ["c[1]"], "a file that is there is not a pattern"
+    assert texts(".") == texts("**/*.txt") == ["a", "b", "c[1]"]
+    with pytest.raises(Refused, match=r"^no\*.txt: no file matches"):
+        texts("no*.txt")
+
+
 def test_a_text_file_is_one_document_or_one_a_line(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_text("a line\nits rest\n\nnext\n")

@@ -75,10 +75,19 @@ def test_load_gives_parameters_and_claim(trained):
     assert sizes == experiment.model.parameters(experiment.data.vocabulary.size, next_sentence=False)
 
 
+def _begun(path):
+    """A run folder in which a run has begun."""
+    (path / "release").mkdir()
+    (path / "release" / "config.yaml").write_text("name: micro\n")
+    return path
+
+
 def test_a_run_without_parameters_is_refused(trained, tmp_path):
     experiment, _ = trained
     with pytest.raises(Refused, match="holds no released parameters"):
-        Evaluate()(experiment, RunFolder(tmp_path))
+        Evaluate()(experiment, RunFolder(_begun(tmp_path)))
+    with pytest.raises(Refused, match="run: no run is named that could be evaluated. Add run="):
+        Evaluate()(experiment, RunFolder(tmp_path / "nowhere"))
 
 
 def test_prepare_says_what_is_there(trained, tmp_path, capsys):

@@ -17,7 +17,14 @@ SIZE, SIGMA, STEPS, BATCH = 1000, 4.0, 5, 100
 
 
 def experiment(charge: str, trials: int = 3, *overrides: str) -> Experiment:
-    plain = ["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic", "model=micro", f"steps={STEPS}", f"batch_schedule.size={BATCH}"]
+    plain = [
+        "+experiment=laptop/anil_tune_32k",
+        "hydra/sweeper=basic",
+        "model=micro",
+        f"steps={STEPS}",
+        "lr_schedule.warmup_steps=0",
+        f"batch_schedule.size={BATCH}",
+    ]
     noise = ["noise=multiplier", "~noise.epsilon", f"noise.noise_multiplier={SIGMA}", f"data.declared_size={SIZE}", "privacy.delta=1e-4"]
     built, _ = config.build(recipes.compose([*plain, *noise, f"tune.charge={charge}", f"tune.trials={trials}", *overrides]))
     return built

@@ -14,7 +14,14 @@ SIZE, SIGMA, STEPS = 1000, 4.0, 5
 
 
 def _experiment(*overrides: str) -> Experiment:
-    plain = ["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic", "model=micro", f"steps={STEPS}", "batch_schedule.size=100"]
+    plain = [
+        "+experiment=laptop/anil_tune_32k",
+        "hydra/sweeper=basic",
+        "model=micro",
+        f"steps={STEPS}",
+        "lr_schedule.warmup_steps=0",
+        "batch_schedule.size=100",
+    ]
     noise = ["noise=multiplier", "~noise.epsilon", f"noise.noise_multiplier={SIGMA}", f"data.declared_size={SIZE}", "privacy.delta=1e-4"]
     built, _ = config.build(recipes.compose([*plain, *noise, "tune.charge=composition", "tune.trials=3", *overrides]))
     return built
