@@ -77,7 +77,7 @@ class _Losses(pld.PLDAccountant):
         self._margin = margin
 
     def _maybe_compose(self, event, count, do_compose):
-        if not do_compose or not isinstance(event, _SAMPLED):
+        if not do_compose or not isinstance(event, _SAMPLED) or not _is_noisy(event):
             return super()._maybe_compose(event, count, do_compose)
         one = _losses_of_one(event, self._value_discretization_interval, self.neighboring_relation)
         self._pld = self._pld.compose(one.self_compose(count))
@@ -103,6 +103,16 @@ _SAMPLED = (
     dp_event.TruncatedSubsampledGaussianDpEvent,
     dp_event.MixtureOfGaussiansDpEvent,
 )
+
+
+def _is_noisy(event: Any) -> bool:
+    """Whether the losses are those of a Gaussian, drawn with some probability; dp-accounting has branches of its own for the rest."""
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        return event.standard_deviation > 0 and any(event.sensitivities)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        inner = event.event
+        return isinstance(inner, dp_accounting.GaussianDpEvent) and inner.noise_multiplier > 0 and event.sampling_probability > 0
+    return isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent) and event.noise_multiplier > 0 and event.sampling_probability > 0
 
 
 # As many as a ramp has rates, and some; a distribution is a megabyte or less, four at most.
