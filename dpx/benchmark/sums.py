@@ -25,7 +25,7 @@ def microbatch_sum(objective: Any, clip: Clip, variant: str, physical_batch: int
     if variant == "jax_privacy":
         return _jax_privacy(losses, clip, physical_batch)
     weights = clip_weights(clip)
-    return lambda params, batch: clipped_sum(losses, params, batch, weights=weights, method=variant, **options).total
+    return lambda params, batch: clipped_sum(losses, params, batch, weights=weights, method=variant, checked=False, **options).total
 
 
 def _loop(losses: Any, clip: Clip) -> Callable[[Any, Any], Any]:

@@ -1,6 +1,6 @@
 """Book-keeping: one backward pass that keeps each op's record, norms from the records, then one contraction with the clip weights.
 
-B: examples, L: stacked layers. Records, norms and weights are of units where those have several rows.
+U: units.
 """
 
 from typing import Any
@@ -9,41 +9,65 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import groups
-from dpx.clipping.claims import Claims, discover
+from dpx.clipping import forms, groups, joint
 from dpx.clipping.clipped_sum import ClippedSum, zero_unless
-from dpx.clipping.probes import Claim, Session, shapes_of, wrap
+from dpx.clipping.joint import Norms
+from dpx.clipping.probes import path_name
+from dpx.clipping.program import Program, zero_sums
+from dpx.clipping.readers import Site
 from dpx.clipping.units import Units
 
 
-def clipped_sum(losses_fn, params, batch, weights, units: Units, kept_bytes: int, fused: bool) -> ClippedSum:
+def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, given: Any = None) -> ClippedSum:
     """See `dpx.clipped_sum`."""
-    session = Session("record", shapes_of(params), kept_bytes, fused, units.rows)
-    claims = discover(losses_fn, params, batch, session)
-
-    def losses(taps):
-        losses_B, counts = losses_fn(wrap(params, session, taps), batch)
-        return losses_B, counts
-
-    taps = {key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), claim.record) for key, claim in claims.items()}
-    losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
-    (records,) = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
-    records = jax.tree.map(_as_stored, records)
+    params = given[0] if given else program.params
+    losses_B, records, counts = recorded(program, units.of_rows(jnp.ones_like(units.is_padding_U, jnp.float32)), given)
     losses_B, counts = units.summed((losses_B, counts))
 
-    leaves = leaves_of(params, claims)
-    squares = [entry for key, claim in claims.items() for entry in _squares(claim, leaves[key], records[key])]
-    clipped = groups.clip(weights, squares, losses_B, units.is_padding_U)
+    by_path = dict(zip(program.paths, jax.tree.leaves(params), strict=True))
+    leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
+    own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
+    clipped = groups.clip(weights, joint.squares(norms, records, own.__getitem__), losses_B, units.is_padding_U)
+    parts = {site: joint.part_weights(clipped, site) for site in program.sites}
+
+    def summed(keep_U: Array | None) -> Any:
+        return _totals(params, program, leaves, records, parts, keep_U)
+
     is_sound = jnp.all(clipped.is_counted_B | units.is_padding_U)
     # The masks cost a pass over every record, and almost never anything is masked: both ways stand ready.
-    total = jax.lax.cond(
-        is_sound,
-        lambda records: _totals(params, claims, leaves, records, clipped.weights, None),
-        lambda records: _totals(params, claims, leaves, records, clipped.weights, clipped.is_counted_B),
-        records,
-    )
-    losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
-    return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
+    total = jax.lax.cond(is_sound, lambda: summed(None), lambda: zero_sums(params))
+    is_sound &= jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(total)]).all()
+
+    def masked() -> Any:
+        keep_U = clipped.is_counted_B & is_finite(records, clipped.is_counted_B.shape[0])
+        return summed(keep_U), keep_U
+
+    total, is_counted_U = jax.lax.cond(is_sound, lambda: (total, clipped.is_counted_B), masked)
+    norms_U, losses_U, counts = zero_unless(is_counted_U, (clipped.norms_B, losses_B, counts))
+    return ClippedSum(total, norms_U, losses_U, counts, is_counted_U)
+
+
+def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) -> tuple[Array, list[Any], list[Any], Any]:
+    """(losses_B, what each op has by itself, all squared norms, the sum of gradients), for this cotangent of the losses."""
+    losses_B, records, _ = recorded(program, cotangent_B, given)
+    by_path = dict(zip(program.paths, jax.tree.leaves(given[0]), strict=True))
+    leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
+    own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
+    ones = {site: jax.tree.map(jnp.ones_like, own[site]) for site in program.sites}
+    total = _totals(given[0], program, leaves, records, ones, None)
+    return losses_B, list(own.values()), joint.squares(norms, records, own.__getitem__), total
+
+
+def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[Array, dict[Site, Any], Any]:
+    """(losses_B, every site's record, counts), for this cotangent of the losses."""
+
+    def losses(taps: list[Any]) -> Any:
+        return program(lambda _: "record", dict(zip(program.sites, taps, strict=True)), given=given)
+
+    taps = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), site.record) for site in program.sites]
+    losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
+    records = jax.tree.map(_as_stored, backward(cotangent_B.astype(losses_B.dtype))[0])
+    return losses_B, dict(zip(program.sites, records, strict=True)), counts
 
 
 def _as_stored(leaf: Array) -> Array:
@@ -51,34 +75,83 @@ def _as_stored(leaf: Array) -> Array:
     return jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf
 
 
-def leaves_of(params: Any, claims: Claims) -> dict[tuple[str, str], Any]:
-    """Each claim's parameters, in the structure its op wants."""
-    by_path = {path: leaf for path, leaf in zip(shapes_of(params), jax.tree.leaves(params), strict=True)}
-    return {key: jax.tree.unflatten(claim.treedef, [by_path[path] for path in claim.paths]) for key, claim in claims.items()}
+def is_finite(records: dict[Site, Any], units: int) -> Array:
+    """Which units have nothing but finite numbers in all records."""
+    found = jnp.ones((units,), bool)
+    for site, record in records.items():
+        run = lambda record, op=site.op: op.is_finite(record, units)  # noqa: E731
+        for _ in site.loops:
+            run = jax.vmap(run)
+        found &= run(record).reshape(-1, units).all(0)
+    return found
 
 
-def _squares(claim: Claim, leaves: Any, record: Any) -> list[groups.Squares]:
-    norm = jax.vmap(claim.op.squared_norm) if claim.layers else claim.op.squared_norm
-    return [groups.Squares(path, values) for path, values in zip(claim.part_paths(), norm(leaves, record), strict=True)]
+def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any, keep_U: Array | None) -> Any:
+    totals = dict(zip(program.paths, jax.tree.leaves(zero_sums(params)), strict=True))
+    is_met: set[str] = set()
+    for site in program.sites:
+        summed = jax.tree.leaves(_site_total(site, leaves[site], records[site], parts[site], keep_U))
+        for reference, leaf in zip(site.leaves, summed, strict=True):
+            if reference is None:
+                continue
+            index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.taken)
+            if index:
+                totals[reference.path] = totals[reference.path].at[index].add(leaf)
+            else:
+                totals[reference.path] = totals[reference.path] + leaf if reference.path in is_met else leaf
+            is_met.add(reference.path)
+    return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in program.paths])
 
 
-def _totals(params: Any, claims: Claims, leaves: Any, records: Any, weights: list[Array], keep_B: Array | None) -> Any:
-    totals: dict[str, Array] = {}
-    remaining = list(weights)
-    for key, claim in claims.items():
-        parts, remaining = tuple(remaining[: claim.op.parts]), remaining[claim.op.parts :]
-        summed = _claim_total(claim, leaves[key], records[key], parts, keep_B)
-        for path, leaf in zip(claim.paths, jax.tree.leaves(summed), strict=True):
-            totals[path] = totals[path] + leaf if path in totals else leaf
-    return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in shapes_of(params)])
+def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], keep_U: Array | None) -> Any:
+    """The weighted sum of each leaf: stacked along the loops that run along it, added up over the others."""
+
+    def one(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
+        if any(reference is None for reference in site.leaves):
+            return _sum_of_forms(site, record if keep_U is None else site.op.masked(record, keep_U), parts)
+        if keep_U is None:
+            return site.op.weighted_sum(leaves, record, parts)
+        return site.op.masked_sum(leaves, record, parts, keep_U)
+
+    for depth in reversed(range(len(site.loops))):
+        one = _along(site, depth, one)
+    return one(leaves, record, parts)
 
 
-def _claim_total(claim: Claim, leaves: Any, record: Any, parts: tuple[Array, ...], keep_B: Array | None) -> Any:
-    def one(xs):
-        leaves, record, parts = xs
-        if keep_B is None:
-            return claim.op.weighted_sum(leaves, record, parts)
-        return claim.op.masked_sum(leaves, record, parts, keep_B)
+def _along(site: Site, depth: int, inner: Any) -> Any:
+    """`inner` for all rounds of a loop, one at a time: the scaled cotangents of a layer are as large as its record."""
+    along = [reference is not None and depth in reference.depths for reference in site.leaves]
 
-    # Where layers are stacked, one at a time: the scaled cotangents of a layer are as large as its record.
-    return jax.lax.map(one, (leaves, record, parts)) if claim.layers else one((leaves, record, parts))
+    def run(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
+        flat, tree = jax.tree.flatten(leaves)
+        sliced = [leaf for leaf, is_along in zip(flat, along, strict=True) if is_along]
+
+        def one(sliced: list, record: Any, parts: Any) -> tuple[list, list]:
+            rest = iter(sliced)
+            given = [next(rest) if is_along else leaf for leaf, is_along in zip(flat, along, strict=True)]
+            found = jax.tree.leaves(inner(jax.tree.unflatten(tree, given), record, parts))
+            split = lambda wanted: [leaf for leaf, is_along in zip(found, along, strict=True) if is_along is wanted]  # noqa: E731
+            return split(True), split(False)
+
+        def body(total: list, xs: Any) -> tuple[list, list]:
+            stacked, added = one(*xs)
+            return [old + new for old, new in zip(total, added, strict=True)], stacked
+
+        xs = (sliced, record, parts)
+        shapes = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], xs))[1]
+        added, stacked = jax.lax.scan(body, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes], xs)
+        stacked, added = iter(stacked), iter(added)
+        return jax.tree.unflatten(tree, [next(stacked) if is_along else next(added) for is_along in along])
+
+    return run
+
+
+def _sum_of_forms(site: Site, record: Any, parts: tuple[Array, ...]) -> Any:
+    """The weighted sums of an op only some of whose leaves are trained."""
+    found = site.op.gradients(site.shapes, record)
+
+    def one(path: Any, shape: Any) -> Array:
+        name = path_name(path)
+        return forms.summed(found[name], parts[site.op.part(name)], shape.shape)
+
+    return jax.tree_util.tree_map_with_path(one, site.shapes)

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dpx.clipping import groups, norms, probes
+from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
 from dpx.clipping.units import Units
 from dpx.clipping.weights import Weights
-from dpx.declaration import Refused
+from dpx.declaration import Refused, require
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
 
@@ -47,6 +48,7 @@ def clipped_sum(
     kept_bytes: int = KEPT_BYTES,
     fused: bool = True,
     rows_per_unit: int = 1,
+    checked: bool = True,
 ) -> ClippedSum:
     """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B); float32 even
     where parameters come in bfloat16.
@@ -60,16 +62,25 @@ def clipped_sum(
     Raises `Refused` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
     has no rule for units of several rows.
     """
-    is_padding_B = jnp.zeros((batch_size(batch),), bool) if is_padding_B is None else is_padding_B
+    examples = batch_size(batch)
+    is_padding_B = jnp.zeros((examples,), bool) if is_padding_B is None else is_padding_B
+    flags = is_padding_B.shape
+    require(flags == (examples,), f"is_padding_B{flags}", f"is not one flag for each of {examples} rows", "Give it the shape [B]")
     units = Units(rows_per_unit, is_padding_B)
     batch = units.filled(batch)
     if method == "vmap":
         return _vmap(losses_fn, params, batch, weights, units)
     if method in ("ghost", "book_keeping"):
-        from dpx.clipping import book_keeping, ghost
+        from dpx.clipping import book_keeping, ghost, joint
+        from dpx.clipping.separate import check_separate
 
-        run = ghost.clipped_sum if method == "ghost" else book_keeping.clipped_sum
-        return run(losses_fn, params, batch, weights, units, kept_bytes, fused)
+        options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
+        program = traced(losses_fn, params, batch, options, examples)
+        clip = (ghost if method == "ghost" else book_keeping).clipped_sum
+        norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
+        if checked:
+            check_separate(losses_fn, program, norms_of_uses)
+        return clip(program, norms_of_uses, weights, units)
     raise Refused(f"clipping={method}", "no such method", "Use book_keeping, ghost or vmap")
 
 
@@ -86,22 +97,28 @@ def plain_sum(
 
     `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it.
     """
-    is_real_B = jnp.ones((batch_size(batch),), bool) if is_padding_B is None else ~is_padding_B
+    examples = batch_size(batch)
+    is_real_B = jnp.ones((examples,), bool) if is_padding_B is None else ~is_padding_B
     units = Units(rows_per_unit, ~is_real_B)
-    session = probes.Session("plain", probes.shapes_of(params), KEPT_BYTES) if fused else None
+    program = traced(losses_fn, params, batch, {"kept_bytes": KEPT_BYTES}, examples) if fused else None
 
     def total_loss(leaves):
-        losses_B, counts = losses_fn(leaves if session is None else probes.wrap(params, session, sums=leaves), batch)
+        run = losses_fn(leaves, batch) if program is None else program(lambda _: "plain", {}, leaves)
+        losses_B, counts = with_counts(run)
         return jnp.sum(jnp.where(is_real_B, losses_B, 0)), (losses_B, counts)
 
-    leaves = jax.tree.map(norms.wide, params) if session is None else probes.empty_sums(params)
+    leaves = jax.tree.map(norms.wide, params) if program is None else zero_sums(params)
     total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(leaves)
     losses_U, counts = units.summed((losses_B, counts))
     return ClippedSum(total, None, losses_U, counts, ~units.is_padding_U)
 
 
 def batch_size(batch: Any) -> int:
-    return jax.tree.leaves(batch)[0].shape[0]
+    """Raises `Refused` for arrays that do not share their leading axis."""
+    sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in map(jnp.asarray, jax.tree.leaves(batch))})
+    reason = "has arrays whose first axis is not the example"
+    require(len(sizes) == 1 and sizes[0] > 0, f"batch of leading axes {sizes}", reason, "Give arrays [B, ...]")
+    return sizes[0]
 
 
 def zero_unless(keep_B: Array, tree: Any) -> Any:
@@ -113,7 +130,9 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
     """The reference: every example's gradient in memory, then one contraction with the clip vector."""
 
     def loss_of_one(params, rows, is_padding_R):
-        losses_1, counts = Units(units.rows, is_padding_R).summed(losses_fn(params, rows))
+        returned = with_counts(losses_fn(params, rows))
+        check_losses(returned[0], units.rows)
+        losses_1, counts = Units(units.rows, is_padding_R).summed(returned)
         return losses_1[0], (losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts))
 
     by_unit = jax.tree.map(lambda leaf: leaf.reshape(-1, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
@@ -122,16 +141,21 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
     leaves = [(probes.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
     clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, units.is_padding_U)
     # A contraction with the clip vector: scaling and then summing over the batch is 16 times slower on XLA's CPU backend.
-    summed = [_contract(c, zero_unless(clipped.is_counted_B, leaf)) for c, (_, leaf) in zip(clipped.weights, leaves, strict=True)]
+    summed = [_contract(_weights(clipped, path, leaf), zero_unless(clipped.is_counted_B, leaf)) for path, leaf in leaves]
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     total = jax.tree.unflatten(jax.tree.structure(grads), summed)
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
 
 
 def _leaf_squares(path: str, leaf_B: Array) -> groups.Squares:
-    first = 2 if path.split("/")[0] == groups.STACKED else 1
-    values = jnp.square(leaf_B).sum(tuple(range(first, leaf_B.ndim)))
-    return groups.Squares(path, values.T)
+    is_stacked = groups.is_stacked(path)
+    values = jnp.square(leaf_B).sum(tuple(range(2 if is_stacked else 1, leaf_B.ndim)))
+    return groups.Squares(path, values.T, "each" if is_stacked else None)
+
+
+def _weights(clipped: groups.Clipped, path: str, leaf_B: Array) -> Array:
+    is_each = groups.is_stacked(path) and "" not in clipped.weights
+    return clipped.weights_of(path, "each" if is_each else None, leaf_B.shape[1] if is_each else 0)
 
 
 def _contract(weights: Array, leaf_B: Array) -> Array:

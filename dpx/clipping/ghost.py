@@ -1,57 +1,76 @@
 """Ghost clipping: norms from one backward pass through dummy probes, the clipped sum from a second with the weights as cotangent.
 
-Every op returns its squared norm as the cotangent of a probe, so nothing but norms outlives the first pass (Li et al. 2022).
+Every op returns its squared norm as the cotangent of a probe, so nothing but norms outlives the first pass (Li et al. 2022); an op
+that shares a parameter with another use returns its record, since the norm is of both.
+
+U: units.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import groups
-from dpx.clipping.book_keeping import leaves_of
-from dpx.clipping.claims import discover
+from dpx.clipping import groups, joint
+from dpx.clipping.book_keeping import is_finite
 from dpx.clipping.clipped_sum import ClippedSum, zero_unless
-from dpx.clipping.probes import Session, empty_sums, shapes_of, wrap
+from dpx.clipping.joint import Norms
+from dpx.clipping.passes import Pass
+from dpx.clipping.program import Program, zero_sums
+from dpx.clipping.readers import Site
 from dpx.clipping.units import Units
 
 
-def clipped_sum(losses_fn, params, batch, weights, units: Units, kept_bytes: int, fused: bool) -> ClippedSum:
+def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, given: Any = None) -> ClippedSum:
     """See `dpx.clipped_sum`. Clipping per layer, narrow types, or a non-finite example make the second pass weigh op by op instead."""
-    session = Session("norm", shapes_of(params), kept_bytes, fused, units.rows)
-    record = Session("record", session.shapes, kept_bytes, fused, units.rows)
-    claims = discover(losses_fn, params, batch, record)
-    session.kept.update(record.kept)
-    leaves = leaves_of(params, claims)
+    params = given[0] if given else program.params
+    per_layer = getattr(weights, "per_layer", False)
+    by_path = dict(zip(program.paths, jax.tree.leaves(params), strict=True))
 
-    def norm_shapes(key):
-        claim = claims[key]
-        norm = jax.vmap(claim.op.squared_norm) if claim.layers else claim.op.squared_norm
-        return jax.eval_shape(norm, leaves[key], claim.record)
+    def kind(site: Site) -> Pass:
+        return "joint" if site in norms.joint_sites else "norm"
 
-    probes = {key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), norm_shapes(key)) for key in claims}
+    def losses(sums: Any, probes: list[Any]) -> Any:
+        return program(kind, dict(zip(program.sites, probes, strict=True)), sums, given)
 
-    def losses(sums, probes):
-        return losses_fn(wrap(params, session, probes, sums), batch)
-
-    losses_B, backward, counts = jax.vjp(losses, empty_sums(params), probes, has_aux=True)
-    _, squared = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
+    probes = [_zeros(site.record if kind(site) == "joint" else _norm_shapes(site, by_path)) for site in program.sites]
+    losses_B, backward, counts = jax.vjp(losses, zero_sums(params), probes, has_aux=True)
+    _, found = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
+    found = dict(zip(program.sites, found, strict=True))
     losses_B, counts = units.summed((losses_B, counts))
-    squares = [
-        groups.Squares(path, values) for key, claim in claims.items() for path, values in zip(claim.part_paths(), squared[key], strict=True)
-    ]
-    clipped = groups.clip(weights, squares, losses_B, units.is_padding_U)
 
-    def op_by_op(_):
-        weighing = Session("weighted", session.shapes, kept_bytes, fused, units.rows, kept=session.kept)
-        rest = iter(clipped.weights)
-        parts = {key: tuple(next(rest) for _ in range(claim.op.parts)) for key, claim in claims.items()}
-        return jax.grad(lambda sums: units.summed(losses_fn(wrap(params, weighing, parts, sums), batch)[0]).sum())(empty_sums(params))
+    def own(site: Site) -> Any:
+        return joint.own_squares(site, joint.leaves_of(site, by_path), found[site]) if kind(site) == "joint" else found[site]
+
+    joint_records = {site: found[site] for site in norms.joint_sites}
+    finite_B = jnp.where(is_finite(joint_records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
+    clipped = groups.clip(weights, joint.squares(norms, found, own), finite_B, units.is_padding_U)
+
+    def op_by_op() -> Any:
+        parts = {site: joint.part_weights(clipped, site) for site in program.sites}
+
+        def total(sums: Any) -> Any:
+            return units.summed(program(lambda _: "weighted", parts, sums, given)[0]).sum()
+
+        return jax.grad(total)(zero_sums(params))
 
     # A second pass in bfloat16 would round the weighted cotangents anew: up to 0.3 % beyond the clipping norm.
-    if any(claim.is_narrow for claim in claims.values()) or getattr(weights, "per_layer", False):
-        total = op_by_op(None)
+    if any(site.is_narrow for site in program.sites) or per_layer or losses_B.dtype.itemsize < 4:
+        total = op_by_op()
     else:
         is_sound = jnp.all(clipped.is_counted_B | units.is_padding_U)
-        c_U = clipped.weights[0].reshape(-1, losses_B.shape[0])[0]
-        total = jax.lax.cond(is_sound, lambda c_U: backward(units.of_rows(c_U))[0], op_by_op, c_U)
+        c_B = units.of_rows(clipped.weights[""]).astype(losses_B.dtype)
+        total = jax.lax.cond(is_sound, lambda: backward(c_B)[0], lambda: zero_sums(params))
+        # Padding may hold anything, and zero times NaN is NaN.
+        is_sound &= jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(total)]).all()
+        total = jax.lax.cond(is_sound, lambda: total, op_by_op)
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def _norm_shapes(site: Site, by_path: dict[str, Any]) -> Any:
+    return jax.eval_shape(lambda record: joint.own_squares(site, joint.leaves_of(site, by_path), record), site.record)

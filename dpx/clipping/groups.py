@@ -1,23 +1,28 @@
 """Which gradients are clipped together: all of them, or each layer by itself (`clip=per_layer`).
 
-Stacked layers live under the top-level name `layers`, one group per index; any other top-level name is one group.
+Layers stand under the top-level name `layers`, stacked (one group for each index of the first axis) or in a list; any other
+top-level name is one group.
 
 B: examples, L: stacked layers, K: groups.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-STACKED = "layers"
+LAYERS = "layers"
+
+# Which layer of a stack some parameters are of: one, each (the first axis of their norms), or no stack.
+Layer = int | Literal["each"] | None
 
 
 class Squares(NamedTuple):
-    """Per-example squared gradient norms of some parameters: [B], or [L,B] where layers are stacked; `path` of one of them."""
+    """Per-example squared gradient norms of some parameters, [..., B]; `path` of one of them."""
 
     path: str
     values: Array
+    layer: Layer = None
 
     @property
     def total_B(self) -> Array:
@@ -25,41 +30,68 @@ class Squares(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Norms before clipping, which examples count, and the clip weights of each entry of the squares, in their shapes."""
+    """Norms before clipping, which examples count, and their clip weights: by group, or (under "") of all."""
 
     norms_B: Float[Array, " B"]
     is_counted_B: Bool[Array, " B"]
-    weights: list[Array]
+    weights: dict[str, Float[Array, " B"]]
+
+    def weights_of(self, path: str, layer: Layer, layers: int = 0) -> Array:
+        """[B]; [layers,B] for each layer of a stack."""
+        if "" in self.weights:
+            found_B = self.weights[""]
+            return jnp.broadcast_to(found_B, (layers, *found_B.shape)) if layer == "each" else found_B
+        if layer == "each" and is_stacked(path):
+            return jnp.stack([self.weights[group(path, at)] for at in range(layers)])
+        found_B = self.weights[group(path, None if layer == "each" else layer)]
+        return jnp.broadcast_to(found_B, (layers, *found_B.shape)) if layer == "each" else found_B
+
+
+def group(path: str, layer: int | None) -> str:
+    if is_stacked(path) and layer is not None:
+        return f"{LAYERS}/{layer}"
+    parts = path.split("/")
+    return "/".join(parts[: 2 if parts[0] == LAYERS else 1])
+
+
+def is_stacked(path: str) -> bool:
+    """Whether its first axis is that of the layers."""
+    top, _, rest = path.partition("/")
+    return top == LAYERS and not rest.split("/")[0].isdigit()
 
 
 def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Array) -> Clipped:
-    """Examples that are padding or not finite weigh exactly zero. Float32 squares overflow at norms of 1e19: not finite."""
+    """Examples that are padding or not finite weigh exactly zero. Float32 squares overflow at norms of 1e19: not finite.
+
+    Squares that are sums with products between uses of a parameter may round below zero: they are zero then.
+    """
     total_B = sum((part.total_B for part in squares), jnp.zeros_like(losses_B))
     is_counted_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B) & ~is_padding_B
-    norms_B = jnp.sqrt(jnp.where(is_counted_B, total_B, 0))
+    norms_B = _root(total_B, is_counted_B)
     if not getattr(weights, "per_layer", False):
-        clip_B = jnp.where(is_counted_B, weights(norms_B), 0)
-        return Clipped(norms_B, is_counted_B, [jnp.broadcast_to(clip_B, part.values.shape) for part in squares])
-    names, norms_KB = _grouped(squares, is_counted_B)
-    clip_KB = jnp.where(is_counted_B, weights(norms_KB), 0)
-    return Clipped(norms_B, is_counted_B, [_ungrouped(part, names, clip_KB) for part in squares])
+        return Clipped(norms_B, is_counted_B, {"": _finite(weights(norms_B), is_counted_B)})
+    grouped = _grouped(squares)
+    clip_KB = weights(jnp.stack([_root(square_B, is_counted_B) for square_B in grouped.values()]))
+    return Clipped(norms_B, is_counted_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)))
 
 
-def _top(path: str) -> str:
-    return path.split("/")[0]
+def _finite(clip: Array, is_counted_B: Array) -> Array:
+    """C / norm is infinite where there is no gradient: infinity times zero would be in every sum."""
+    return jnp.where(is_counted_B & jnp.isfinite(clip), clip, 0)
 
 
-def _grouped(squares: list[Squares], is_counted_B: Array) -> tuple[list[str], Array]:
-    """Names of the groups that are not layers, and all norms [K,B]: those first, then one for each layer."""
-    names = sorted({_top(part.path) for part in squares} - {STACKED})
-    groups = [jnp.stack([part.total_B for part in squares if _top(part.path) == name]).sum(0, keepdims=True) for name in names]
-    layers = [part.values for part in squares if _top(part.path) == STACKED]
-    if layers:
-        groups.append(sum(layers[1:], layers[0]))
-    return names, jnp.sqrt(jnp.where(is_counted_B, jnp.concatenate(groups), 0))
+def _root(square_B: Array, is_counted_B: Array) -> Array:
+    return jnp.sqrt(jnp.where(is_counted_B, jnp.maximum(square_B, 0), 0))
 
 
-def _ungrouped(part: Squares, names: list[str], clip_KB: Array) -> Array:
-    if _top(part.path) == STACKED:
-        return clip_KB[len(names) :]
-    return jnp.broadcast_to(clip_KB[names.index(_top(part.path))], part.values.shape)
+def _grouped(squares: list[Squares]) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for path, values, layer in squares:
+        if layer == "each" and is_stacked(path):
+            values_LB = values.reshape(values.shape[0], -1, values.shape[-1]).sum(1)
+            own = {group(path, at): values_LB[at] for at in range(values_LB.shape[0])}
+        else:
+            own = {group(path, None if layer == "each" else layer): values.reshape(-1, values.shape[-1]).sum(0)}
+        for name, square_B in own.items():
+            found[name] = found[name] + square_B if name in found else square_B
+    return found

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import norms
+from dpx.clipping import forms, norms
 from dpx.clipping.probes import Op, apply, session_of
+from dpx.declaration import require
 
 F32 = jnp.float32
 
@@ -27,25 +28,48 @@ def rows(weights_B: Array, x: Array) -> Array:
     return norms.wide(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
+def reading(id: Array, table: Array, dtype: Any) -> Array:
+    """table[ids], zeros where an id is not in the table."""
+    found = table.at[id].get(mode="clip").astype(dtype)
+    return jnp.where(is_in(id, table.shape[0]).reshape(*id.shape, *(1,) * (table.ndim - 1)), found, 0)
+
+
+def check(parameter: Any, condition: bool, value: str, reason: str, fix: str) -> None:
+    """Raises `Refused` unless `condition`, where the parameter is wrapped: bare ones may do whatever jax has a meaning for."""
+    require(condition or session_of(parameter) is None, value, reason, fix)
+
+
 @dataclasses.dataclass(frozen=True)
 class Dense(Op):
-    """x @ kernel (+ bias), computed in x's dtype."""
+    """x @ kernel (+ bias), computed in x's dtype; the last `axes` axes of x meet the first of the kernel."""
 
     form: norms.Form = "gram"
+    axes: int = 1
     name: str = "dense"
     rows_per_unit: int = 1
 
+    def matrix(self, kernel):
+        """The kernel as [p, d]."""
+        return kernel.reshape(math.prod(kernel.shape[: self.axes]), math.prod(kernel.shape[self.axes :]))
+
+    def flat(self, x, axes):
+        kept = x.shape[: x.ndim - axes]
+        return x.reshape(*kept, math.prod(x.shape[len(kept) :]))
+
     def forward(self, leaves, inputs):
-        (x,) = inputs
-        y = x @ leaves["kernel"].astype(x.dtype)
+        (x,), kernel = inputs, leaves["kernel"]
+        y = self.flat(x, self.axes) @ self.matrix(kernel).astype(x.dtype)
+        y = y.reshape(*y.shape[:-1], *kernel.shape[self.axes :])
         return y + leaves["bias"].astype(x.dtype) if "bias" in leaves else y, x
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        a_BTp, g_BTd, x = self.tokens(residuals), self.tokens(cotangent), residuals
+        x, kernel = residuals, leaves["kernel"]
+        g = self.flat(cotangent, kernel.ndim - self.axes)
+        a_BTp, g_BTd = self.tokens(self.flat(x, self.axes)), self.tokens(g)
         record = {"kernel": norms.per_example(a_BTp, g_BTd)} if self.form == "kept" else {"a": a_BTp, "g": g_BTd}
         if "bias" in leaves:
             record["sum"] = norms.wide(g_BTd).sum(1)
-        return (cotangent @ leaves["kernel"].astype(x.dtype).T,), record
+        return ((g @ self.matrix(kernel).astype(x.dtype).T).reshape(x.shape),), record
 
     def squared_norm(self, leaves, record):
         bias_B = norms.squares(record["sum"]) if "sum" in record else 0.0
@@ -60,127 +84,166 @@ class Dense(Op):
             summed = {"kernel": jnp.tensordot(w_B, record["kernel"], 1, precision="highest")}
         else:
             summed = {"kernel": norms.summed(norms.wide(record["a"]), rows(w_B, record["g"]))}
-        return summed | ({"bias": jnp.tensordot(w_B, record["sum"], 1, precision="highest")} if "sum" in record else {})
+        summed["kernel"] = summed["kernel"].reshape(leaves["kernel"].shape)
+        if "sum" in record:
+            bias_d = jnp.tensordot(w_B, record["sum"], 1, precision="highest")
+            summed["bias"] = bias_d.reshape(leaves["kernel"].shape[self.axes :])
+        return summed
+
+    def gradients(self, shapes, record):
+        found: dict[str, forms.Form] = {"bias": forms.Whole(record["sum"])} if "sum" in record else {}
+        kernel = forms.Whole(record["kernel"]) if self.form == "kept" else forms.Outer(record["a"], record["g"])
+        return found | {"kernel": kernel}
 
 
 def dense(x: Array, kernel: Any, bias: Any = None) -> Array:
     """x @ kernel + bias for x [B, ..., p]; the norm's form follows from the shapes and the memory the session may use."""
+    shape = tuple(kernel.shape)
+    check((kernel, bias), len(shape) == 2, f"kernel{shape}", "is not a matrix", "Give a kernel [p, d], or use dense_general")
+    if session_of((kernel, bias)) is None:
+        y = x @ kernel.astype(x.dtype)
+        return y if bias is None else y + bias.astype(x.dtype)
+    return dense_general(x, kernel, bias)
+
+
+def dense_general(x: Array, kernel: Any, bias: Any = None, axes: int = 1) -> Array:
+    """x [B, ..., *inputs] and a kernel [*inputs, *outputs], `axes` of inputs: [B, ..., *outputs]; a bias has the shape of the outputs."""
+    inputs = tuple(kernel.shape[:axes])
+    shape, ends = tuple(kernel.shape), x.ndim > axes and x.shape[-axes:] == inputs
+    reason = f"has no outputs, or no inputs, at axes={axes}"
+    check(kernel, 0 < axes < len(shape), f"kernel{shape}", reason, "Give a kernel [*inputs, *outputs]")
+    check(kernel, ends, f"x{x.shape}", f"does not end in a kernel's inputs {inputs}", "Give x [B, ..., *inputs]")
     leaves = {"kernel": kernel} | ({} if bias is None else {"bias": bias})
-    return apply(Dense(form_of(x.shape[0], tokens(x).shape[1], kernel)), leaves, (x,))
+    matrix = (math.prod(inputs), math.prod(shape[axes:]))
+    return apply(Dense(form_of(x.shape[0], math.prod(x.shape[1:]) // matrix[0], kernel, matrix), axes), leaves, (x,))
 
 
-def form_of(B: int, T: int, kernel: Any) -> norms.Form:
-    """The norm form of `kernel` at B examples of T tokens; a stacked kernel's answer covers all its layers."""
+def form_of(B: int, T: int, kernel: Any, matrix: tuple[int, int]) -> norms.Form:
+    """The norm form of `kernel`, a matrix [p, d], at B examples of T tokens; a stacked kernel's answer covers all its layers."""
     session = session_of(kernel)
     if session is None:
         return "gram"
-    full = session.shapes[kernel.path]
-    p, d = full[-2:]
     B, T = B // session.rows_per_unit, T * session.rows_per_unit
-    if norms.choose(T, p, d, True) != "kept":
-        return norms.choose(T, p, d, False)
-    return norms.choose(T, p, d, session.keep(kernel.path, 4 * B * math.prod(full)))
+    if norms.choose(T, *matrix, True) != "kept":
+        return norms.choose(T, *matrix, False)
+    return norms.choose(T, *matrix, session.keep(kernel.path, 4 * B * math.prod(session.shapes[kernel.path])))
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerNorm(Op):
-    """Over the last axis, in float32 or wider; the result has the input's dtype."""
+class Normalise(Op):
+    """Over the last axis, in float32 or wider; the result has the input's dtype. Of LayerNorm (`centred`) or RMSNorm; bias or none."""
 
     eps: float
+    centred: bool = True
     name: str = "layer_norm"
     rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
         x = norms.wide(inputs[0])
-        centred = x - x.mean(-1, keepdims=True)
-        scale = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + self.eps)
-        normalised = centred * scale
-        return (normalised * leaves["scale"] + leaves["bias"]).astype(inputs[0].dtype), (normalised, scale)
+        if self.centred:
+            x = x - x.mean(-1, keepdims=True)
+        scale = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+        normalised = x * scale
+        y = normalised * leaves["scale"]
+        return (y + leaves["bias"] if "bias" in leaves else y).astype(inputs[0].dtype), (normalised, scale)
 
     def input_cotangent(self, leaves, residuals, cotangent):
         normalised, scale = residuals
         g = norms.wide(cotangent)
-        record = {"scale": self.tokens(g * normalised).sum(1), "bias": self.tokens(g).sum(1)}
-        return (layer_norm_cotangent(g * leaves["scale"], normalised, scale).astype(cotangent.dtype),), record
+        record = {"scale": self.tokens(g * normalised).sum(1)} | ({"bias": self.tokens(g).sum(1)} if "bias" in leaves else {})
+        return (normalise_cotangent(g * leaves["scale"], normalised, scale, self.centred).astype(cotangent.dtype),), record
 
     def squared_norm(self, leaves, record):
-        return (norms.squares(record["scale"]) + norms.squares(record["bias"]),)
+        return (sum(norms.squares(leaf) for leaf in record.values()),)
 
     def weighted_sum(self, leaves, record, weights):
         return jax.tree.map(lambda leaf: jnp.tensordot(weights[0], leaf, 1, precision="highest"), record)
 
+    def gradients(self, shapes, record):
+        return {name: forms.Whole(leaf) for name, leaf in record.items()}
 
-def layer_norm_cotangent(g: Array, normalised: Array, scale: Array) -> Array:
+
+def normalise_cotangent(g: Array, normalised: Array, scale: Array, centred: bool = True) -> Array:
     """Cotangent of the input from that of the normalised value."""
-    return scale * (g - g.mean(-1, keepdims=True) - normalised * (g * normalised).mean(-1, keepdims=True))
+    along = normalised * (g * normalised).mean(-1, keepdims=True)
+    return scale * (g - g.mean(-1, keepdims=True) - along if centred else g - along)
 
 
 def layer_norm(x: Array, scale: Any, bias: Any, eps: float) -> Array:
-    return apply(LayerNorm(eps), {"scale": scale, "bias": bias}, (x,))
+    """LayerNorm; `bias` may be None."""
+    return apply(Normalise(eps), {"scale": scale} | ({} if bias is None else {"bias": bias}), (x,))
+
+
+def rms_norm(x: Array, scale: Any, eps: float) -> Array:
+    return apply(Normalise(eps, centred=False, name="rms_norm"), {"scale": scale}, (x,))
 
 
 class Tie(NamedTuple):
-    """What ties a decoder to the embedding of the same table: the ids looked up and two zeros, through whose cotangents the
-    decoder's backward pass sends its part of the cross-term 2 <grad_embedding, grad_decoder> back to the embedding's.
-
-    The zeros are of units: every decoded position of a unit meets every id of it, whichever rows they stand in."""
+    """What `tied_lookup` hands on to `decode`. Nothing depends on it: that a table is both looked up and decoded is seen in the traced
+    loss, and the products between both are in the norm whether it arrives or not."""
 
     id_BT: Any
-    gathered_BMT: Array
-    hidden_BMd: Array
+    gathered_BMT: Any
+    hidden_BMd: Any
+
+
+def is_in(id: Array, table_rows: int) -> Array:
+    """Which ids name a row of a table. An id that does not reads zeros and has no gradient, in every op."""
+    return (id >= 0) & (id < table_rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Op):
-    """Rows of a table by id; `decoded` positions of the same table's decoder are tied to it (0: untied)."""
+    """Rows of a table by id; an id below zero or past the table reads zeros."""
 
-    decoded: int = 0
     dtype: Any = F32
     name: str = "lookup"
     rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
-        (id_BT,) = inputs
-        x_BTd = leaves["table"][id_BT].astype(self.dtype)
-        R, (B, T, d) = self.rows_per_unit, x_BTd.shape
-        wide = jnp.promote_types(self.dtype, F32)
-        return (x_BTd, jnp.zeros((B // R, R * self.decoded, R * T), wide), jnp.zeros((B // R, R * self.decoded, d), wide)), id_BT
+        (id,), table = inputs, leaves["table"]
+        return reading(id, table, self.dtype), id
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        g_BTd, gathered_BMT, hidden_BMd = cotangent
-        id_BT = residuals.reshape(gathered_BMT.shape[0], -1).astype(F32)
-        return (None,), {"id": id_BT, "g": self.tokens(g_BTd), "gathered": gathered_BMT, "hidden": hidden_BMd}
+        V = leaves["table"].shape[0]
+        g = jnp.where(is_in(residuals, V)[..., None], cotangent, 0)
+        id_BT = jnp.clip(residuals, 0, V - 1).reshape(residuals.shape[0] // self.rows_per_unit, -1)
+        return (None,), {"id": id_BT.astype(F32), "g": self.tokens(g)}
 
     def squared_norm(self, leaves, record):
-        own_B = norms.lookup(record["id"], record["g"])
-        return (own_B + self.cross_term(record) if self.decoded else own_B,)
-
-    def cross_term(self, record):
-        """2 sum_mt P[m, id_t] (h_m . g_t): without it a tied model is clipped too weakly, with no symptom."""
-        across_BMT = norms.product("bmd,btd->bmt", record["hidden"], norms.wide(record["g"]))
-        return 2 * (record["gathered"] * across_BMT).sum((1, 2))
+        return (norms.lookup(record["id"], record["g"]),)
 
     def weighted_sum(self, leaves, record, weights):
         g_BTd, table = rows(weights[0], record["g"]), leaves["table"]
         start = jnp.zeros(table.shape, jnp.promote_types(table.dtype, F32))
         return {"table": start.at[record["id"].astype(jnp.int32)].add(g_BTd)}
 
+    def gradients(self, shapes, record):
+        return {"table": forms.Rows(record["id"], record["g"])}
+
 
 def lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
-    """table[ids] for a table that nothing else uses."""
-    return apply(Lookup(dtype=dtype), {"table": table}, (id_BT,))[0]
+    """table[ids]; the same table may be looked up again, and decoded. Ids that are not in it read zeros."""
+    _check_table(table)
+    return apply(Lookup(dtype=dtype), {"table": table}, (id_BT,))
+
+
+def _check_table(table: Any) -> None:
+    shape = tuple(table.shape)
+    check(table, len(shape) == 2, f"table{shape}", "is not one row of numbers for each id", "Give a table [V, d]")
+    check(table, shape[0] < 2**24, f"table{shape}", "has ids that float32 cannot tell apart", "Split the table")
 
 
 def tied_lookup(table: Any, id_BT: Array, decoded: int, dtype: Any = F32) -> tuple[Array, Tie]:
-    """table[ids], and the tie its decoder of `decoded` positions per example needs."""
-    x_BTd, gathered_BMT, hidden_BMd = apply(Lookup(decoded, dtype), {"table": table}, (id_BT,))
-    return x_BTd, Tie(id_BT, gathered_BMT, hidden_BMd)
+    """`lookup`, and a `Tie` for `decode` of `decoded` positions, for losses that hand one on."""
+    B, T = id_BT.shape[0], math.prod(id_BT.shape[1:])
+    return lookup(table, id_BT, dtype), Tie(id_BT, jnp.zeros((B, decoded, T), F32), jnp.zeros((B, decoded, table.shape[-1]), F32))
 
 
 @dataclasses.dataclass(frozen=True)
 class Decode(Op):
-    """h @ table^T (+ bias) at M positions; logits float32 or wider. Inputs: h_BMd, and the tie of a table that is also looked up,
-    or None. The table is a part of its own: where it is tied, it belongs with the embeddings.
+    """h @ table^T (+ bias) at M positions; logits float32 or wider. The table is a part of its own: where it is looked up as well, it
+    belongs with the embeddings.
     """
 
     parts: int
@@ -191,16 +254,15 @@ class Decode(Op):
         return 0 if path == "table" else 1
 
     def forward(self, leaves, inputs):
-        h_BMd, tie = inputs
+        (h_BMd,) = inputs
         wide = jnp.promote_types(h_BMd.dtype, F32)
         logits_BMV = jnp.einsum("bmd,vd->bmv", h_BMd, leaves["table"].astype(h_BMd.dtype), preferred_element_type=wide)
-        return logits_BMV + leaves["bias"] if "bias" in leaves else logits_BMV, (h_BMd, tie and tie.id_BT)
+        return logits_BMV + leaves["bias"] if "bias" in leaves else logits_BMV, h_BMd
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        h_BMd, id_BT = residuals
+        h_BMd = residuals
         g_BMd = jnp.einsum("bmv,vd->bmd", cotangent.astype(h_BMd.dtype), leaves["table"].astype(h_BMd.dtype))
-        record = {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
-        return (g_BMd, tie_cotangent(id_BT, record["g"], norms.wide(record["h"]))), record
+        return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
 
     def squared_norm(self, leaves, record):
         """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
@@ -214,18 +276,15 @@ class Decode(Op):
             return summed
         return summed | {"bias": norms.product("bmv,bm->v", g_BMV, jnp.broadcast_to(weights[1][:, None], g_BMV.shape[:2]))}
 
-
-def tie_cotangent(id_BT: Array | None, g_BMV: Array, h_BMd: Array) -> Tie | None:
-    """What a tied decoder sends to the embedding: logit cotangents at the ids looked up, and its inputs; both of units."""
-    if id_BT is None:
-        return None
-    return Tie(None, jnp.take_along_axis(g_BMV, id_BT.reshape(g_BMV.shape[0], 1, -1), axis=2), h_BMd)
+    def gradients(self, shapes, record):
+        found: dict[str, forms.Form] = {"table": forms.Outer(record["g"], record["h"])}
+        return found | ({"bias": forms.Whole(norms.wide(record["g"]).sum(1))} if self.parts == 2 else {})
 
 
 def decode(h_BMd: Array, table: Any, bias: Any = None, tie: Tie | None = None) -> Array:
-    """Logits of M positions; with the `tie` of `tied_lookup` the table may be the one looked up."""
+    """Logits of M positions; the table may be one that is looked up. A `tie` may come along, and changes nothing."""
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
-    return apply(Decode(len(leaves)), leaves, (h_BMd, tie))
+    return apply(Decode(len(leaves)), leaves, (h_BMd,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,8 +313,16 @@ class AddRows(Op):
         place = slice(self.offset, self.offset + summed_Td.shape[0])
         return {"table": jnp.zeros(leaves["table"].shape, summed_Td.dtype).at[place].set(summed_Td)}
 
+    def gradients(self, shapes, record):
+        before, rest = self.offset, shapes["table"].shape[0] - self.offset - record.shape[1]
+        return {"table": forms.Whole(jnp.pad(norms.wide(record), ((0, 0), (before, rest), (0, 0))))}
+
 
 def add_rows(x: Array, table: Any, offset: int = 0) -> Array:
+    """x + table[offset : offset + T]."""
+    have, wanted = tuple(table.shape), (offset + x.shape[-2], x.shape[-1])
+    fits = len(have) == 2 and offset >= 0 and have[0] >= wanted[0] and have[1] == wanted[1]
+    check(table, fits and x.ndim >= 3, f"table{have}", f"does not reach rows up to {wanted} for x{x.shape}", "Give x [B, ..., T, d]")
     return apply(AddRows(offset), {"table": table}, (x,))
 
 
@@ -268,9 +335,11 @@ class SmallLookup(Op):
     rows_per_unit: int = 1
 
     def forward(self, leaves, inputs):
-        return leaves["table"][inputs[0]].astype(self.dtype), inputs[0]
+        (id,), table = inputs, leaves["table"]
+        return reading(id, table, self.dtype), id
 
     def input_cotangent(self, leaves, residuals, cotangent):
+        # An id that is not in the table has no column here.
         is_row_BTV = jax.nn.one_hot(residuals, leaves["table"].shape[0], dtype=cotangent.dtype)
         return (None,), norms.product("btv,btd->bvd", self.tokens(is_row_BTV), self.tokens(cotangent))
 
@@ -280,8 +349,12 @@ class SmallLookup(Op):
     def weighted_sum(self, leaves, record, weights):
         return {"table": jnp.tensordot(weights[0], record, 1, precision="highest")}
 
+    def gradients(self, shapes, record):
+        return {"table": forms.Whole(record)}
+
 
 def small_lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
+    _check_table(table)
     return apply(SmallLookup(dtype), {"table": table}, (id_BT,))
 
 
@@ -304,6 +377,44 @@ class AddBias(Op):
     def weighted_sum(self, leaves, record, weights):
         return {"bias": jnp.tensordot(weights[0], record, 1, precision="highest")}
 
+    def gradients(self, shapes, record):
+        return {"bias": forms.Whole(record)}
+
 
 def add_bias(x: Array, bias: Any) -> Array:
+    _check_last(x, bias)
     return apply(AddBias(), {"bias": bias}, (x,))
+
+
+def _check_last(x: Array, parameter: Any) -> None:
+    have, reason = tuple(parameter.shape), f"is not one number for each of the last axis of x{x.shape}"
+    check(parameter, have == x.shape[-1:], f"parameter{have}", reason, "Give it that shape")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Op):
+    """x * scale over the last axis."""
+
+    name: str = "scale"
+    rows_per_unit: int = 1
+
+    def forward(self, leaves, inputs):
+        return inputs[0] * leaves["scale"].astype(inputs[0].dtype), inputs[0]
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        per_example = norms.wide(self.tokens(cotangent)) * norms.wide(self.tokens(residuals))
+        return (cotangent * leaves["scale"].astype(cotangent.dtype),), per_example.sum(1)
+
+    def squared_norm(self, leaves, record):
+        return (norms.squares(record),)
+
+    def weighted_sum(self, leaves, record, weights):
+        return {"scale": jnp.tensordot(weights[0], record, 1, precision="highest")}
+
+    def gradients(self, shapes, record):
+        return {"scale": forms.Whole(record)}
+
+
+def scale(x: Array, scale: Any) -> Array:
+    _check_last(x, scale)
+    return apply(Scale(), {"scale": scale}, (x,))

@@ -1,25 +1,27 @@
-"""How parametrised ops report to clipping: parameters travel wrapped, and an op that meets wrapped ones leaves a record.
+"""How parametrised ops are known in a traced loss: parameters travel wrapped, and an op that meets wrapped ones binds `op_p`.
 
-A record (an op's input and its output cotangent, say) is returned by the op's backward pass as the cotangent of a dummy input,
-the tap, that travels with the parameter. So one `vjp` through any program made of ops, `lax.scan` over layers included, yields
-every op's record, and no Python state outlives a trace.
+`op_p` is a primitive of ours that nothing else can write, so a walk over the traced program (readers.py) sees which op reads which
+parameter, and that nothing else does. It has no rule for differentiation or for batching on purpose: an op inside a `jax.grad` or a
+`jax.vmap` of the loss would leave no record of one example, and is refused there.
 
-B: examples, L: stacked layers.
+B: examples, U: units of R rows each (of one, unless said), L: stacked layers.
 """
 
 import dataclasses
-from functools import partial
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
+from dpx.clipping.forms import Form
 from dpx.declaration import Refused
 
-# The tap through which a parameter's summed gradient comes back.
-SUM = "sum"
+ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=vmap"
 
 
 class Op:
@@ -49,7 +51,7 @@ class Op:
 
     def tokens(self, x: Array) -> Array:
         """[B, ..., d] as [U, T, d]: the positions of all rows of a unit in one line."""
-        return x.reshape(x.shape[0] // self.rows_per_unit, -1, x.shape[-1])
+        return x.reshape(x.shape[0] // self.rows_per_unit, self.rows_per_unit * math.prod(x.shape[1:-1]), x.shape[-1])
 
     def over_rows(self, x: Array) -> Array:
         """[B, ...] as [U, ...]: the rows of a unit added up."""
@@ -75,6 +77,14 @@ class Op:
         """sum_b w_b grad_b for every leaf, float32; one weight vector a part."""
         raise NotImplementedError
 
+    def gradients(self, shapes: Any, record: Any) -> dict[str, Form]:
+        """Each leaf's per-example gradient, by its place in `leaves`, in a form that meets others of the same parameter (forms.py).
+
+        Asked for where a parameter is used more than once, or only some of the leaves are parameters. {}: there is no such rule.
+        `shapes` are those of the leaves.
+        """
+        return {}
+
     def gradient(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
         """(cotangents of `inputs`, gradient of `leaves`): the backward pass without clipping."""
         inputs, record = self.input_cotangent(leaves, residuals, cotangent)
@@ -98,17 +108,23 @@ class Op:
         """`weighted_sum` over the rows kept alone, whatever stands in the others."""
         return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
 
+    def by_unit(self, record: Any, units: int) -> list[Array]:
+        """Every array of the record as [U, ...]: what a unit's sum is made from."""
+        return [leaf.reshape(units, -1) for leaf in jax.tree.leaves(record)]
+
+    def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
+        """Whether all that a unit's sum is made from is finite, its norm being so or not."""
+        return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
+
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """One trace of a loss with wrapped parameters. `mode`: "discover", "record", "norm", "weighted" or "plain"."""
+    """What ops and models may ask while a loss is traced with wrapped parameters."""
 
-    mode: str
     shapes: dict[str, tuple[int, ...]]
     kept_bytes: int = 0
     fused: bool = True
     rows_per_unit: int = 1
-    claims: dict[tuple[str, str], "Claim"] = dataclasses.field(default_factory=dict)
     kept: dict[str, bool] = dataclasses.field(default_factory=dict)
 
     def keep(self, path: str, size: int) -> bool:
@@ -125,42 +141,15 @@ class Session:
             self.kept_bytes -= size
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """An op's claim on parameters: `paths` of its leaves, `record` the shapes of one record, `layers` the scan around it (or ()).
-
-    `is_narrow`: whether the op rounds to less than float32 anywhere on its way, though its record may be wide.
-    """
-
-    op: Op
-    paths: tuple[str, ...]
-    treedef: Any
-    record: Any
-    layers: tuple[int, ...]
-    is_narrow: bool
-
-    @property
-    def is_stacked(self) -> bool:
-        return self.op.stacked or bool(self.layers)
-
-    def part_paths(self) -> list[str]:
-        """One path for each part: that of its first leaf."""
-        places = jax.tree.unflatten(self.treedef, self.paths)
-        parts: dict[int, str] = {}
-        for place, path in jax.tree_util.tree_leaves_with_path(places):
-            parts.setdefault(self.op.part(path_name(place)), path)
-        return [parts[part] for part in range(self.op.parts)]
-
-
 @register_pytree_with_keys_class
 class Probed:
-    """A parameter on its way through a model: its value, and the taps of the ops that will claim it."""
+    """A parameter on its way through a loss. What is done to its value outside an op is seen in the traced program, and refused."""
 
-    def __init__(self, value: Any, taps: dict[str, Any], path: str, session: Session):
-        self.value, self.taps, self.path, self.session = value, taps, path, session
+    def __init__(self, value: Any, path: str, session: Session):
+        self.value, self.path, self.session = value, path, session
 
     def tree_flatten_with_keys(self):
-        return ((GetAttrKey("value"), self.value), (GetAttrKey("taps"), self.taps)), (self.path, self.session)
+        return ((GetAttrKey("value"), self.value),), (self.path, self.session)
 
     @classmethod
     def tree_unflatten(cls, aux, children):
@@ -170,9 +159,33 @@ class Probed:
     def shape(self) -> tuple[int, ...]:
         return self.value.shape
 
-    def __jax_array__(self):
-        reason = "is used outside any op, so its per-example gradient is unknown"
-        raise Refused(self.path, reason, "Use an op of dpx.clipping.ops, or clipping=vmap")
+    @property
+    def ndim(self) -> int:
+        return self.value.ndim
+
+    @property
+    def dtype(self) -> Any:
+        return self.value.dtype
+
+    def __getitem__(self, index: Any) -> "Probed":
+        """One layer of a stack, say; whether an op can make something of it is seen in the program."""
+        return Probed(self.value[index], self.path, self.session)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise _NoArray(self.path, f"is no array outside ops: it has no .{name}", ELSEWHERE)
+
+    def _outside(self, *_: Any) -> Any:
+        raise Refused(self.path, "is used outside any op, so its per-example gradient is unknown", ELSEWHERE)
+
+    __jax_array__ = __array__ = __neg__ = __abs__ = __bool__ = __float__ = __iter__ = __len__ = _outside
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _outside
+    __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _outside
+
+
+class _NoArray(Refused, AttributeError):
+    """What is asked for as an attribute may be asked for in vain."""
 
 
 def path_name(path: Any) -> str:
@@ -184,138 +197,66 @@ def is_probed(leaf: Any) -> bool:
 
 
 def session_of(params: Any) -> Session | None:
-    """The session of wrapped parameters; None for bare ones."""
-    first = jax.tree.leaves(params, is_leaf=is_probed)[0]
-    return first.session if is_probed(first) else None
+    """The session of wrapped parameters; None where all are bare."""
+    return next((leaf.session for leaf in jax.tree.leaves(params, is_leaf=is_probed) if is_probed(leaf)), None)
 
 
-def wrap(params: Any, session: Session, taps: dict[tuple[str, str], Any] | None = None, sums: Any = None) -> Any:
-    """`params` with every leaf wrapped; `taps` by (path of a claim's first leaf, op name); `sums` from `empty_sums`."""
-    by_path: dict[str, dict[str, Any]] = {}
-    for (path, name), tap in (taps or {}).items():
-        by_path.setdefault(path, {})[name] = tap
-
-    def one(path, leaf, total):
-        own = {} if sums is None else {SUM: total}
-        return Probed(leaf, by_path.get(path_name(path), {}) | own, path_name(path), session)
-
-    return jax.tree_util.tree_map_with_path(one, params, params if sums is None else sums)
-
-
-def empty_sums(params: Any) -> Any:
-    """Zeros through whose cotangents gradients come back: float32 or wider even where parameters are bfloat16, whose own
-    cotangents would be rounded to that after they were weighted, beyond the clipping norm."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), params)
+def wrap(params: Any, session: Session) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: Probed(leaf, path_name(path), session), params)
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
-    return {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    """Raises `Refused` where two parameters have one path."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = path_name(path)
+        if name in shapes:
+            raise Refused(name, "is the path of two parameters", "Rename one of them")
+        shapes[name] = leaf.shape
+    return shapes
+
+
+op_p = Primitive("dpx_op")
+op_p.multiple_results = True
 
 
 def apply(op: Op, leaves: Any, inputs: tuple) -> Any:
-    """The op's outputs; with wrapped leaves its backward pass does what the session asks for."""
-    wrapped, treedef = jax.tree.flatten(leaves, is_leaf=is_probed)
+    """The op's outputs. Leaves may be wrapped or bare: bare ones are constants, which nothing trains."""
     session = session_of(leaves)
     if session is None:
         return op.forward(leaves, inputs)[0]
     op = op.of_units(session.rows_per_unit)
-    values = jax.tree.unflatten(treedef, [leaf.value for leaf in wrapped])
-    if session.mode == "discover":
-        return _discover(op, session, wrapped, treedef, values, inputs)
-    if session.mode == "record":
-        return _recorded(op, values, inputs, wrapped[0].taps[op.name])
-    sums = jax.tree.unflatten(treedef, [leaf.taps[SUM] for leaf in wrapped])
-    if session.mode == "plain":
-        return _plain(op, values, inputs, sums)
-    return {"norm": _normed, "weighted": _weighted}[session.mode](op, values, inputs, wrapped[0].taps[op.name], sums)
+    values = jax.tree.map(lambda leaf: leaf.value if is_probed(leaf) else jnp.asarray(leaf), leaves, is_leaf=is_probed)
+    named = tuple(leaf.path if is_probed(leaf) else None for leaf in jax.tree.leaves(leaves, is_leaf=is_probed))
+    return bound(op, values, named, inputs)
 
 
-def _is_narrow(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> Any:
+    """The op's outputs, marked in the program: `values` of its leaves, and which parameters they are."""
+    flat, tree = jax.tree.flatten((values, inputs))
+    outputs, out_tree = jax.tree.flatten(jax.eval_shape(lambda given: op.forward(*given)[0], (values, inputs)))
+    found = op_p.bind(*flat, op=op, tree=tree, named=named, outputs=tuple(outputs))
+    return jax.tree.unflatten(out_tree, found)
 
 
-def _discover(op: Op, session: Session, wrapped: list, treedef: Any, values: Any, inputs: tuple) -> Any:
-    def record_of(values, inputs):
-        outputs, residuals = op.forward(values, inputs)
-        cotangent = jax.tree.map(jnp.zeros_like, outputs)
-        return op.input_cotangent(values, residuals, cotangent)[1], (outputs, residuals)
-
-    paths = tuple(leaf.path for leaf in wrapped)
-    full, here = session.shapes[paths[0]], wrapped[0].value.shape
-    layers = full[: len(full) - len(here)]
-    one, on_the_way = jax.eval_shape(record_of, values, inputs)
-    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(layers + leaf.shape, leaf.dtype), one)
-    is_narrow = any(_is_narrow(leaf.dtype) for leaf in jax.tree.leaves((inputs, one, on_the_way)))
-    session.claims[paths[0], op.name] = Claim(op, paths, treedef, record, layers, is_narrow)
-    return op.forward(values, inputs)[0]
+@op_p.def_abstract_eval
+def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
+    return [jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in outputs]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _plain(op: Op, values: Any, inputs: tuple, sums: Any) -> Any:
-    return op.forward(values, inputs)[0]
+def _named(named: tuple) -> str:
+    return next(path for path in named if path is not None)
 
 
-def _saving(op, values, inputs, *_):
-    """What every forward pass saves but one that weighs."""
-    outputs, residuals = op.forward(values, inputs)
-    return outputs, (values, residuals)
+def _differentiated(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
+    reason = f"op {op.name} is differentiated inside the loss, where its per-example gradient is unknown"
+    raise Refused(_named(named), reason, "Use dpx.clipped_grad, or clipping=vmap")
 
 
-def _plain_backward(op, saved, cotangent):
-    values, residuals = saved
-    input_cotangents, gradient = op.gradient(values, residuals, cotangent)
-    return None, input_cotangents, gradient
+def _batched(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
+    reason = f"op {op.name} stands under jax.vmap, which hides the example's axis from it"
+    raise Refused(_named(named), reason, "Call it on the whole batch, or use dpx.clipped_grad or clipping=vmap")
 
 
-_plain.defvjp(_saving, _plain_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _recorded(op: Op, values: Any, inputs: tuple, tap: Any) -> Any:
-    return op.forward(values, inputs)[0]
-
-
-def _recorded_backward(op, saved, cotangent):
-    values, residuals = saved
-    input_cotangents, record = op.input_cotangent(values, residuals, cotangent)
-    return None, input_cotangents, record
-
-
-_recorded.defvjp(_saving, _recorded_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normed(op: Op, values: Any, inputs: tuple, probe: Any, sums: Any) -> Any:
-    """The probe's cotangent is the squared norm; the sums' is the gradient, weighted by whatever cotangent came in."""
-    return op.forward(values, inputs)[0]
-
-
-def _normed_backward(op, saved, cotangent):
-    values, residuals = saved
-    input_cotangents, record = op.input_cotangent(values, residuals, cotangent)
-    return None, input_cotangents, op.squared_norm(values, record), op.weighted_sum(values, record, op.ones(cotangent))
-
-
-_normed.defvjp(_saving, _normed_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _weighted(op: Op, values: Any, inputs: tuple, weights: Any, sums: Any) -> Any:
-    """The sums' cotangent is the gradient weighted example by example, rows of weight zero masked."""
-    return op.forward(values, inputs)[0]
-
-
-def _weighted_forward(op, values, inputs, weights, sums):
-    outputs, residuals = op.forward(values, inputs)
-    return outputs, (values, residuals, weights)
-
-
-def _weighted_backward(op, saved, cotangent):
-    values, residuals, weights = saved
-    input_cotangents, record = op.input_cotangent(values, residuals, cotangent)
-    keep_B = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
-    gradient = op.masked_sum(values, record, weights, keep_B)
-    return None, input_cotangents, jax.tree.map(jnp.zeros_like, weights), gradient
-
-
-_weighted.defvjp(_weighted_forward, _weighted_backward)
+ad.primitive_jvps[op_p] = _differentiated
+batching.primitive_batchers[op_p] = _batched

@@ -18,21 +18,21 @@ from dpx.models.shape import Bert
 
 
 class MaskedHead(nn.Module):
-    """Transform, GELU, LayerNorm, then `decode(h, table, bias, tie)`; the table is the word table, or the head's own if untied."""
+    """Transform, GELU, LayerNorm, then `decode(h, table, bias)`; the table is the word table, or the head's own if untied."""
 
     model: Bert
     vocabulary_size: int
 
     @nn.compact
-    def __call__(self, x_BMH: Array, word_VH: Any, tie: ops.Tie, decode: Callable[..., Any]) -> Any:
+    def __call__(self, x_BMH: Array, word_VH: Any, decode: Callable[..., Any]) -> Any:
         model = self.model
         transformed_BMH = jax.nn.gelu(Dense(model, model.width, name="transform")(x_BMH), approximate=False)
         h_BMH = LayerNorm(model, name="norm")(transformed_BMH)
         bias_V = self.param("output_bias", nn.initializers.zeros, (self.vocabulary_size,))
         if model.tied:
-            return decode(h_BMH, word_VH, bias_V, tie)
+            return decode(h_BMH, word_VH, bias_V)
         init = nn.initializers.truncated_normal(model.initialiser_range)
-        return decode(h_BMH, self.param("decoder", init, (self.vocabulary_size, model.width)), bias_V, None)
+        return decode(h_BMH, self.param("decoder", init, (self.vocabulary_size, model.width)), bias_V)
 
 
 class BertForPreTraining(nn.Module):
@@ -53,12 +53,11 @@ class BertForPreTraining(nn.Module):
         decode: Callable[..., Any] = ops.decode,
     ) -> tuple[Any, Float[Array, "B 2"] | None]:
         model = self.model
-        decoded = slot_BM.shape[1] if model.tied else 0
         embeddings = Embeddings(model, self.vocabulary_size, name="embeddings")
-        x_BTH, word_VH, tie = embeddings(token_BT, segment_BT, length_B, decoded, keys_B)
+        x_BTH, word_VH = embeddings(token_BT, segment_BT, length_B, keys_B)
         x_BTH = stack(self, model, x_BTH, length_B, keys_B)
         x_BMH = jnp.take_along_axis(x_BTH, slot_BM[:, :, None], axis=1)
-        masked = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH, tie, decode)
+        masked = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH, decode)
         if not self.next_sentence:
             return masked, None
         pooled_BH = jnp.tanh(Dense(model, model.width, name="pooler")(x_BTH[:, 0]))
@@ -88,7 +87,7 @@ class BertForClassification(nn.Module):
     @nn.compact
     def __call__(self, token_BT: Array, segment_BT: Array, length: Array, keys_B: Array | None = None) -> Array:
         model = self.model
-        x_BTH, _, _ = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, length, 0, keys_B)
+        x_BTH, _ = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, length, keys_B)
         x_BTH = stack(self, model, x_BTH, length, keys_B)
         first = x_BTH.reshape(*length.shape, -1, model.width)[..., 0, :]
         if model.classifier == "dense":

@@ -16,7 +16,7 @@ from dpx.models.shape import Decoder
 
 
 class DecoderForCausalLM(nn.Module):
-    """What `decode(h, table, None, tie)` makes of every position: logits [B,T,V] of the token after it."""
+    """What `decode(h, table)` makes of every position: logits [B,T,V] of the token after it."""
 
     model: Decoder
     vocabulary_size: int
@@ -24,13 +24,12 @@ class DecoderForCausalLM(nn.Module):
     @nn.compact
     def __call__(self, token_BT: Array, length_B: Array, keys_B: Array | None = None, decode: Callable[..., Any] = ops.decode) -> Any:
         model = self.model
-        decoded = token_BT.shape[1] if model.tied else 0
-        x_BTH, word_VH, tie = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, None, length_B, decoded, keys_B)
+        x_BTH, word_VH = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, None, length_B, keys_B)
         h_BTH = LayerNorm(model, name="final_norm")(stack(self, model, x_BTH, length_B, keys_B))
         if model.tied:
-            return decode(h_BTH, word_VH, None, tie)
+            return decode(h_BTH, word_VH)
         init = nn.initializers.truncated_normal(model.initialiser_range)
-        return decode(h_BTH, self.param("decoder", init, (self.vocabulary_size, model.width)), None, None)
+        return decode(h_BTH, self.param("decoder", init, (self.vocabulary_size, model.width)))
 
 
 class DecoderForClassification(nn.Module):
@@ -43,7 +42,7 @@ class DecoderForClassification(nn.Module):
     @nn.compact
     def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array, keys_B: Array | None = None) -> Array:
         model = self.model
-        x_BTH, _, _ = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, None, length, 0, keys_B)
+        x_BTH, _ = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, None, length, keys_B)
         x_BTH = stack(self, model, x_BTH, length, keys_B)
         x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
         last = jnp.maximum(length - 1, 0)[..., None, None]

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array
 
 from dpx.clipping import norms
-from dpx.clipping.ops import layer_norm_cotangent
+from dpx.clipping.ops import normalise_cotangent
 from dpx.models import dropout as drop
 from dpx.models.attention import attend, attend_backward
 from dpx.models.shape import Model
@@ -71,7 +71,7 @@ def norm_backward(g: Array, normalised: Array, factor: Array, p: Any) -> tuple[d
     """(per-example gradients of gain and offset; cotangent of the LayerNorm's input, in g's dtype)."""
     wide, normalised = norms.wide(g), norms.wide(normalised)
     sums = {"scale": (wide * normalised).sum(1), "bias": wide.sum(1)}
-    return sums, layer_norm_cotangent(wide * p["scale"], normalised, factor).astype(g.dtype)
+    return sums, normalise_cotangent(wide * p["scale"], normalised, factor).astype(g.dtype)
 
 
 def linear(x: Array, p: Any) -> Array:

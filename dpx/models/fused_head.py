@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import norms
-from dpx.clipping.ops import Tie, rows, tie_cotangent
+from dpx.clipping import forms, norms
+from dpx.clipping.ops import Tie, is_in, rows
 from dpx.clipping.probes import Op, apply
 
 F32 = jnp.float32
@@ -21,7 +21,7 @@ F32 = jnp.float32
 
 @dataclasses.dataclass(frozen=True)
 class TokenLoss(Op):
-    """`leaves`: `table` and perhaps `bias`; inputs: h_BMH, label_BM, is_slot_BM, the tie or None. Outputs: losses_B, correct_B.
+    """`leaves`: `table` and perhaps `bias`; inputs: h_BMH, label_BM, is_slot_BM. Outputs: losses_B, correct_B.
 
     Two parts: the table (where it is tied, it belongs with the embeddings) and the bias, if there is one.
     """
@@ -34,20 +34,19 @@ class TokenLoss(Op):
         return 0 if path == "table" else 1
 
     def forward(self, leaves, inputs):
-        h_BMH, label_BM, is_slot_BM, tie = inputs
+        h_BMH, label_BM, is_slot_BM = inputs
         dtype, wide = h_BMH.dtype, jnp.promote_types(h_BMH.dtype, F32)
         h_mH = h_BMH.reshape(-1, h_BMH.shape[-1])
         logits_mV = jnp.einsum("mh,vh->mv", h_mH, leaves["table"].astype(dtype), preferred_element_type=wide)
         losses_B, correct_B, e_BMV, scale_BM = cross_entropy(logits_mV, leaves.get("bias"), label_BM, is_slot_BM)
-        return (losses_B, correct_B), (h_BMH, e_BMV, scale_BM, tie and tie.id_BT)
+        return (losses_B, correct_B), (h_BMH, e_BMV, scale_BM)
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        h_BMH, e_BMV, scale_BM, id_BT = residuals
+        h_BMH, e_BMV, scale_BM = residuals
         dtype, scale_BM = h_BMH.dtype, scale_BM * cotangent[0][:, None]
         g_h = jnp.einsum("bmv,vh->bmh", e_BMV.astype(dtype), leaves["table"].astype(dtype), preferred_element_type=scale_BM.dtype)
         record = {"h": self.tokens(norms.wide(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
-        tied = tie_cotangent(id_BT, record["e"], record["h"])
-        return ((g_h * scale_BM[:, :, None]).astype(dtype), None, None, tied), record | {"scale": scale_BM.reshape(record["e"].shape[:2])}
+        return ((g_h * scale_BM[:, :, None]).astype(dtype), None, None), record | {"scale": scale_BM.reshape(record["e"].shape[:2])}
 
     def squared_norm(self, leaves, record):
         others = (record["h"], record["scale"][:, :, None])[: self.parts]
@@ -65,11 +64,18 @@ class TokenLoss(Op):
             return summed
         return summed | {"bias": norms.product("m,mv->v", rows(weights[1], record["scale"]).reshape(-1), e_mV)}
 
+    def gradients(self, shapes, record):
+        found: dict[str, forms.Form] = {"table": forms.Outer(record["e"], record["h"])}
+        return found | ({"bias": forms.Whole(norms.product("bm,bmv->bv", record["scale"], record["e"]))} if self.parts == 2 else {})
+
 
 def token_loss(label_BM: Array, is_slot_BM: Array, h_BMH: Array, table: Any, bias: Any = None, tie: Tie | None = None):
-    """(losses_B, correct_B): mean cross-entropy over an example's slots, 0 where it has none; and how many were right."""
+    """(losses_B, correct_B): mean cross-entropy over an example's slots, 0 where it has none; and how many were right.
+
+    A label that no logit has is no slot. A `tie` may come along, and changes nothing.
+    """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
-    return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, is_slot_BM, tie))
+    return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, is_slot_BM))
 
 
 def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, is_slot_BM: Array) -> tuple[Array, Array, Array, Array]:
@@ -78,9 +84,10 @@ def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, is_sl
     e is exp(logits - top), less its own sum at the label; both factors are finite whatever the logits are (the loss is not).
     """
     bias_V = jnp.zeros((), logits_mV.dtype) if bias_V is None else bias_V
+    is_slot_BM = is_slot_BM & is_in(label_BM, logits_mV.shape[-1])
     weight_BM = is_slot_BM.astype(logits_mV.dtype)
     weight_BM = weight_BM / jnp.maximum(weight_BM.sum(1, keepdims=True), 1)
-    label_m, row_m = label_BM.reshape(-1), jnp.arange(label_BM.size)
+    label_m, row_m = jnp.clip(label_BM.reshape(-1), 0, logits_mV.shape[-1] - 1), jnp.arange(label_BM.size)
     top_m = (logits_mV + bias_V).max(-1)
     label_logit_m = logits_mV[row_m, label_m] + (bias_V[label_m] if bias_V.ndim else 0)
     # One large array at a time, with exp() last: the compiler writes anything cheaper once for every product that reads it.

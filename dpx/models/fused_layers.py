@@ -44,7 +44,8 @@ def layer_stack(model: Model, layers: Any, x_BTH: Array) -> "LayerStack":
     assert session is not None
     B, T, H = x_BTH.shape
     session.hold("layers", B * T * (7 * H + model.feed_forward) * model.layers * x_BTH.dtype.itemsize)
-    forms: tuple[norms.Form, ...] = tuple(form_of(B, T, layers[weight]["kernel"]) for weight in WEIGHTS)
+    kernels = [layers[weight]["kernel"] for weight in WEIGHTS]
+    forms: tuple[norms.Form, ...] = tuple(form_of(B, T, kernel, kernel.shape[-2:]) for kernel in kernels)
     is_plenty = model.layers <= MOST_IN_LINE and all(form == "kept" for form in forms)
     return LayerStack(model, forms, is_loop=model.scan and not is_plenty)
 
@@ -163,6 +164,11 @@ class LayerStack(Op):
                 # No residual of its own dies for it to be written over.
                 record[f"g_{weight}"] = found[f"g_{weight}"]
         return record
+
+    def by_unit(self, record, units):
+        if not self.is_loop:
+            return super().by_unit(record, units)
+        return [jnp.moveaxis(leaf, 0, 1).reshape(units, -1) for leaf in jax.tree.leaves(record)]
 
     def squared_norm(self, leaves, record):
         return (record["squares"] if self.is_loop else jnp.stack([layer["squares"] for layer in record]),)

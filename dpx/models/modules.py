@@ -61,19 +61,19 @@ class LayerNorm(nn.Module):
 class Embeddings(nn.Module):
     """Word + position (+ segment) rows, summed in at least float32, then, in a Bert, LayerNorm; in the compute dtype.
 
-    Returns the word table and the tie of `decoded` positions as well: a tied head needs them.
+    Returns the word table as well: a tied head needs it.
     """
 
     model: Model
     vocabulary_size: int
 
     @nn.compact
-    def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array, decoded: int, keys_B: Array | None):
+    def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array, keys_B: Array | None):
         model = self.model
         init = nn.initializers.truncated_normal(model.initialiser_range)
         word_VH = self.param("word", init, (self.vocabulary_size, model.width))
         wide = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
-        x_BTH, tie = ops.tied_lookup(word_VH, token_BT, decoded, wide)
+        x_BTH = ops.lookup(word_VH, token_BT, wide)
         position_PH = self.param("position", init, (model.positions + model.position_offset, model.width))
         x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
         x_BTH = ops.add_rows(x_BCSH, position_PH, model.position_offset).reshape(x_BTH.shape)
@@ -83,7 +83,7 @@ class Embeddings(nn.Module):
             x_BTH = x_BTH + ops.small_lookup(segment_SH, jnp.minimum(segment_BT, model.segments - 1), wide)
         x_BTH = in_compute_dtype(x_BTH, model)
         x_BTH = x_BTH if model.causal else LayerNorm(model, name="norm")(x_BTH)
-        return drop.dropout(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout), word_VH, tie
+        return drop.dropout(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout), word_VH
 
 
 class Layer(nn.Module):

@@ -32,7 +32,7 @@ def dropout_keys(model: Model, key: Key | None, record_B: Array) -> Array | None
 
 
 def decode_losses(params: Params, label_BM: Array, is_slot_BM: Array) -> Callable[..., tuple[Array, Array]]:
-    """What a head calls as `decode(h, table, bias, tie)`: (losses_B, correct_B) of these labels."""
+    """What a head calls as `decode(h, table, bias)`: (losses_B, correct_B) of these labels."""
     session = session_of(params)
     if session is not None and session.fused:
         return partial(token_loss, label_BM, is_slot_BM)
@@ -40,9 +40,10 @@ def decode_losses(params: Params, label_BM: Array, is_slot_BM: Array) -> Callabl
 
 
 def token_losses(logits_BMV: Array, label_BM: Array, is_slot_BM: Array) -> tuple[Array, Array]:
-    """Mean cross-entropy over an example's slots, 0 for an example that has none; and how many were right."""
-    weight_BM = is_slot_BM.astype(logits_BMV.dtype)
-    label_logit_BM = jnp.take_along_axis(logits_BMV, label_BM[:, :, None], axis=2)[:, :, 0]
+    """Mean cross-entropy over an example's slots, 0 for an example that has none; and how many were right. A label that no logit has
+    is no slot."""
+    weight_BM = (is_slot_BM & ops.is_in(label_BM, logits_BMV.shape[-1])).astype(logits_BMV.dtype)
+    label_logit_BM = jnp.take_along_axis(logits_BMV, label_BM[:, :, None], axis=2, mode="clip")[:, :, 0]
     loss_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - label_logit_BM
     # Right if no logit is larger: argmax would cost a third of a small model's step.
     correct_B = jnp.sum((label_logit_BM >= logits_BMV.max(-1)) * weight_BM, axis=1)

@@ -101,7 +101,8 @@ def microbatch_sum(objective: Any, experiment: Experiment) -> Callable[[Any, Any
 
         if weights is None:
             return plain_sum(losses, params, batch, rows_per_unit=rows_each).total
-        return clipped_sum(losses, params, batch, weights=weights, method=experiment.clipping.method, rows_per_unit=rows_each).total
+        options = {"method": experiment.clipping.method, "rows_per_unit": rows_each, "checked": False}
+        return clipped_sum(losses, params, batch, weights=weights, **options).total
 
     return run
 

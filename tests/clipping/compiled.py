@@ -31,7 +31,7 @@ def clipped(method: str, *, next_sentence=True, fused=True, kept_bytes=2**30, pe
         chosen = PerLayerWeights(3.0) if per_layer else weights
         options = {} if method == "vmap" else {"fused": fused, "kept_bytes": kept_bytes}
         pair = {"rows": rows, "factor": factor_B}
-        return dpx.clipped_sum(losses, params, pair, weights=chosen, is_padding_B=is_padding_B, method=method, **options)
+        return dpx.clipped_sum(losses, params, pair, weights=chosen, is_padding_B=is_padding_B, method=method, checked=False, **options)
 
     return jax.jit(run)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.clipping import forms, joint
 from dpx.clipping.ops import Lookup
 from tests.clipping.batches import batch, bert, float64_gradients, objective, parameters, squared_norm
 
@@ -29,7 +30,7 @@ def start():
 def excess(start) -> float:
     """By how much the longest clipped gradient exceeds the clipping norm."""
     params, rows, norms = start
-    clipped = jax.jit(lambda p, b: dpx.clipped_sum(SUBJECT.losses, p, b, weights=lambda norms_B: 1 / norms_B))
+    clipped = jax.jit(lambda p, b: dpx.clipped_sum(SUBJECT.losses, p, b, weights=lambda norms_B: 1 / norms_B, checked=False))
     return float(np.max(norms / np.asarray(clipped(params, rows).norms_B))) - 1
 
 
@@ -37,11 +38,16 @@ def test_unmutated_gradients_respect_the_clipping_norm(start):
     assert excess(start) <= 1e-5
 
 
-def test_mutant_that_drops_the_tied_cross_term_is_seen(start, monkeypatch):
-    monkeypatch.setattr(Lookup, "cross_term", lambda self, record: 0.0)
+def test_mutant_that_drops_the_products_between_uses_is_seen(start, monkeypatch):
+    monkeypatch.setattr(forms, "_product", lambda decoded, looked_up: 0.0)
     assert excess(start) > 5e-3
 
 
 def test_mutant_whose_second_use_overwrites_the_first_norm_is_seen(start, monkeypatch):
     monkeypatch.setattr(Lookup, "squared_norm", lambda self, leaves, record: (jnp.zeros(record["g"].shape[0]),))
     assert excess(start) > 0.05
+
+
+def test_mutant_that_takes_shared_parameters_for_apart_is_seen(start, monkeypatch):
+    monkeypatch.setattr(joint, "_is_alone", lambda *_: True)
+    assert excess(start) > 5e-3

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.clipping import ops
+from dpx.declaration import Refused
 from tests.clipping.batches import assert_trees_close, float64_gradients, squared_norm
 
 PAGE = Path(dpx.__file__).parent / "clipping" / "README.md"
@@ -40,3 +42,50 @@ def test_the_op_clips_exactly(page, method):
     factors = limit / np.maximum(lengths, limit)
     assert_trees_close(found.total, jax.tree.map(lambda *g: sum(c * leaf for c, leaf in zip(factors, g, strict=True)), *gradients))
     page["check"](losses, params, batch, found, 3)
+
+
+def lines(title):
+    """(loss, what is said of it) of each line of a table of the page."""
+    table = PAGE.read_text().split(f"\n| {title} |")[1].split("\n\n")[0]
+    found = re.findall(r"^\| `(.+?)` \|(.*)\|$", table, re.MULTILINE)
+    return [pytest.param(code, said.strip(), id=code[:60]) for code, said in found]
+
+
+B, T, D, V = 3, 4, 4, 5
+SHAPES = {"kernel": (D, D), "heads": (D, 2, 3), "bias": (D,), "scale": (D,), "one": (1,), "rows": (6, D), "table": (V, D)}
+SHAPES |= {"layers": (3, D, D)}
+
+
+def told(code):
+    """The loss of a line, with the parameters it names, and a batch."""
+    drawn = np.random.default_rng(0)
+    named = [name for name in SHAPES if f'"{name}"' in code] or ["kernel"]
+    params = {name: jnp.asarray(drawn.normal(0, 0.5, SHAPES[name]), jnp.float32) for name in named}
+    rows = {"x": jnp.asarray(drawn.normal(0, 1, (B, T, D)), jnp.float32), "ids": jnp.asarray(drawn.integers(0, V, (B, T)))}
+    compiled = compile(code, "a line of the page", "eval")
+
+    def losses(p, b):
+        y = eval(compiled, {"jax": jax, "jnp": jnp, "lax": jax.lax, "ops": ops, "x": b["x"], "ids": b["ids"], "p": p, "b": b})
+        return jnp.sin(y).sum(tuple(range(1, y.ndim)))
+
+    return losses, params, rows
+
+
+def clip(norms_B):
+    return 0.5 / jnp.maximum(norms_B, 0.5)
+
+
+@pytest.mark.parametrize("code, said", lines("Right"))
+def test_what_the_page_calls_right_equals_vmap(code, said):
+    losses, params, rows = told(code)
+    found, truth = (dpx.clipped_sum(losses, params, rows, weights=clip, method=method) for method in ("book_keeping", "vmap"))
+    np.testing.assert_allclose(found.norms_B, truth.norms_B, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found.total, truth.total)
+
+
+@pytest.mark.parametrize("code, said", lines("Refused"))
+def test_what_the_page_calls_refused_is_refused_for_that_reason(code, said):
+    losses, params, rows = told(code)
+    rows = jax.tree.map(lambda leaf: leaf[:, :3], rows) if "[:, :3]" in code else rows
+    with pytest.raises(Refused, match=re.escape(said)):
+        dpx.clipped_sum(losses, params, rows, weights=clip)

@@ -54,7 +54,7 @@ def compiled(way: str):
             return losses_B * rows["factor"], counts
 
         weights = lambda norms_U: limit / jnp.maximum(norms_U, limit)  # noqa: E731
-        both, options = {"row": rows, "factor": factor_B}, WAYS[way]
+        both, options = {"row": rows, "factor": factor_B}, WAYS[way] | {"checked": False}
         return dpx.clipped_sum(losses, params, both, weights=weights, is_padding_B=jnp.asarray(PADDING), rows_per_unit=ROWS, **options)
 
     return jax.jit(run)
@@ -87,7 +87,13 @@ def test_the_grams_of_fused_layers_hold_products_between_rows(monkeypatch):
     weights = lambda norms_U: jnp.ones_like(norms_U)  # noqa: E731
     run = jax.jit(
         lambda p, b: dpx.clipped_sum(
-            lambda p, b: SUBJECT.losses(p, b, DROPOUT_KEY), p, b, weights=weights, is_padding_B=jnp.asarray(PADDING), rows_per_unit=ROWS
+            lambda p, b: SUBJECT.losses(p, b, DROPOUT_KEY),
+            p,
+            b,
+            weights=weights,
+            is_padding_B=jnp.asarray(PADDING),
+            rows_per_unit=ROWS,
+            checked=False,
         )
     )
     np.testing.assert_allclose(
@@ -143,7 +149,9 @@ def test_clipped_per_layer_a_unit_stays_within_the_norm(method):
     params, rows, _, _ = case()
     weights = clip_weights(PerLayer(clipping_norm=0.5))
     run = jax.jit(
-        lambda p, b, pad: dpx.clipped_sum(SUBJECT.losses, p, b, weights=weights, is_padding_B=pad, method=method, rows_per_unit=ROWS)
+        lambda p, b, pad: dpx.clipped_sum(
+            SUBJECT.losses, p, b, weights=weights, is_padding_B=pad, method=method, rows_per_unit=ROWS, checked=False
+        )
     )
     for unit in range(3):
         alone = jnp.asarray(PADDING | (np.arange(len(PADDING)) // ROWS != unit))

@@ -1,0 +1,126 @@
+"""A parameter's per-example gradient, as each use of the parameter gives it, and the norm of the sum over several uses.
+
+The norm of a sum is not had from the norms of its parts: products between uses count too. A table that is looked up and decoded,
+say, is clipped 12 % too weakly without them, with no symptom.
+
+B: examples, T: tokens (of all uses where uses are joined), p, d: a matrix's rows and columns, n: rounds of a loop.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dpx.clipping import norms
+
+# Where uses cancel, float32 leaves this much of their squares: what is called smaller is called this large, never too small.
+ROUNDING = 2.0**-22
+
+
+class Outer(NamedTuple):
+    """sum_t a_t^T g_t, a matrix [p, d]."""
+
+    a: Float[Array, "B T p"]
+    g: Float[Array, "B T d"]
+
+
+class Rows(NamedTuple):
+    """g_t added to row id_t of a table."""
+
+    id: Float[Array, "B T"]
+    g: Float[Array, "B T d"]
+
+
+class Whole(NamedTuple):
+    """The gradient itself, [B, ...]."""
+
+    values: Array
+
+
+Form = Outer | Rows | Whole
+
+
+class Use(NamedTuple):
+    """One use's gradient, and its squared norm where the op has that from elsewhere."""
+
+    form: Form
+    own_B: Array | None = None
+
+
+def merged(form: Form, rounds: int) -> Form:
+    """Arrays [n, ..., B, ...] with `rounds` leading axes of a loop's rounds: one use that sees all of them."""
+    if isinstance(form, Whole):
+        return Whole(form.values.sum(tuple(range(rounds))))
+
+    def one(x: Array) -> Array:
+        inward = jnp.moveaxis(x, rounds, 0)
+        return inward.reshape(x.shape[rounds], -1, *x.shape[rounds + 2 :])
+
+    return type(form)(*(one(x) for x in form))
+
+
+def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
+    """The squared norm of the uses' sum, for a parameter of this shape."""
+    if len(uses) == 1 and uses[0].own_B is not None:
+        return uses[0].own_B
+    outer, rows = [use for use in uses if isinstance(use.form, Outer)], [use for use in uses if isinstance(use.form, Rows)]
+    if len(outer) + len(rows) < len(uses) or len({(use.form.a.shape[-1], use.form.g.shape[-1]) for use in outer}) > 1:
+        return norms.squares(sum(formed(use.form, shape) for use in uses))
+    found, both = [], []
+    for alike, joined_square in ((outer, _outer_square), (rows, _rows_square)):
+        if alike:
+            both.append(_concatenated(alike))
+            found.append(alike[0].own_B if len(alike) == 1 and alike[0].own_B is not None else joined_square(both[-1]))
+    total_B = sum(found[1:], found[0])
+    return total_B if len(both) == 1 else jnp.maximum(total_B + 2 * _product(*both), ROUNDING * total_B)
+
+
+def formed(form: Form, shape: tuple[int, ...]) -> Array:
+    """The gradient itself, [B, *shape]."""
+    if isinstance(form, Whole):
+        return norms.wide(form.values).reshape(-1, *shape)
+    if isinstance(form, Outer):
+        return norms.per_example(form.a, form.g).reshape(-1, *shape)
+    start = jnp.zeros((shape[0], math.prod(shape[1:])), jnp.promote_types(form.g.dtype, jnp.float32))
+    return jax.vmap(lambda id_T, g_Td: start.at[id_T.astype(jnp.int32)].add(g_Td))(form.id, form.g).reshape(-1, *shape)
+
+
+def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
+    """sum_b w_b of the gradient, [*shape]."""
+    if isinstance(form, Whole):
+        return jnp.tensordot(weights_B, norms.wide(form.values), 1, precision="highest").reshape(shape)
+    weighted = norms.wide(form.g) * weights_B[:, None, None]
+    if isinstance(form, Outer):
+        return norms.summed(norms.wide(form.a), weighted).reshape(shape)
+    start = jnp.zeros((shape[0], math.prod(shape[1:])), weighted.dtype)
+    return start.at[form.id.astype(jnp.int32)].add(weighted).reshape(shape)
+
+
+def _concatenated(uses: list[Use]) -> Form:
+    if len(uses) == 1:
+        return uses[0].form
+    return type(uses[0].form)(*(jnp.concatenate(arrays, axis=1) for arrays in zip(*(use.form for use in uses), strict=True)))
+
+
+def _outer_square(form: Outer) -> Float[Array, " B"]:
+    (_, T, p), d = form.a.shape, form.g.shape[-1]
+    if p >= norms.WIDE_ROWS:
+        # A vocabulary's width: a mean of that would be another pass over it.
+        return jnp.maximum(norms.symmetric(form.a, form.g)[0], 0)
+    if norms.choose(T, p, d, False) == "gram":
+        return norms.gram(form.a, form.g)
+    return norms.squares(norms.per_example(form.a, form.g))
+
+
+def _rows_square(form: Rows) -> Float[Array, " B"]:
+    return norms.lookup(form.id, form.g)
+
+
+def _product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
+    """sum over a table's entries of one's gradient times the other's: sum_mt a[m, id_t] (g_m . g_t)."""
+    id_B1T = looked_up.id.astype(jnp.int32)[:, None]
+    gathered_BMT = jnp.take_along_axis(norms.wide(decoded.a), id_B1T, axis=2)
+    across_BMT = norms.product("bmd,btd->bmt", norms.wide(decoded.g), norms.wide(looked_up.g))
+    return (gathered_BMT * across_BMT).sum((1, 2))

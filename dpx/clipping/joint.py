@@ -1,0 +1,242 @@
+"""Which squared norms an op has by itself, and which only together with other uses of the same parameter.
+
+A part of an op is *apart* if nothing else reads its parameters, and no loop uses them again: its norm is the op's own. All other
+parameters are *shared*: the norm of each is that of the sum over its uses (forms.py).
+
+U: units.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dpx.clipping import forms, groups
+from dpx.clipping.forms import Form, Use
+from dpx.clipping.groups import Squares
+from dpx.clipping.probes import ELSEWHERE, path_name
+from dpx.clipping.program import Program
+from dpx.clipping.readers import Layer, Reference, Site
+from dpx.declaration import Refused
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a site's op: the places of its leaves among all of the op's."""
+
+    site: Site
+    number: int
+    places: tuple[int, ...]
+
+    @property
+    def references(self) -> list[Reference | None]:
+        return [self.site.leaves[place] for place in self.places]
+
+    @property
+    def first(self) -> Reference:
+        """The parameter whose group the part is clipped with."""
+        return next(reference for reference in self.references if reference is not None)
+
+    @property
+    def is_trained(self) -> bool:
+        return any(reference is not None for reference in self.references)
+
+    @property
+    def layer(self) -> groups.Layer:
+        return "each" if self.site.op.stacked else layer_of(self.first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Norms:
+    """Where the squared norms of a program come from: parts apart, and by (path, indices) the uses of shared parameters."""
+
+    apart: list[Part]
+    shared: dict[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]
+
+    @property
+    def joint_sites(self) -> set[Site]:
+        return {part.site for uses in self.shared.values() for part, _ in uses}
+
+
+def layer_of(reference: Reference) -> groups.Layer:
+    if not reference.taken:
+        return None
+    return "each" if isinstance(reference.taken[0], Layer) else reference.taken[0]
+
+
+def parts_of(site: Site) -> list[Part]:
+    found: list[list[int]] = [[] for _ in range(site.op.parts)]
+    for place, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(site.shapes)):
+        found[site.op.part(path_name(path))].append(place)
+    return [Part(site, number, tuple(places)) for number, places in enumerate(found)]
+
+
+def norms_of(program: Program, per_layer: bool = False) -> Norms:
+    """Raises `Refused` for a parameter that no op reads, and for uses of one whose cross-term nobody knows."""
+    parts = [part for site in program.sites for part in parts_of(site) if part.is_trained]
+    uses: dict[tuple[str, tuple[int, ...]], list[tuple[Part, int]]] = {}
+    for part in parts:
+        for place, reference in zip(part.places, part.references, strict=True):
+            if reference is not None:
+                uses.setdefault((reference.path, reference.indices), []).append((part, place))
+    _check_read(program, uses)
+    is_apart = {part: all(_is_alone(part.site, reference, uses) for reference in part.references) for part in parts}
+    apart = [part for part in parts if is_apart[part]]
+    shared = {key: found for key, found in uses.items() if not all(is_apart[part] for part, _ in found)}
+    for (path, _), found in shared.items():
+        _check_rules(path, found)
+    if per_layer:
+        _check_groups(parts, shared)
+    return Norms(apart, shared)
+
+
+def _is_alone(site: Site, reference: Reference | None, uses: Mapping[tuple[str, tuple[int, ...]], list]) -> bool:
+    if reference is None:
+        return False
+    return len(uses[reference.path, reference.indices]) == 1 and len(reference.depths) == len(site.loops)
+
+
+def _check_read(program: Program, uses: Mapping[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]) -> None:
+    kinds: dict[str, set[tuple[bool, ...]]] = {path: set() for path in program.session.shapes}
+    for (path, _), found in uses.items():
+        for part, place in found:
+            reference = part.site.leaves[place]
+            assert reference is not None
+            kinds[path].add(tuple(isinstance(entry, Layer) for entry in reference.taken))
+    for path, found in kinds.items():
+        if not found:
+            raise Refused(path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
+        if len(found) > 1:
+            raise Refused(path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
+
+
+def _check_rules(path: str, uses: list[tuple[Part, int]]) -> None:
+    for part, place in uses:
+        if _place_name(part.site, place) not in jax.eval_shape(part.site.op.gradients, *_static(part.site)):
+            names = sorted({other.site.op.name for other, _ in uses})
+            how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} again and again, or in part"
+            raise Refused(path, f"{how}, and {part.site.op.name} has no rule for the products between uses", ELSEWHERE)
+
+
+def _check_groups(parts: list[Part], shared: Mapping[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]) -> None:
+    """Clipped per layer, every parameter must be weighed with the group that its norm is counted in."""
+    for part in parts:
+        if groups.is_stacked(part.first.path) and part.layer is None:
+            reason = "stands under `layers` and is not used layer by layer, as clip=per_layer has it"
+            raise Refused(part.first.path, reason, "Rename it, or use clip=flat")
+    for (path, _), uses in shared.items():
+        for part, place in uses:
+            own, whole = part.site.leaves[place], part.first
+            assert own is not None
+            if groups.group(own.path, _index(own)) != groups.group(whole.path, _index(whole)):
+                raise Refused(path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
+
+
+def _index(reference: Reference) -> int | None:
+    layer = layer_of(reference)
+    return layer if isinstance(layer, int) else None
+
+
+def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array, ...]]) -> list[Squares]:
+    """All squared norms. `own`: what an op has by itself, one array a part; `records` of the sites whose parameters are shared."""
+    found = [Squares(part.first.path, own(part.site)[part.number], part.layer) for part in norms.apart]
+    cache: dict[Site, dict[str, Form]] = {}
+    for (path, _), uses in norms.shared.items():
+        reference = uses[0][0].site.leaves[uses[0][1]]
+        assert reference is not None
+        found.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(reference)))
+    return found
+
+
+def _static(site: Site) -> tuple[Any, Any]:
+    """Shapes of leaves and of the record of one round."""
+    inner = len(site.loops)
+    return site.shapes, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[inner:], leaf.dtype), site.record)
+
+
+def _place_name(site: Site, place: int) -> str:
+    return path_name(jax.tree_util.tree_leaves_with_path(site.shapes)[place][0])
+
+
+def _shared_square(uses: list[tuple[Part, int]], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
+    """[..., U]: axes of the loops along the parameter in front."""
+    ready, alone = [], []
+    for part, place in uses:
+        site, reference = part.site, part.site.leaves[place]
+        assert reference is not None
+        if site not in cache:
+            cache[site] = _over_loops(site, records[site])
+        form = cache[site][_place_name(site, place)]
+        rounds = len(site.loops) - len(reference.depths)
+        form = jax.tree.map(lambda x, depths=reference.depths: jnp.moveaxis(x, depths, range(len(depths))), form)
+        is_own = len(part.places) == 1 and not rounds
+        ready.append((form, own(site)[part.number] if is_own else None))
+        alone.append(rounds)
+    shape = jax.tree.leaves(uses[0][0].site.shapes)[uses[0][1]].shape
+
+    def joined(given: list[Any]) -> Array:
+        merged = [forms.merged(form, rounds) if rounds else form for (form, _), rounds in zip(given, alone, strict=True)]
+        return forms.squares([Use(form, own_U) for form, (_, own_U) in zip(merged, given, strict=True)], shape)
+
+    reference = uses[0][0].site.leaves[uses[0][1]]
+    assert reference is not None
+    for _ in reference.depths:
+        joined = jax.vmap(joined)
+    return joined(ready)
+
+
+def _over_loops(site: Site, record: Any) -> dict[str, Form]:
+    run = lambda record: site.op.gradients(site.shapes, record)  # noqa: E731
+    for _ in site.loops:
+        run = jax.vmap(run)
+    return run(record)
+
+
+def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
+    """The op's parameters, axes of the loops along them in front; zeros for what is not trained, whose value no norm or sum needs."""
+    shapes, tree = jax.tree.flatten(site.shapes)
+    values = [
+        jnp.zeros(shape.shape, shape.dtype) if reference is None else reference.of(by_path[reference.path])
+        for reference, shape in zip(site.leaves, shapes, strict=True)
+    ]
+    return jax.tree.unflatten(tree, values)
+
+
+def axes(site: Site, depth: int) -> Any:
+    """`in_axes` of the op's parameters for the loop at that depth."""
+    tree = jax.tree.structure(site.shapes)
+    return jax.tree.unflatten(tree, [0 if reference is not None and depth in reference.depths else None for reference in site.leaves])
+
+
+def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array, ...]:
+    """What the op has by itself, axes of the loops in front."""
+    run = site.op.squared_norm
+    for depth in reversed(range(len(site.loops))):
+        run = jax.vmap(run, in_axes=(axes(site, depth), 0))
+    return run(leaves, record)
+
+
+def part_weights(clipped: groups.Clipped, site: Site) -> tuple[Array, ...]:
+    """The weights of each part, (*loops, U); [L, U] within, for an op that is stacked."""
+    found = []
+    for part in parts_of(site):
+        if not part.is_trained:
+            found.append(jnp.zeros((*site.loops, clipped.is_counted_B.shape[0])))
+            continue
+        layer, reference = part.layer, part.first
+        if site.op.stacked:
+            stack = jax.tree.leaves(site.shapes)[0].shape[0]
+            own = clipped.weights_of(reference.path, layer, stack)
+            found.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
+        elif layer == "each":
+            depth = reference.depths[0]
+            own = clipped.weights_of(reference.path, layer, site.loops[depth])
+            own = own.reshape(*(1,) * depth, site.loops[depth], *(1,) * (len(site.loops) - depth - 1), -1)
+            found.append(jnp.broadcast_to(own, (*site.loops, own.shape[-1])))
+        else:
+            own = clipped.weights_of(reference.path, layer)
+            found.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
+    return tuple(found)

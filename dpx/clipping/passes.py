@@ -1,0 +1,63 @@
+"""What an op's backward pass gives back, besides its inputs' cotangents: one pass for each thing clipping asks of it.
+
+A record (an op's input and its output cotangent, say) comes back as the cotangent of a dummy input, the tap; a parameter's summed
+gradient as that of another, zeros in its shape. So one `vjp` through a loss made of ops yields all of it, and no Python state
+outlives a trace.
+
+U: units.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from dpx.clipping.probes import Op
+
+# record: the tap's cotangent is the record. norm: it is the squared norms, and the sums' is the gradient, weighted by whatever cotangent
+# came in. joint: record and sums (for norms that take several ops). weighted: the tap holds weights, and the sums' cotangent is the
+# gradient weighted by them, rows of weight zero masked. plain: the sums' alone.
+Pass = Literal["record", "norm", "joint", "weighted", "plain"]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def run(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tuple) -> Any:
+    """The op's outputs; `sums`: one array for each leaf, None for what is not trained (or not asked for)."""
+    return op.forward(values, inputs)[0]
+
+
+def _forward(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tuple) -> Any:
+    outputs, residuals = op.forward(values, inputs)
+    return outputs, (values, residuals, tap if kind == "weighted" else None, tuple(total is not None for total in sums))
+
+
+def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
+    values, residuals, weights, wanted = saved
+    if kind == "plain":
+        inputs, gradient = op.gradient(values, residuals, cotangent)
+        return None, inputs, None, _of_wanted(gradient, wanted)
+    inputs, record = op.input_cotangent(values, residuals, cotangent)
+    if kind == "record":
+        return None, inputs, record, (None,) * len(wanted)
+    if kind == "weighted":
+        keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
+        keep_U &= op.is_finite(record, keep_U.shape[0])
+        gradient = op.masked_sum(values, record, weights, keep_U)
+        return None, inputs, jax.tree.map(jnp.zeros_like, weights), _of_wanted(gradient, wanted)
+    gradient = _of_wanted(op.weighted_sum(values, record, op.ones(cotangent)), wanted)
+    return None, inputs, record if kind == "joint" else _finite_squares(op, values, record), gradient
+
+
+run.defvjp(_forward, _backward)
+
+
+def _of_wanted(gradient: Any, wanted: tuple[bool, ...]) -> tuple:
+    return tuple(leaf if is_wanted else None for leaf, is_wanted in zip(jax.tree.leaves(gradient), wanted, strict=True))
+
+
+def _finite_squares(op: Op, values: Any, record: Any) -> tuple:
+    """NaN for a unit whose sum would not be finite: once the pass is over there is nothing left to look at."""
+    squares = op.squared_norm(values, record)
+    is_finite_U = op.is_finite(record, squares[0].shape[-1])
+    return tuple(jnp.where(is_finite_U, square, jnp.nan) for square in squares)

@@ -1,0 +1,174 @@
+"""A traced loss, and its evaluation with every op replaced by one of the passes of passes.py.
+
+The loss is traced once. All that follows evaluates that one program, so what was checked is what runs.
+
+B: examples, U: units.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.extend.core import primitives
+from jaxtyping import Array
+
+from dpx.clipping import passes, readers
+from dpx.clipping.probes import ELSEWHERE, Session, shapes_of, wrap
+from dpx.clipping.readers import Scope, Site
+from dpx.declaration import Refused
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """`losses_fn(params, batch)` as a program whose parameters all go through ops, `sites`."""
+
+    closed: core.ClosedJaxpr
+    outputs: Any
+    params: Any
+    batch: Any
+    scope: Scope
+    sites: list[Site]
+    session: Session
+    examples: int
+
+    @cached_property
+    def paths(self) -> list[str]:
+        return list(self.session.shapes)
+
+    def __call__(self, kind: Callable[[Site], passes.Pass], taps: Mapping[Site, Any], sums: Any = None, given: Any = None) -> Any:
+        """(losses_B, counts). `taps`: one for each site, `sums`: zeros in the shape of the parameters, through whose cotangents
+        gradients come back; `given`: (params, batch, consts) other than those it was traced with."""
+        params, batch, consts = given or (self.params, self.batch, self.closed.consts)
+        arguments = [*jax.tree.leaves(params), *jax.tree.leaves(batch)]
+        jaxpr = self.closed.jaxpr
+        shadows = {} if sums is None else dict(zip(jaxpr.invars, jax.tree.leaves(sums), strict=False))
+        found = _evaluate(jaxpr, consts, arguments, shadows, self.scope, dict(taps), kind)
+        return jax.tree.unflatten(self.outputs, found)
+
+
+def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int) -> Program:
+    """Raises `Refused` where a loss is not one number an example, or a parameter does not go through ops alone (readers.py)."""
+    session = Session(shapes_of(params), **session_options)
+
+    def run(params, batch):
+        return with_counts(losses_fn(wrap(params, session), batch))
+
+    try:
+        closed, out = jax.make_jaxpr(run, return_shape=True)(params, batch)
+    except Refused:
+        raise
+    except Exception as error:
+        jax.eval_shape(losses_fn, params, batch)  # the loss's own error, if it is one
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Refused("the loss", f"does something with parameters outside ops ({first})", ELSEWHERE) from error
+    check_losses(out[0], examples)
+    count = len(jax.tree.leaves(params))
+    units = examples // session.rows_per_unit
+    scope, sites = readers.walk(closed.jaxpr, list(session.shapes), closed.jaxpr.invars[count:], examples, units)
+    return Program(closed, jax.tree.structure(out), params, batch, scope, sites, session, examples)
+
+
+def with_counts(returned: Any) -> tuple[Any, Any]:
+    """(losses_B, counts) of what a loss returned: counts may be left out."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned[0], {} if returned[1] is None else returned[1]
+    if isinstance(returned, (tuple, list, dict)):
+        found = f"a {type(returned).__name__} from the loss"
+        raise Refused(found, "is neither losses nor losses and counts", "Return losses_B, or (losses_B, counts)")
+    return returned, {}
+
+
+def check_losses(losses_B: Any, examples: int) -> None:
+    shape = getattr(losses_B, "shape", ())
+    if shape != (examples,):
+        raise Refused(f"losses of shape {shape}", f"are not one number for each of {examples} examples", "Return an array [B]")
+    if not jnp.issubdtype(losses_B.dtype, jnp.floating):
+        raise Refused(f"losses of type {losses_B.dtype}", "have no gradient", "Return floating numbers")
+
+
+def zero_sums(params: Any) -> Any:
+    """Zeros through whose cotangents gradients come back: float32 or wider even where parameters are bfloat16, whose own
+    cotangents would be rounded to that after they were weighted, beyond the clipping norm."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), params)
+
+
+def _evaluate(
+    jaxpr: core.Jaxpr, consts: Any, arguments: Any, shadows: dict[core.Var, Array], scope: Scope, taps: dict[Site, Any], kind: Any
+) -> list[Any]:
+    """`shadows`: the sum of each parameter, under the variable that holds its value."""
+    values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
+
+    def read(var: Any) -> Any:
+        return var.val if isinstance(var, core.Literal) else values[var]
+
+    for place, eqn in enumerate(jaxpr.eqns):
+        given = [read(var) for var in eqn.invars]
+        shadow = [shadows.get(var) if isinstance(var, core.Var) else None for var in eqn.invars]
+        with eqn.ctx.manager:
+            found, sums = _equation(eqn, given, shadow, scope.get(place), taps, kind)
+        values.update(zip(eqn.outvars, found, strict=True))
+        shadows.update((var, total) for var, total in zip(eqn.outvars, sums, strict=True) if total is not None)
+    return [read(var) for var in jaxpr.outvars]
+
+
+def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: dict[Site, Any], kind: Any) -> tuple[list, list]:
+    """Outputs of an equation, and the sums of the parameters among them."""
+    nothing = [None] * len(eqn.outvars)
+    if isinstance(here, Site):
+        values, inputs = jax.tree.unflatten(eqn.params["tree"], given)
+        sums = tuple(total if leaf is not None else None for total, leaf in zip(shadow, here.leaves, strict=False))
+        return jax.tree.leaves(passes.run(here.op, kind(here), values, inputs, taps.get(here), sums)), nothing
+    if here is None:
+        return _as_it_is(eqn, given, shadow)
+    if eqn.primitive is primitives.scan_p:
+        return _loop(eqn, given, shadow, here[0], taps, kind), nothing
+    if eqn.primitive is primitives.cond_p:
+        branches = [_body(body, shadow[1:], scope, taps, kind) for body, scope in zip(eqn.params["branches"], here, strict=True)]
+        return list(jax.lax.switch(given[0], branches, *given[1:])), nothing
+    body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    run = _body(body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ()), shadow, here[0], taps, kind)
+    if eqn.primitive is primitives.remat_p:
+        run = jax.checkpoint(run, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"])  # pyright: ignore
+    return list(run(*given)), nothing
+
+
+def _as_it_is(eqn: Any, given: list[Any], shadow: list[Any]) -> tuple[list, list]:
+    def run(arguments: list[Any]) -> list[Any]:
+        found = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
+        return list(found) if eqn.primitive.multiple_results else [found]
+
+    # A parameter goes through such an equation where one layer of a stack is taken: so does its sum.
+    sums = run(shadow) if eqn.invars and all(total is not None for total in shadow) else [None] * len(eqn.outvars)
+    return run(given), sums
+
+
+def _body(body: core.ClosedJaxpr, shadow: list[Any], scope: Scope, taps: dict[Site, Any], kind: Any) -> Callable[..., list[Any]]:
+    known = {var: total for var, total in zip(body.jaxpr.invars, shadow, strict=True) if total is not None}
+    return lambda *given: _evaluate(body.jaxpr, body.consts, given, dict(known), scope, taps, kind)
+
+
+def _loop(eqn: Any, given: list[Any], shadow: list[Any], scope: Scope, taps: dict[Site, Any], kind: Any) -> list[Any]:
+    consts, carry = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    body, inside = eqn.params["jaxpr"], _sites(scope)
+
+    def round_of(carried: Any, sliced: Any) -> Any:
+        xs, sums, own = sliced
+        run = _body(body, [*shadow[:consts], *([None] * len(carried)), *sums], scope, {**taps, **dict(zip(inside, own, strict=True))}, kind)
+        found = run(*given[:consts], *carried, *xs)
+        return found[: len(carried)], found[len(carried) :]
+
+    along = (given[carry:], shadow[carry:], [taps.get(site) for site in inside])
+    options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    carried, stacked = jax.lax.scan(round_of, given[consts:carry], along, **options)
+    return [*carried, *stacked]
+
+
+def _sites(scope: Scope) -> list[Site]:
+    found: list[Site] = []
+    for here in scope.values():
+        found += [here] if isinstance(here, Site) else [site for inner in here for site in _sites(inner)]
+    return found

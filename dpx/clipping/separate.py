@@ -1,0 +1,205 @@
+"""Whether a loss keeps examples apart: tried out when it is built, since shapes cannot say it (tokens may be as many as examples).
+
+An example's loss must depend on its own row alone, and what an op records in an example's row must be that example's. Random
+parameters and rows stand in for what is not known yet: of one unit's loss nothing may come back in any other unit's records, and
+the norms and the sum of two units must be those of each alone, by autodiff.
+
+B: examples, U: units.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from dpx.clipping.book_keeping import unclipped
+from dpx.clipping.joint import Norms
+from dpx.clipping.program import Program, check_losses, with_counts
+from dpx.declaration import Refused
+
+# What rounding may make of a norm; what is clipped wrongly is further off on random rows.
+TOLERANCE = {False: 2e-3, True: 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """How a trial's rows are drawn: integers from 0 to `below` - 1, all 0 in the first unit or not; floats of both signs or not."""
+
+    seed: int
+    below: int = 2
+    is_first_zero: bool = False
+    is_positive: bool = False
+    random: Any = None
+
+    def begun(self) -> "Draw":
+        """With numbers from the start."""
+        return dataclasses.replace(self, random=np.random.default_rng(self.seed))
+
+
+# 0 and 1 are within any table, class or sequence. The first unit's zeros tell a largest id over the batch from its own.
+DRAWS = tuple(
+    Draw(seed, below, is_first_zero, is_positive)
+    for seed, (below, is_first_zero, is_positive) in enumerate(((2, False, False), (2, True, True), (5, True, False)))
+)
+
+_found_separate: set[tuple] = set()
+
+
+class _Together(NamedTuple):
+    """What one cotangent of the losses leaves: by site, every unit's squared norms; norms of all uses; losses and the sum."""
+
+    own: list[Any]
+    norms_U: Any
+    losses_U: Any
+    total: Any
+
+
+class _Trial(NamedTuple):
+    """Of two units (or one, where there is one): each with the other in the program, and alone. Numpy arrays."""
+
+    together: list[_Together]
+    alone: list[tuple[Any, Any]]
+
+
+def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
+    """Raises `Refused`, naming the op, where examples are not apart."""
+    key = (str(program.closed.jaxpr), str(program.closed.in_avals))
+    if key in _found_separate:
+        return
+    trial, is_conclusive = _built(losses_fn, program, norms), False
+    for draw in DRAWS:
+        found = trial(draw.begun())
+        if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)):
+            _check_leaks(program, found)
+            _check_alone(program, found)
+            is_conclusive = True
+    if is_conclusive:
+        _found_separate.add(key)
+        return
+    reason = "is not finite on random rows, so that it cannot be tried whether examples are apart"
+    raise Refused("the loss", reason, "Pass checked=False once you have compared it with clipping=vmap")
+
+
+def _units(program: Program) -> list[int]:
+    return sorted({0, program.examples // program.session.rows_per_unit - 1})
+
+
+def _check_leaks(program: Program, trial: _Trial) -> None:
+    for unit, found in zip(_units(program), trial.together, strict=True):
+        for site, own in zip(program.sites, found.own, strict=True):
+            if np.delete(own, unit, axis=-1).any():
+                path = next(reference.path for reference in site.leaves if reference is not None)
+                reason = f"holds something of one example in the row of another ({path}): a statistic over the batch, or another axis first"
+                raise Refused(
+                    f"op {site.op.name}", reason, "Keep examples apart and their axis first; batch normalisation cannot be private"
+                )
+
+
+def _check_alone(program: Program, trial: _Trial) -> None:
+    tolerance = TOLERANCE[any(site.is_narrow for site in program.sites)]
+    norms, alone, losses, losses_alone, errors = [], [], [], [], []
+    for unit, found, (loss, gradient) in zip(_units(program), trial.together, trial.alone, strict=True):
+        norms.append(float(found.norms_U[unit]))
+        alone.append(_norm(gradient))
+        losses.append(float(found.losses_U[unit]))
+        losses_alone.append(float(loss))
+        errors.append(_norm(jax.tree.map(np.subtract, found.total, gradient)))
+    scale = tolerance * max(alone)
+    is_right = np.allclose(norms, alone, 0, scale) and np.allclose(losses, losses_alone, tolerance, tolerance) and max(errors) <= scale
+    if not is_right:
+        ops = ", ".join(sorted({site.op.name for site in program.sites}))
+        both = " and ".join(f"({', '.join(f'{norm:.4g}' for norm in found)})" for found in (norms, alone))
+        reason = f"gives examples among others and alone norms of {both}, losses or gradients that differ, through {ops}"
+        raise Refused("the loss", reason, "Let an example's loss depend on its own row alone, or use clipping=vmap")
+
+
+def _norm(tree: Any) -> float:
+    return float(np.sqrt(sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))))
+
+
+def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _Trial]:
+    rows = program.session.rows_per_unit
+    jaxpr, alone_consts = _alone(losses_fn, program, rows)
+
+    def together(params: Any, batch: Any, consts: Any, cotangent_B: Any) -> _Together:
+        losses_B, own, squares, total = unclipped(program, norms, cotangent_B, (params, batch, consts))
+        norms_U = jnp.sqrt(jnp.maximum(sum(entry.total_B for entry in squares), 0))
+        return _Together(
+            [jnp.concatenate([square.reshape(-1, square.shape[-1]) for square in found]) for found in own],
+            norms_U,
+            losses_B.reshape(-1, rows).sum(1),
+            total,
+        )
+
+    def alone(params: Any, row: Any, consts: Any) -> Any:
+        loss = lambda params: core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*jax.tree.leaves((params, row)))[0].sum()  # noqa: E731
+        return jax.value_and_grad(loss)(params)
+
+    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    together, alone = (jax.jit(function, compiler_options=quick) for function in (together, alone))
+
+    def trial(drawn: Draw) -> _Trial:
+        # A trial is of its own, also where the loss is being traced into a program of somebody else's.
+        with jax.ensure_compile_time_eval():
+            known: dict[int, Any] = {}
+            params = jax.tree.map(lambda leaf: _parameter(leaf, drawn), program.params)
+            batch = jax.tree.map(lambda leaf: _stand_in(leaf, drawn, rows), program.batch)
+            consts, consts_alone = ([_constant(leaf, drawn, known) for leaf in consts] for consts in (program.closed.consts, alone_consts))
+            found = []
+            for unit in _units(program):
+                place = slice(unit * rows, (unit + 1) * rows)
+                cotangent_B = jnp.zeros(program.examples).at[place].set(1)
+                row = jax.tree.map(lambda leaf, place=place: leaf[place], batch)
+                found.append((together(params, batch, consts, cotangent_B), alone(params, row, consts_alone)))
+            return jax.tree.map(np.asarray, _Trial(*(list(each) for each in zip(*found, strict=True))))
+
+    return trial
+
+
+def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, list[Any]]:
+    """The loss of one unit, with bare parameters."""
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), program.batch)
+
+    def run(params: Any, batch: Any) -> Any:
+        losses_B = with_counts(losses_fn(params, batch))[0]
+        check_losses(losses_B, rows)
+        return losses_B
+
+    try:
+        closed = jax.make_jaxpr(run)(program.params, batch)
+    except (TypeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise Refused(
+            "the loss", f"cannot be computed for one example alone ({first})", "Put all that is of the examples into the batch"
+        ) from error
+    return closed.jaxpr, closed.consts
+
+
+def _parameter(leaf: Any, drawn: Draw) -> Any:
+    """As large as keeps deep programs finite."""
+    spread = max(0.05, leaf.shape[-2] ** -0.5) if leaf.ndim > 1 else 0.5
+    return jnp.asarray(drawn.random.normal(0, spread, leaf.shape), leaf.dtype)
+
+
+def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
+    """What a loss closes over: itself where it is known, one stand-in for both programs where it is traced."""
+    if not isinstance(leaf, jax.core.Tracer):
+        return leaf
+    return known.setdefault(id(leaf), _stand_in(leaf, drawn, 0))
+
+
+def _stand_in(leaf: Any, drawn: Draw, first: int) -> Any:
+    """Random values; of the `first` rows, integers are 0."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        seed = int(drawn.random.integers(2**31))
+        return jax.random.split(jax.random.key(seed, impl=jax.random.key_impl(leaf)), leaf.shape)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        values = drawn.random.normal(0, 1, leaf.shape)
+        return jnp.asarray(np.abs(values) if drawn.is_positive else values, leaf.dtype)
+    values = drawn.random.integers(0, drawn.below, leaf.shape)
+    values[:first] = 0 if drawn.is_first_zero else values[:first]
+    return jnp.asarray(values, leaf.dtype)
