@@ -1,0 +1,201 @@
+"""What judges an attack: the clipped sum of a loss is right against float64, or the loss is refused in words. Nothing else.
+
+An attack is a loss that was, or could be, clipped wrongly with no symptom. The judge knows only what users know: each example's
+gradient is that of its own row alone, which autodiff finds in float64 when parameters are bare.
+
+B: examples, T: tokens, M: positions decoded, C: choices, L: layers (as many as examples, so that no shape tells them apart),
+d: width, V: rows of a table.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpx
+from dpx.clipping import ops
+from dpx.declaration import Refused
+from tests.clipping.batches import QUICKLY, example
+
+B, T, D, V, L, M, C = 3, 5, 4, 6, 3, 2, 2
+# Two methods, and the two ways to a norm: per-example gradients kept, or products of tokens. The others are for the long suite.
+WAYS = {"book_keeping": {"method": "book_keeping"}, "ghost": {"method": "ghost", "kept_bytes": 0}}
+MORE_WAYS = {"book_keeping_grams": {"method": "book_keeping", "kept_bytes": 0}, "ghost_kept": {"method": "ghost"}}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attack:
+    """A loss, what it is called with, and what must come of it: "right", "refused", or either (None).
+
+    "loud": jax may have an error of its own before we can speak. "raises": autodiff has one as well, with bare parameters, and any error
+    will do where it has. `floor` is the size of gradients that float32 cannot tell from zero where terms cancel; `is_zero`: all are.
+    """
+
+    losses: Any
+    params: Any
+    batch: Any
+    must: str | None = None
+    options: dict = dataclasses.field(default_factory=dict)
+    tolerance: float = 1e-4
+    floor: float = 1e-6
+    is_zero: bool = False
+
+
+@dataclasses.dataclass
+class Attacks:
+    """A table of attacks: each is a function (params, batch) -> losses_B under a decorator that says which parameters it has."""
+
+    table: dict = dataclasses.field(default_factory=dict)
+
+    def __call__(self, must=None, *, params=None, rows=None, slow=False, has_counts=False, settings=None, **shapes):
+        def add(function):
+            losses = function if has_counts else lambda p, b: (function(p, b), {})
+            found = params if params is not None else drawn(shapes)
+            attack = Attack(losses, found, batch() if rows is None else rows, must, **(settings or {}))
+            assert function.__name__ not in self.table, function.__name__
+            self.table[function.__name__] = attack, slow
+            return function
+
+        return add
+
+    def each(self):
+        """One pytest parameter an attack."""
+        marks = {name: [pytest.mark.slow] if slow else [] for name, (_, slow) in self.table.items()}
+        return pytest.mark.parametrize("attack", [pytest.param(a, id=name, marks=marks[name]) for name, (a, _) in self.table.items()])
+
+
+def drawn(shapes, seed: int = 0):
+    """Arrays of these shapes (a pytree of tuples): large enough that a term left out of a norm shows."""
+    generator = np.random.default_rng(seed)
+    is_shape = lambda s: isinstance(s, tuple) and all(isinstance(n, int) for n in s)  # noqa: E731
+    return jax.tree.map(lambda s: jnp.asarray(generator.normal(0, 0.7, s), jnp.float32), shapes, is_leaf=is_shape)
+
+
+def batch(B: int = B, seed: int = 1):
+    """Rows of different sizes, so that some are clipped and some not; ids that repeat, within an example and between them."""
+    generator = np.random.default_rng(seed)
+    size_B = np.linspace(0.4, 2.0, B)
+
+    def rows(*shape):
+        return jnp.asarray(generator.normal(0, 1, (B, *shape)) * size_B.reshape(-1, *[1] * len(shape)), jnp.float32)
+
+    found = {"x": rows(T, D), "h": rows(M, D), "choices": rows(C, T, D), "y": rows(D)}
+    found |= {
+        "id": jnp.asarray(generator.integers(0, V, (B, T)), jnp.int32),
+        "label": jnp.asarray(generator.integers(0, V, (B, T)), jnp.int32),
+    }
+    return found | {"is_slot": jnp.arange(T) % (jnp.arange(B)[:, None] + 1) == 0}
+
+
+def total(y):
+    """[B, ...] as losses_B, curved, so that every cotangent is another."""
+    return jnp.sin(y).sum(tuple(range(1, y.ndim)))
+
+
+def look(table, id_BT):
+    """A lookup in the type of the day: float64 where the truth is computed."""
+    return ops.lookup(table, id_BT, jnp.result_type(float))
+
+
+def widened(tree):
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+
+
+def truth(attack: Attack):
+    """(losses_U, gradients of each unit) in float64, one row at a time, with bare parameters; padding stands in no unit."""
+
+    def loss_of_one(params, row):
+        found = attack.losses(params, row)
+        return jnp.sum((found[0] if isinstance(found, (tuple, list)) else found).astype(jnp.float64))
+
+    with jax.enable_x64(True):
+        params, rows = widened(attack.params), widened(attack.batch)
+        one = jax.jit(jax.value_and_grad(loss_of_one), compiler_options=QUICKLY)
+        pairs = [one(params, example(rows, b)) for b in range(jax.tree.leaves(rows)[0].shape[0])]
+    gradients = [[np.asarray(leaf) for leaf in jax.tree.leaves(gradient)] for _, gradient in pairs]
+    weight_B = 1.0 - np.asarray(attack.options.get("is_padding_B", np.zeros(len(pairs))))
+    R = attack.options.get("rows_per_unit", 1)
+    # A where and not a product: what stands in padding may be NaN.
+    kept = [[leaf if keep else np.zeros_like(leaf) for leaf in gradient] for keep, gradient in zip(weight_B, gradients, strict=True)]
+    losses = np.asarray([float(loss) if keep else 0.0 for keep, (loss, _) in zip(weight_B, pairs, strict=True)])
+    units = [[sum(leaves) for leaves in zip(*kept[at : at + R], strict=True)] for at in range(0, len(pairs), R)]
+    return losses.reshape(-1, R).sum(1), units
+
+
+def run(attack: Attack, way: dict, limit: float, is_compiled: bool = True):
+    def clipped(params, rows):
+        weights = lambda norms: limit / jnp.maximum(norms, limit)  # noqa: E731
+        return dpx.clipped_sum(attack.losses, params, rows, weights=weights, **way, **attack.options)
+
+    return (jax.jit(clipped, compiler_options=QUICKLY) if is_compiled else clipped)(attack.params, attack.batch)
+
+
+def fault(attack: Attack, found, losses_U, units, limit: float) -> str:
+    """What is wrong with a clipped sum, in words; "" for nothing. A unit whose loss or gradient is not finite must count for nothing."""
+    with np.errstate(all="ignore"):
+        square_U = np.asarray([sum(np.sum(np.square(leaf)) for leaf in unit) for unit in units])
+        is_counted_U = np.isfinite(losses_U) & np.isfinite(square_U) & (square_U < np.finfo(np.float32).max)
+        norm_U = np.sqrt(np.where(is_counted_U, square_U, 0))
+    if np.shape(found.norms_B) != norm_U.shape:
+        return f"norms of shape {np.shape(found.norms_B)}"
+    losses_U = np.where(is_counted_U, losses_U, 0)
+    if np.shape(found.losses_B) != losses_U.shape or not np.allclose(found.losses_B, losses_U, rtol=attack.tolerance, atol=1e-5):
+        return f"losses {np.asarray(found.losses_B).tolist()}, truly {losses_U}"
+    norm_error = np.max(np.abs(found.norms_B - norm_U) / (attack.tolerance * norm_U + attack.floor))
+    if not norm_error <= 1:
+        return f"norms {np.asarray(found.norms_B)}, truly {norm_U}"
+    factor_U = np.where(is_counted_U, limit / np.maximum(norm_U, limit), 0)
+    for number, leaf in enumerate(jax.tree.leaves(found.total)):
+        terms = [c * unit[number] if c else np.zeros(unit[number].shape) for c, unit in zip(factor_U, units, strict=True)]
+        if leaf.shape != terms[0].shape:
+            return f"sum {number} of shape {leaf.shape}"
+        scale = max(np.max(np.abs(term), initial=0) for term in terms)
+        error = np.max(np.abs(leaf - sum(terms)), initial=0)
+        if not error <= attack.tolerance * scale + attack.floor:
+            return f"sum of parameter {number} off by {error:.3g}, scale {scale:.3g}"
+    return ""
+
+
+def outcome(attack: Attack, way: dict, is_compiled: bool = True, known=None) -> str:
+    """ "right", "refused ...", "wrong ..." or "crashes ...": an error that is not in words is no refusal."""
+    losses_U, units = known or (None, [])
+    limit = middle(units)
+    try:
+        found = jax.device_get(run(attack, way, limit, is_compiled))
+    except Refused as refused:
+        return f"refused: {refused}"
+    except Exception as error:
+        return f"crashes: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    reason = fault(attack, found, losses_U, units, limit) if known else "accepted, though nobody can differentiate it"
+    return f"wrong: {reason}" if reason else "right"
+
+
+def middle(units, none: float = 1.0) -> float:
+    """A clipping norm that some are above and some below."""
+    with np.errstate(all="ignore"):
+        norms = np.sqrt([sum(np.sum(np.square(leaf)) for leaf in unit) for unit in units])
+    norms = norms[np.isfinite(norms) & (norms > 0)]
+    return float(0.9 * np.median(norms)) if norms.size else none
+
+
+def right_or_refused(attack: Attack, ways=None, is_compiled: bool = True) -> None:
+    """By every way: right, or refused; what the attack insists on where it does."""
+    known = None
+    try:
+        known = None if attack.must == "refused" else truth(attack)
+    except Refused:
+        pass  # of bare parameters as well
+    except Exception:
+        assert attack.must == "raises", "an attack that nobody can judge"
+    if known is not None:
+        assert attack.is_zero or middle(known[1], none=0.0) > 0, "an attack without a gradient"
+    is_loud = attack.must == "loud" or known is None
+    allowed = (
+        (attack.must,) if attack.must in ("right", "refused") else ("right", "refused", "crashes") if is_loud else ("right", "refused")
+    )
+    for name, way in (WAYS if ways is None else ways).items():
+        found = outcome(attack, way, is_compiled, known)
+        assert found.startswith(allowed), f"{name}: {found}"
