@@ -11,6 +11,10 @@ def __getattr__(name: str) -> Any:
         from dpx.clipping import clipped_sum as module
 
         return getattr(module, name)
+    if name == "clipped_grad":
+        from dpx.clipping.clipped_grad import clipped_grad
+
+        return clipped_grad
     if name == "load":
         from dpx.loading import load
 

@@ -1,0 +1,142 @@
+"""`dpx.clipped_grad`: the clipped sum for a loss of one example, in any JAX code.
+
+B: examples.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from dpx.clipping import clipped_sum as sums
+from dpx.clipping.clipped_sum import ClippedSum
+from dpx.clipping.example_loss import Reader, Route, Tracer
+from dpx.clipping.probes import Session, is_probed, session_of, shapes_of
+from dpx.clipping.program import Program, traced, with_counts
+from dpx.clipping.weights import Weights
+from dpx.declaration import Refused, require
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """How one parameter's gradients are had: by which route, read by which primitives, and how many bytes an example are kept of them."""
+
+    path: str
+    route: Route
+    readers: tuple[str, ...]
+    bytes_per_example: int
+
+
+def clipped_grad(
+    loss: Any,
+    params: Any,
+    batch: Any,
+    *,
+    weights: Weights,
+    is_padding_B: Bool[Array, " B"] | None = None,
+    method: str = "book_keeping",
+    kept_bytes: int = sums.KEPT_BYTES,
+    rows_per_unit: int = 1,
+    strict: bool = False,
+    explain: bool = False,
+) -> ClippedSum | list[Taken]:
+    """sum_b c_b grad_b, where `loss(params, example)` is the loss of one example: a number, or (number, counts); c_B = weights(norms_B).
+
+    `batch` holds examples along the first axis of every array; `example` has that axis no more. Any JAX code will do: products and
+    lookups are clipped as by `dpx.clipped_sum`, and a parameter with any other reader gets a copy for each example (exact, at the cost
+    of a gradient for each). `strict` refuses copies; `explain` computes nothing and returns the route of every parameter.
+    Raises `Refused` for a loss that is not one floating number, parameters that are not floating, and copies where `strict`.
+    """
+    examples = sums.batch_size(batch)
+    one = _traced_one(loss, params, batch)
+    readers = _readers(one, params, batch)
+    paths = list(shapes_of(params))
+    copied = frozenset(path for path in paths if _is_copied(list(readers.get(path, {}).values())))
+    shared = frozenset(path for path, found in readers.items() if len(found) > 1 or any(reader.is_repeated for reader in found.values()))
+    routes = {path: _route(list(readers.get(path, {}).values())) for path in paths}
+    if strict and "copies" in routes.values():
+        path = next(path for path in paths if routes[path] == "copies")
+        names = ", ".join(sorted({reader.primitive for reader in readers[path].values()}))
+        reason = f"is read by {names} in a way that needs a gradient for each example"
+        raise Refused(path, reason, "Leave out strict, or use products and lookups of it")
+
+    def losses(wrapped: Any, batch: Any) -> Any:
+        session = session_of(wrapped)
+        assert session is not None
+        values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
+
+        def of_one(example: Any, tick: Any) -> Any:
+            tracer = Tracer(session, tick, copied, shared)
+            followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
+            found = tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *jax.tree.leaves(example)])
+            return jax.tree.unflatten(one.outputs, [tracer.plain(value, "return") for value in found])
+
+        return jax.vmap(of_one)(batch, jnp.zeros(examples))
+
+    if explain:
+        options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
+        return _taken(traced(losses, params, batch, options, examples), readers, routes)
+    options = {"is_padding_B": is_padding_B, "method": method, "kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
+    return sums.clipped_sum(losses, params, batch, weights=weights, checked=False, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _One:
+    jaxpr: Any
+    outputs: Any
+
+
+def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
+    for path, leaf in zip(shapes_of(params), jax.tree.leaves(params), strict=True):
+        require(jnp.issubdtype(leaf.dtype, jnp.floating), path, f"is of type {leaf.dtype}, which has no gradient", "Keep it out of params")
+    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+    jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
+    is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
+    found = f"loss of shape {out[0].shape} and type {out[0].dtype}"
+    require(is_number, found, "is not one floating number for one example", "Return a scalar")
+    return _One(jaxpr, jax.tree.structure(out))
+
+
+def _readers(one: _One, params: Any, batch: Any) -> Mapping[str, Mapping[tuple, Reader]]:
+    """What reads each parameter; nothing is computed."""
+    shapes = shapes_of(params)
+    found: dict[str, dict[tuple, Reader]] = {}
+
+    def run(values: list[Any], example: list[Any], tick: Any) -> None:
+        tracer = Tracer(Session(shapes), tick, readers=found)
+        followed = [tracer.parameter(path, value) for path, value in zip(shapes, values, strict=True)]
+        for value in tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *example]):
+            tracer.plain(value, "return")
+
+    example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(batch)]
+    jax.eval_shape(run, jax.tree.leaves(params), example, jax.ShapeDtypeStruct((), jnp.float32))
+    return found
+
+
+def _is_copied(readers: list[Reader]) -> bool:
+    """Whether one copy at the start serves better than an op at each reader, or is all that is known."""
+    if len(readers) == 1 and not readers[0].is_repeated:
+        return False
+    return not readers or not all(reader.is_matrix for reader in readers)
+
+
+def _route(readers: list[Reader]) -> Route:
+    found = {reader.route for reader in readers}
+    if not found or found == {"elementwise"}:
+        return "elementwise"
+    if _is_copied(readers) or "copies" in found:
+        return "copies"
+    return "lookup" if "lookup" in found else "product"
+
+
+def _taken(program: Program, readers: Mapping[str, Mapping[tuple, Reader]], routes: Mapping[str, Route]) -> list[Taken]:
+    size = dict.fromkeys(routes, 0)
+    for site in program.sites:
+        path = next(reference.path for reference in site.leaves if reference is not None)
+        size[path] += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record))
+    names = {path: tuple(sorted({reader.primitive for reader in readers.get(path, {}).values()})) for path in routes}
+    return [Taken(path, route, names[path], size[path] // program.examples) for path, route in routes.items()]

@@ -1,0 +1,246 @@
+"""Clipped gradients of a loss of one example, in any JAX code.
+
+The loss is traced for one example. Where a parameter meets a product or a lookup, that equation becomes an op (reader_ops.py); any
+other reader gets a copy of the parameter for each example, whose gradient autodiff forms. Then the whole is mapped over examples by
+`jax.vmap`, so that the example's axis is ours and nothing of one example can be in the row of another.
+
+B: examples.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.extend.core import Primitive, primitives
+from jax.interpreters import batching
+from jaxtyping import Array
+
+from dpx.clipping import norms
+from dpx.clipping.probes import Op, Session, bound
+from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
+from dpx.declaration import Refused
+
+Route = Literal["product", "lookup", "elementwise", "copies"]
+
+# Readers that need every number of a parameter once: a copy for each example is no larger than the gradient that has to be formed.
+ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.broadcast_in_dim_p)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What reads a parameter: its route, the primitive, and whether a loop reads it again each round."""
+
+    route: Route
+    primitive: str
+    is_repeated: bool
+    is_matrix: bool = True
+
+
+@dataclasses.dataclass
+class Followed:
+    """A parameter, or a layer of one, as it is, and the view of it that has been taken."""
+
+    value: Any
+    path: str
+    view: View
+    is_repeated: bool = False
+
+
+@dataclasses.dataclass
+class Tracer:
+    """Evaluates a loss of one example with ops in the place of readers. `copied`: parameters that go as copies from the start;
+    `shared`: those with several readers, whose norm is not had from kept gradients. `readers`: by parameter and place.
+    """
+
+    session: Session
+    tick: Any
+    copied: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+    readers: dict[str, dict[tuple, Reader]] = dataclasses.field(default_factory=dict)
+    at: list[int] = dataclasses.field(default_factory=list)
+
+    def run(self, jaxpr: core.Jaxpr, consts: Any, arguments: list[Any]) -> list[Any]:
+        values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
+        for place, eqn in enumerate(jaxpr.eqns):
+            given = [var.val if isinstance(var, core.Literal) else values[var] for var in eqn.invars]
+            self.at.append(place)
+            with eqn.ctx.manager:
+                values.update(zip(eqn.outvars, self._equation(eqn, given), strict=True))
+            self.at.pop()
+        return [var.val if isinstance(var, core.Literal) else values[var] for var in jaxpr.outvars]
+
+    def parameter(self, path: str, value: Any) -> Any:
+        view = View((), value.shape, value.dtype)
+        return self._copy(Followed(value, path, view), "copies") if path in self.copied else Followed(value, path, view)
+
+    def plain(self, value: Any, primitive: str) -> Any:
+        """A copy of what is still followed."""
+        if not isinstance(value, Followed):
+            return value
+        route = "elementwise" if primitive in {p.name for p in ELEMENTWISE} else "copies"
+        self._read(value, Reader(route, primitive, value.is_repeated, False))
+        return self._copy(value, route)
+
+    def _copy(self, value: Followed, route: Route) -> Any:
+        return self._bind(Copied(value.view, name=route), value, "parameter", ())
+
+    def _read(self, value: Followed, reader: Reader) -> None:
+        # By place: the body of a loop is traced again where its types settle.
+        self.readers.setdefault(value.path, {})[tuple(self.at), value.view] = reader
+
+    def _bind(self, op: Op, value: Followed, leaf: str, inputs: tuple) -> Any:
+        outputs = jax.eval_shape(lambda value, *inputs: _of_one(op, {leaf: value}, inputs), value.value, *inputs)
+        settings = {"op": op, "leaf": leaf, "path": value.path, "session": self.session, "outputs": (outputs,)}
+        return one_p.bind(value.value, *inputs, self.tick, **settings)[0]
+
+    def _equation(self, eqn: Any, given: list[Any]) -> list[Any]:
+        followed = [value for value in given if isinstance(value, Followed)]
+        if not followed:
+            return _bind_as_is(eqn, given)
+        if eqn.primitive is primitives.stop_gradient_p:
+            return [given[0].view(eqn.primitive.bind(given[0].value))]
+        if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+            return [dataclasses.replace(given[0], view=given[0].view.then(eqn))]
+        if eqn.primitive is primitives.dot_general_p and len(followed) == 1:
+            return [self._product(eqn, given)]
+        if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
+            return [self._lookup(eqn, given)]
+        rebuilt = self._bodies(eqn, given)
+        return _bind_as_is(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
+
+    def _product(self, eqn: Any, given: list[Any]) -> Any:
+        dimensions, is_first = eqn.params["dimension_numbers"], isinstance(given[1], Followed)
+        (kernel, x) = (given[1], given[0]) if is_first else (given[0], given[1])
+        if not is_first:
+            dimensions = tuple(tuple(reversed(pair)) for pair in dimensions)
+        settings = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
+        form: norms.Form = "gram" if kernel.path in self.shared else "kept"
+        op = Product(kernel.view, _tuples(dimensions), is_first, tuple(settings.items()), form)
+        self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, op.is_matrix))
+        return self._bind(op, kernel, "kernel", (x,))
+
+    def _lookup(self, eqn: Any, given: list[Any]) -> Any:
+        table, index = given
+        self._read(table, Reader("lookup", eqn.primitive.name, table.is_repeated))
+        return self._bind(Gathered(table.view, tuple(eqn.params.items())), table, "table", (index,))
+
+    def _bodies(self, eqn: Any, given: list[Any]) -> list[Any] | None:
+        """A call, loop or branch with the same done inside it; None for anything else."""
+        if eqn.primitive is primitives.scan_p:
+            return self._loop(eqn, given)
+        if eqn.primitive is primitives.cond_p:
+            return None if "branches_platforms" in eqn.params else self._branches(eqn, given)
+        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        if eqn.primitive in (primitives.jit_p, primitives.closed_call_p, primitives.call_p):
+            return self.run(body.jaxpr, body.consts, given) if isinstance(body, core.ClosedJaxpr) else self.run(body, (), given)
+        if eqn.primitive is primitives.remat_p:
+            run = lambda *arrays: self._within(core.ClosedJaxpr(body, ()), given, arrays)  # noqa: E731
+            options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
+            return list(jax.checkpoint(run, **options)(*_arrays(given)))
+        return None
+
+    def _branches(self, eqn: Any, given: list[Any]) -> list[Any]:
+        """All of them, and a choice by example, as `jax.vmap` does it; but its rule gives each example parameters of its own."""
+        found = []
+        for number, body in enumerate(eqn.params["branches"]):
+            self.at.append(number)
+            found.append(self._within(body, given[1:], _arrays(given[1:])))
+            self.at.pop()
+        index = jax.lax.clamp(0, given[0].astype(jnp.int32), len(found) - 1)
+        return [jax.lax.select_n(index, *cases) for cases in zip(*found, strict=True)]
+
+    def _within(self, body: core.ClosedJaxpr, given: list[Any], arrays: Any, changes: list[dict] | None = None) -> list[Any]:
+        """The body's outputs, all plain: `arrays` stand in for the values of `given`."""
+        changed = changes or [{}] * len(given)
+        inner = [
+            dataclasses.replace(value, value=array, **change) if isinstance(value, Followed) else array
+            for value, array, change in zip(given, arrays, changed, strict=True)
+        ]
+        return [self.plain(value, "return") for value in self.run(body.jaxpr, body.consts, inner)]
+
+    def _loop(self, eqn: Any, given: list[Any]) -> list[Any]:
+        consts, start = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+        body = eqn.params["jaxpr"]
+        carry = [self.plain(value, "scan") for value in given[consts:start]]
+        along = [self.plain(value, "scan") if isinstance(value, Followed) and not value.view.is_cast else value for value in given[start:]]
+        inner = [*given[:consts], *carry, *along]
+        changes: list[dict] = [{"is_repeated": True} if isinstance(value, Followed) else {} for value in inner]
+        for place, value in enumerate(along, start):
+            if isinstance(value, Followed):
+                changes[place] = {"view": _of_layer(value.view)}
+
+        def round_of(carried: Any, sliced: Any) -> Any:
+            arrays = [*_arrays(given[:consts]), *carried, *sliced]
+            found = self._within(body, inner, arrays, changes)
+            return found[: len(carried)], found[len(carried) :]
+
+        options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+        carried, stacked = jax.lax.scan(round_of, carry, _arrays(along), **options)
+        return [*carried, *stacked]
+
+
+def _of_layer(view: View) -> View:
+    """A view of a stack, as it is of one layer: it only casts."""
+    return View(view.steps, view.shape[1:], view.dtype)
+
+
+def _arrays(given: list[Any]) -> list[Any]:
+    return [value.value if isinstance(value, Followed) else value for value in given]
+
+
+def _bind_as_is(eqn: Any, given: list[Any]) -> list[Any]:
+    found = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
+    return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _tuples(dimensions: Any) -> Any:
+    return tuple(tuple(tuple(int(axis) for axis in axes) for axes in pair) for pair in dimensions)
+
+
+def _of_one(op: Op, leaves: Any, inputs: tuple) -> Any:
+    """An op's output for one example, by that of a batch of one."""
+    batch = tuple(x[None] for x in inputs) or (jnp.zeros((1,)),)
+    return op.forward(leaves, batch)[0][0]
+
+
+one_p = Primitive("dpx_op_of_one_example")
+one_p.multiple_results = True
+
+
+@one_p.def_abstract_eval
+def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
+    return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in outputs]
+
+
+def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Session, outputs: tuple) -> Any:
+    """The op of all examples: `given` is (parameter, *inputs, tick), and the tick always has the examples' axis."""
+    parameter, *inputs, tick = given
+    if axes[0] is not None:
+        raise Refused(path, "is mapped over with the examples", "Give parameters without the example's axis")
+    B = tick.shape[axes[-1]]
+    moved = [
+        jnp.broadcast_to(x, (B, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip((*inputs, tick), axes[1:], strict=True)
+    ]
+    inputs = tuple(moved[:-1]) or (moved[-1],)
+    if isinstance(op, Product):
+        op = dataclasses.replace(op, form=_form(op, inputs[0], path, session))
+    found = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs)
+    return [found], [0]
+
+
+batching.primitive_batchers[one_p] = _batched
+
+
+def _form(op: Product, x_B: Array, path: str, session: Session) -> norms.Form:
+    E, p, d = op.sizes()
+    R = session.rows_per_unit
+    T, U = R * x_B[0].size // (E * p), x_B.shape[0] // R
+    if op.form != "kept" or norms.choose(T, p, d, True) != "kept":
+        return norms.choose(T, p, d, False)
+    size = 4 * U
+    for axis in session.shapes[path]:
+        size *= axis
+    return norms.choose(T, p, d, session.keep(path, size))

@@ -1,0 +1,255 @@
+"""Ops for what plain JAX does with a parameter: multiply by it, look rows of it up, or anything else.
+
+A view is what stands between a parameter and its reader: reshapes, transposes, casts and slices. All of them are linear, and keep
+what is left of a gradient as long as it was; the way back spreads it over the parameter.
+
+B: examples, U: units, E: batch axes of a product (experts, say), T: positions, p: contracted, d: the parameter's other axes.
+"""
+
+import dataclasses
+import math
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import primitives
+from jaxtyping import Array
+
+from dpx.clipping import forms, norms
+from dpx.clipping.ops import rows
+from dpx.clipping.probes import Op
+
+VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, primitives.convert_element_type_p, primitives.slice_p)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """Equations from a parameter to what reads it, in order; of shape `shape` and type `dtype` in the end."""
+
+    steps: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def then(self, eqn: Any) -> "View":
+        return View((*self.steps, eqn), eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
+
+    def __call__(self, parameter: Array) -> Array:
+        for eqn in self.steps:
+            parameter = eqn.primitive.bind(parameter, **eqn.primitive.get_bind_params(eqn.params))
+        return parameter
+
+    def back(self, gradient: Array, like: Any) -> Array:
+        """What a gradient of the view is of the parameter, float32 or wider."""
+        wide = jax.ShapeDtypeStruct(like.shape, gradient.dtype)
+        shaped = lambda x: _without_casts(self, x)  # noqa: E731
+        return jax.linear_transpose(shaped, wide)(gradient)[0]
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is the parameter itself, perhaps in another type."""
+        return all(eqn.primitive is primitives.convert_element_type_p for eqn in self.steps)
+
+    @cached_property
+    def order(self) -> tuple[int, ...] | None:
+        """The parameter's axes in the order of the view's, where nothing but their order changed."""
+        order: tuple[int, ...] | None = None
+        for eqn in self.steps:
+            if eqn.primitive is primitives.transpose_p:
+                moved = tuple(eqn.params["permutation"])
+                order = moved if order is None else tuple(order[axis] for axis in moved)
+            elif eqn.primitive is not primitives.convert_element_type_p:
+                return None
+        return tuple(range(len(self.shape))) if order is None else order
+
+
+def _without_casts(view: View, x: Any) -> Any:
+    for eqn in view.steps:
+        if eqn.primitive is not primitives.convert_element_type_p:
+            x = eqn.primitive.bind(x, **eqn.primitive.get_bind_params(eqn.params))
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Product(Op):
+    """A `dot_general` of an input and a view of `kernel`; `dimensions` are those of (input, kernel), `settings` its other options."""
+
+    view: View
+    dimensions: Any
+    is_first: bool
+    settings: tuple[tuple[str, Any], ...]
+    form: norms.Form = "gram"
+    name: str = "product"
+    rows_per_unit: int = 1
+
+    def one(self, x, kernel):
+        """Of one example."""
+        contract, batch = self.dimensions
+        if self.is_first:
+            return jax.lax.dot_general(x, kernel, self.dimensions, **dict(self.settings))
+        return jax.lax.dot_general(kernel, x, tuple(tuple(reversed(pair)) for pair in (contract, batch)), **dict(self.settings))
+
+    @cached_property
+    def axes(self):
+        """Axes (batch, contracted, free) of the kernel and of the input, and the output's in the order E, T, d."""
+        (x_c, k_c), (x_b, k_b) = self.dimensions
+        k_free = [axis for axis in range(len(self.view.shape)) if axis not in (*k_c, *k_b)]
+        return tuple(map(tuple, (k_b, k_c, k_free, x_b, x_c)))
+
+    def sizes(self):
+        k_b, k_c, k_free, *_ = self.axes
+        return tuple(math.prod(self.view.shape[axis] for axis in axes) for axes in (k_b, k_c, k_free))
+
+    def forward(self, leaves, inputs):
+        (x_B,) = inputs
+        kernel = self.view(leaves["kernel"])
+        return jax.vmap(lambda x: self.one(x, kernel))(x_B), x_B
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        x_B, kernel = residuals, self.view(leaves["kernel"])
+        back = jax.linear_transpose(lambda x: self.one(x, kernel), jax.ShapeDtypeStruct(x_B.shape[1:], x_B.dtype))
+        a, g = self._factors(x_B, cotangent)
+        record = {"kernel": norms.per_example(a, g)} if self.form == "kept" else {"a": a, "g": g}
+        return (jax.vmap(lambda g: back(g)[0])(cotangent),), self._by_unit_first(record)
+
+    def _factors(self, x_B, g_B):
+        """A [U*E, R*T, p] and G [U*E, R*T, d]."""
+        *_, x_b, x_c = self.axes
+        E, p, d = self.sizes()
+        free = [axis for axis in range(x_B.ndim - 1) if axis not in (*x_b, *x_c)]
+        x_BETp = jnp.transpose(x_B, (0, *(axis + 1 for axis in (*x_b, *free, *x_c)))).reshape(x_B.shape[0], E, -1, p)
+        T = x_BETp.shape[2]
+        g_BETd = g_B.reshape(-1, E, T, d) if self.is_first else jnp.swapaxes(g_B.reshape(-1, E, d, T), 2, 3)
+        R = self.rows_per_unit
+        both = (jnp.moveaxis(x.reshape(-1, R, *x.shape[1:]), 1, 2) for x in (x_BETp, g_BETd))
+        return tuple(x.reshape(-1, R * T, x.shape[-1]) for x in both)
+
+    def _by_unit_first(self, record):
+        return {name: x.reshape(-1, self.sizes()[0], *x.shape[1:]) for name, x in record.items()}
+
+    def _flat(self, record):
+        return {name: x.reshape(-1, *x.shape[2:]) for name, x in record.items()}
+
+    def squared_norm(self, leaves, record):
+        flat = self._flat(record)
+        if self.form == "gram":
+            square = norms.gram(flat["a"], flat["g"])
+        else:
+            square = norms.squares(flat["kernel"] if self.form == "kept" else norms.per_example(flat["a"], flat["g"]))
+        return (square.reshape(-1, self.sizes()[0]).sum(1),)
+
+    def weighted_sum(self, leaves, record, weights):
+        (w_U,), shape = weights, leaves["kernel"]
+        if self.form == "kept":
+            summed_Epd = jnp.tensordot(w_U, record["kernel"], 1, precision="highest")
+        else:
+            summed = lambda a, g: norms.summed(norms.wide(a), rows(w_U, g))  # noqa: E731
+            summed_Epd = jax.vmap(summed, in_axes=1)(record["a"], record["g"])
+        return {"kernel": self._to_parameter(summed_Epd, shape)}
+
+    def _to_parameter(self, gradient_Epd, like):
+        k_b, k_c, k_free, *_ = self.axes
+        order = (*k_b, *k_c, *k_free)
+        apart = gradient_Epd.reshape([self.view.shape[axis] for axis in order])
+        return self.view.back(jnp.transpose(apart, np.argsort(order)), like)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the parameter, its axes in order, is the matrix [p, d] or [d, p] of the product."""
+        return self.view.order is not None and self.sizes()[0] == 1 and self._places() is not None
+
+    def _places(self):
+        """True: the contracted axes come first in the parameter; False: last; None: neither."""
+        _, k_c, k_free, *_ = self.axes
+        assert self.view.order is not None
+        placed = [tuple(self.view.order[axis] for axis in axes) for axes in (k_c, k_free)]
+        count = tuple(range(len(self.view.shape)))
+        return True if placed[0] + placed[1] == count else False if placed[1] + placed[0] == count else None
+
+    def gradients(self, shapes, record):
+        if self.is_matrix and self.form != "kept":
+            a, g = (record[name].reshape(record[name].shape[0], *record[name].shape[2:]) for name in ("a", "g"))
+            return {"kernel": forms.Outer(a, g) if self._places() else forms.Outer(g, a)}
+        if self.form == "kept":
+            kernel_UEpd = record["kernel"]
+        else:
+            flat = self._flat(record)
+            kernel_UEpd = norms.per_example(flat["a"], flat["g"]).reshape(record["a"].shape[0], *self.sizes())
+        return {"kernel": forms.Whole(jax.vmap(lambda one: self._to_parameter(one, shapes["kernel"]))(kernel_UEpd))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered(Op):
+    """A `gather` of whole rows of `table`, in another type perhaps; ids outside of it are treated as the gather's mode says."""
+
+    view: View
+    settings: tuple[tuple[str, Any], ...]
+    name: str = "gathered"
+    rows_per_unit: int = 1
+
+    def forward(self, leaves, inputs):
+        (index_B,) = inputs
+        table = self.view(leaves["table"])
+        one = lambda index: primitives.gather_p.bind(table, index, **dict(self.settings))  # noqa: E731
+        return jax.vmap(one)(index_B), index_B
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        V = self.view.shape[0]
+        id_B, U = residuals[..., 0], residuals.shape[0] // self.rows_per_unit
+        is_dropped = jnp.zeros(id_B.shape, bool)
+        if dict(self.settings)["mode"] != jax.lax.GatherScatterMode.CLIP:
+            is_dropped = (id_B < 0) | (id_B >= V)
+        g = jnp.where(is_dropped[..., None], 0, self._rows_last(cotangent, id_B.ndim))
+        id_UT = jnp.clip(id_B, 0, V - 1).reshape(U, -1)
+        return (None,), {"id": id_UT.astype(jnp.float32), "g": g.reshape(U, id_UT.shape[1], -1)}
+
+    def _rows_last(self, cotangent, ids):
+        """[B, *ids, d], wherever the gather puts the row's axes."""
+        offset = tuple(axis + 1 for axis in dict(self.settings)["dimension_numbers"].offset_dims)
+        rest = [axis for axis in range(cotangent.ndim) if axis not in offset]
+        return jnp.transpose(cotangent, (*rest, *offset)).reshape(*(cotangent.shape[axis] for axis in rest), -1)
+
+    def squared_norm(self, leaves, record):
+        return (norms.lookup(record["id"], record["g"]),)
+
+    def weighted_sum(self, leaves, record, weights):
+        return {"table": forms.summed(forms.Rows(record["id"], record["g"]), weights[0], leaves["table"].shape)}
+
+    def gradients(self, shapes, record):
+        return {"table": forms.Rows(record["id"], record["g"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied(Op):
+    """A copy of a view for each example: whatever is done with it, its gradient is formed by autodiff."""
+
+    view: View
+    name: str = "copied"
+    rows_per_unit: int = 1
+
+    def forward(self, leaves, inputs):
+        (tick_B,), parameter = inputs, self.view(leaves["parameter"])
+        return jnp.broadcast_to(parameter, (tick_B.shape[0], *parameter.shape)), tick_B
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        return (jnp.zeros_like(residuals),), self.over_rows(norms.wide(cotangent))
+
+    def squared_norm(self, leaves, record):
+        return (norms.squares(record),)
+
+    def weighted_sum(self, leaves, record, weights):
+        summed = jnp.tensordot(weights[0], record, 1, precision="highest")
+        return {"parameter": self.view.back(summed, leaves["parameter"])}
+
+    def gradients(self, shapes, record):
+        return {"parameter": forms.Whole(jax.vmap(lambda one: self.view.back(one, shapes["parameter"]))(record))}
+
+
+def is_lookup(eqn: Any, view: View) -> bool:
+    """Whether a gather takes whole rows of a table by one id each; what else an index says, of axes taken whole, must not matter."""
+    numbers, shape, mode = eqn.params["dimension_numbers"], view.shape, eqn.params["mode"]
+    whole_rows = eqn.params["slice_sizes"] == (1, *shape[1:]) and numbers.start_index_map[:1] == (0,)
+    is_plain = not numbers.operand_batching_dims and numbers.collapsed_slice_dims in ((0,), ())
+    is_one_id = numbers.start_index_map == (0,) or mode == jax.lax.GatherScatterMode.CLIP
+    return view.is_cast and len(shape) == 2 and shape[0] < 2**24 and whole_rows and is_plain and is_one_id

@@ -1,0 +1,157 @@
+"""Losses of one example, in other people's words: exact, whatever they are made of, and cheap where dpx knows how."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpx
+from dpx.declaration import Refused
+from tests.clipping import stock
+from tests.clipping.batches import QUICKLY
+
+LIMIT = 0.5
+
+
+def weights(norms_B):
+    return LIMIT / jnp.maximum(norms_B, LIMIT)
+
+
+def one_at_a_time(loss, params, rows):
+    """Norms and gradients of each example alone, by autodiff."""
+    one = jax.jit(jax.value_and_grad(lambda p, e: loss(p, e)), compiler_options=QUICKLY)
+    pairs = [one(params, jax.tree.map(lambda leaf, b=b: leaf[b], rows)) for b in range(jax.tree.leaves(rows)[0].shape[0])]
+    leaves = [[np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient)] for _, gradient in pairs]
+    return np.sqrt([sum(np.square(leaf).sum() for leaf in each) for each in leaves]), leaves, [float(value) for value, _ in pairs]
+
+
+def assert_exact(loss, params, rows, **options):
+    norms, gradients, losses = one_at_a_time(loss, params, rows)
+    run = jax.jit(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights, **options), compiler_options=QUICKLY)
+    found = run(params, rows)
+    np.testing.assert_allclose(found.norms_B, norms, rtol=2e-5, atol=1e-7)
+    np.testing.assert_allclose(found.losses_B, losses, rtol=2e-5)
+    for number, leaf in enumerate(jax.tree.leaves(found.total)):
+        terms = [LIMIT / max(norm, LIMIT) * each[number] for norm, each in zip(norms, gradients, strict=True)]
+        scale = max(np.abs(term).max() for term in terms)
+        np.testing.assert_allclose(leaf, sum(terms), rtol=0, atol=2e-5 * scale + 1e-7)
+
+
+@pytest.mark.parametrize("name", stock.MODELS)
+def test_stock_models_are_exact_and_take_the_routes_said(name):
+    loss, params, routes = stock.MODELS[name]()
+    assert_exact(loss, params, stock.batch())
+    taken = dpx.clipped_grad(loss, params, stock.batch(), weights=weights, explain=True)
+    assert {entry.route for entry in taken} == routes
+    assert all(entry.readers and entry.bytes_per_example > 0 for entry in taken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", stock.MODELS)
+@pytest.mark.parametrize("options", [{"method": "ghost"}, {"kept_bytes": 0}], ids=["ghost", "grams"])
+def test_stock_models_are_exact_by_other_ways(name, options):
+    loss, params, _ = stock.MODELS[name]()
+    assert_exact(loss, params, stock.batch(), **options)
+
+
+def drawn(**shapes):
+    generator = np.random.default_rng(0)
+    return {name: jnp.asarray(generator.normal(0, 0.5, shape), jnp.float32) for name, shape in shapes.items()}
+
+
+D = stock.D
+ODD = {
+    "cast_and_transposed": (
+        drawn(kernel=(D, D)),
+        lambda p, e: jnp.square(e["x"].astype(jnp.bfloat16) @ p["kernel"].T.astype(jnp.bfloat16)).mean().astype(jnp.float32),
+    ),
+    "first_in_a_product": (drawn(kernel=(4, D)), lambda p, e: jnp.sin(p["kernel"] @ e["x"].T).sum()),
+    "a_slice_and_the_whole": (drawn(kernel=(D, D)), lambda p, e: jnp.sin(e["x"] @ p["kernel"] + e["x"] @ p["kernel"][:, ::-1]).sum()),
+    "a_slice": (drawn(kernel=(2 * D, D)), lambda p, e: jnp.sin(e["x"] @ p["kernel"][D:]).sum()),
+    "a_reshape": (drawn(kernel=(D * 4,)), lambda p, e: jnp.sin(e["x"] @ p["kernel"].reshape(D, 4)).sum()),
+    "two_of_one": (drawn(kernel=(D, D)), lambda p, e: jnp.sin(jnp.tanh(e["x"] @ p["kernel"]) @ p["kernel"]).sum()),
+    "and_transposed": (drawn(kernel=(D, D)), lambda p, e: jnp.sin(jnp.tanh(e["x"] @ p["kernel"]) @ p["kernel"].T).sum()),
+    "a_product_and_its_norm": (drawn(kernel=(D, D)), lambda p, e: jnp.sin(e["x"] @ p["kernel"]).sum() + jnp.square(p["kernel"]).sum()),
+    "two_parameters_multiplied": (drawn(a=(D, 2), b=(2, D)), lambda p, e: jnp.sin(e["x"] @ (p["a"] @ p["b"])).sum()),
+    "the_same_for_all": (drawn(kernel=(D, D)), lambda p, e: jnp.sin(jnp.ones((3, D)) @ p["kernel"]).sum() * e["x"].sum()),
+    "in_one_branch": (
+        drawn(kernel=(D, D)),
+        lambda p, e: jax.lax.cond(e["x"].sum() > 0, lambda x: jnp.sin(x @ p["kernel"]), jnp.cos, e["x"]).sum(),
+    ),
+    "in_rounds_and_cast": (
+        drawn(kernel=(D, D), bias=(D,)),
+        lambda p, e: jax.lax.scan(lambda c, x: (jnp.tanh(x @ p["kernel"] + c @ p["kernel"] + p["bias"]), None), e["x"][0], e["x"])[0].sum(),
+    ),
+    "carried": (
+        drawn(kernel=(D, D)),
+        lambda p, e: jax.lax.fori_loop(0, 3, lambda _, c: (c[0], jnp.tanh(c[1] @ c[0])), (p["kernel"], e["x"]))[1].sum(),
+    ),
+    "stopped": (drawn(kernel=(D, D)), lambda p, e: (jnp.sin(e["x"] @ p["kernel"]) * jax.lax.stop_gradient(p["kernel"]).sum()).sum()),
+    "not_read": (drawn(kernel=(D, D), other=(3,)), lambda p, e: jnp.sin(e["x"] @ p["kernel"]).sum()),
+    "by_a_rule_of_its_own": (drawn(bias=(D,)), lambda p, e: (e["x"] * jax.nn.relu(p["bias"])).sum()),
+    "looked_up_past_the_end": (drawn(table=(5, D)), lambda p, e: jnp.sin(jnp.take(p["table"], e["id"], axis=0, mode="clip")).sum()),
+    "looked_up_one_by_one": (drawn(table=(stock.V, D)), lambda p, e: jax.lax.map(lambda id: jnp.sin(p["table"][id]), e["id"]).sum()),
+    "looked_up_on_another_axis": (drawn(table=(D, stock.V)), lambda p, e: jnp.sin(jnp.take(p["table"], e["id"], axis=1)).sum()),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_readers_are_exact(name):
+    params, loss = ODD[name]
+    rows = {name: leaf for name, leaf in stock.batch().items() if name != "label"}
+    if name == "cast_and_transposed":
+        with jax.numpy_dtype_promotion("standard"):
+            found = jax.jit(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights))(params, rows)
+        np.testing.assert_allclose(found.norms_B, one_at_a_time(loss, params, rows)[0], rtol=2e-2)
+    else:
+        assert_exact(loss, params, rows)
+
+
+def test_units_of_rows_padding_and_counts():
+    params, rows = (
+        drawn(kernel=(D, D), table=(stock.V, D)),
+        jax.tree.map(lambda leaf: jnp.tile(leaf, (2,) + (1,) * (leaf.ndim - 1)), stock.batch()),
+    )
+    is_padding_B = jnp.array([False, False, False, True, False, False])
+    rows["x"] = rows["x"].at[3].set(jnp.nan)
+
+    def loss(p, e):
+        y = jnp.sin((e["x"] + p["table"][e["id"]]) @ p["kernel"])
+        return y.sum(), {"positive": (y > 0).sum()}
+
+    def run(**options):
+        return dpx.clipped_grad(loss, params, rows, weights=weights, is_padding_B=is_padding_B, rows_per_unit=2, **options)
+
+    found = run()
+    _, gradients, losses = one_at_a_time(lambda p, e: loss(p, e)[0], params, rows)
+    units = [[sum(leaves) for leaves in zip(*(gradients[row] for row in unit), strict=True)] for unit in ((0, 1), (2,), (4, 5))]
+    norms = np.sqrt([sum(np.square(leaf).sum() for leaf in unit) for unit in units])
+    np.testing.assert_allclose(found.norms_B, norms, rtol=2e-5)
+    np.testing.assert_allclose(found.losses_B, [losses[0] + losses[1], losses[2], losses[4] + losses[5]], rtol=2e-5)
+    assert found.counts["positive"].shape == (3,)
+
+
+def test_strict_refuses_copies_by_name_and_reader():
+    loss, params, _ = stock.MODELS["convolution"]()
+    with pytest.raises(Refused, match="kernel: is read by conv_general_dilated"):
+        dpx.clipped_grad(loss, params, stock.batch(), weights=weights, strict=True)
+    loss, params, _ = stock.MODELS["gpt2_tied"]()
+    jax.eval_shape(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights, strict=True), params, stock.batch())
+
+
+@pytest.mark.parametrize(
+    "loss, message",
+    [
+        (lambda p, e: e["x"] @ p["kernel"], "is not one floating number"),
+        (lambda p, e: (p["kernel"] > 0).sum(), "is not one floating number"),
+        (lambda p, e: [p["kernel"].sum()], "is neither losses nor losses and counts"),
+    ],
+)
+def test_a_loss_that_is_not_a_number_is_refused(loss, message):
+    with pytest.raises(Refused, match=message):
+        dpx.clipped_grad(loss, drawn(kernel=(D, D)), stock.batch(), weights=weights)
+
+
+def test_parameters_that_have_no_gradient_are_refused():
+    with pytest.raises(Refused, match="^step: is of type int32"):
+        dpx.clipped_grad(lambda p, e: 0.0, {"step": jnp.zeros(3, jnp.int32)}, stock.batch(), weights=weights)
