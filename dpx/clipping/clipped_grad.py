@@ -57,7 +57,7 @@ def clipped_grad(
     paths = list(shapes_of(params))
     copied = frozenset(path for path in paths if _is_copied(list(readers.get(path, {}).values())))
     shared = frozenset(path for path, found in readers.items() if len(found) > 1 or any(reader.is_repeated for reader in found.values()))
-    routes = {path: _route(list(readers.get(path, {}).values())) for path in paths}
+    routes: dict[str, Route] = {path: _route(list(readers.get(path, {}).values())) for path in paths}
     if strict and "copies" in routes.values():
         path = next(path for path in paths if routes[path] == "copies")
         names = ", ".join(sorted({reader.primitive for reader in readers[path].values()}))

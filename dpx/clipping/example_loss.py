@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend import core
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import batching
@@ -211,7 +212,7 @@ one_p.multiple_results = True
 
 @one_p.def_abstract_eval
 def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
-    return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in outputs]
+    return [ShapedArray(leaf.shape, leaf.dtype) for leaf in outputs]
 
 
 def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Session, outputs: tuple) -> Any:

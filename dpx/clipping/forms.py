@@ -65,9 +65,12 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
     """The squared norm of the uses' sum, for a parameter of this shape."""
     if len(uses) == 1 and uses[0].own_B is not None:
         return uses[0].own_B
-    outer, rows = [use for use in uses if isinstance(use.form, Outer)], [use for use in uses if isinstance(use.form, Rows)]
-    if len(outer) + len(rows) < len(uses) or len({(use.form.a.shape[-1], use.form.g.shape[-1]) for use in outer}) > 1:
-        return norms.squares(sum(formed(use.form, shape) for use in uses))
+    outer = [use for use in uses if isinstance(use.form, Outer)]
+    rows = [use for use in uses if isinstance(use.form, Rows)]
+    matrices = {(form.a.shape[-1], form.g.shape[-1]) for form, _ in uses if isinstance(form, Outer)}
+    if len(outer) + len(rows) < len(uses) or len(matrices) > 1:
+        whole, *others = (formed(use.form, shape) for use in uses)
+        return norms.squares(sum(others, whole))
     found, both = [], []
     for alike, joined_square in ((outer, _outer_square), (rows, _rows_square)):
         if alike:

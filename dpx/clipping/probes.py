@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
@@ -241,7 +242,7 @@ def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> 
 
 @op_p.def_abstract_eval
 def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
-    return [jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in outputs]
+    return [ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in outputs]
 
 
 def _named(named: tuple) -> str:

@@ -58,7 +58,8 @@ class View:
         for eqn in self.steps:
             if eqn.primitive is primitives.transpose_p:
                 moved = tuple(eqn.params["permutation"])
-                order = moved if order is None else tuple(order[axis] for axis in moved)
+                before = tuple(range(len(moved))) if order is None else order
+                order = tuple(before[axis] for axis in moved)
             elif eqn.primitive is not primitives.convert_element_type_p:
                 return None
         return tuple(range(len(self.shape))) if order is None else order
@@ -85,10 +86,10 @@ class Product(Op):
 
     def one(self, x, kernel):
         """Of one example."""
-        contract, batch = self.dimensions
+        (x_c, k_c), (x_b, k_b) = self.dimensions
         if self.is_first:
             return jax.lax.dot_general(x, kernel, self.dimensions, **dict(self.settings))
-        return jax.lax.dot_general(kernel, x, tuple(tuple(reversed(pair)) for pair in (contract, batch)), **dict(self.settings))
+        return jax.lax.dot_general(kernel, x, ((k_c, x_c), (k_b, x_b)), **dict(self.settings))
 
     @cached_property
     def axes(self):
@@ -152,7 +153,7 @@ class Product(Op):
         k_b, k_c, k_free, *_ = self.axes
         order = (*k_b, *k_c, *k_free)
         apart = gradient_Epd.reshape([self.view.shape[axis] for axis in order])
-        return self.view.back(jnp.transpose(apart, np.argsort(order)), like)
+        return self.view.back(jnp.transpose(apart, tuple(np.argsort(order))), like)
 
     @property
     def is_matrix(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend import core
 
 from dpx.clipping.book_keeping import unclipped
@@ -187,14 +188,14 @@ def _parameter(leaf: Any, drawn: Draw) -> Any:
 
 def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
     """What a loss closes over: itself where it is known, one stand-in for both programs where it is traced."""
-    if not isinstance(leaf, jax.core.Tracer):
+    if not isinstance(leaf, Tracer):
         return leaf
     return known.setdefault(id(leaf), _stand_in(leaf, drawn, 0))
 
 
 def _stand_in(leaf: Any, drawn: Draw, first: int) -> Any:
     """Random values; of the `first` rows, integers are 0."""
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         seed = int(drawn.random.integers(2**31))
         return jax.random.split(jax.random.key(seed, impl=jax.random.key_impl(leaf)), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):

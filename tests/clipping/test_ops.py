@@ -108,7 +108,7 @@ def test_a_parameter_used_in_every_round_of_a_loop_adds_up(method):
         start_Bd = ops.lookup(params["table"], batch["id"][:, 0])
 
         def round_of(x_Bd, _):
-            return jnp.tanh(ops.add_bias(ops.dense(x_Bd, params["again"], params["extra"]), params["extra"])), None
+            return jnp.tanh(ops.add_bias(ops.dense(x_Bd, params["again"]), params["extra"])), None
 
         return losses_B + jax.lax.scan(round_of, start_Bd, None, length=3)[0].sum(1), counts
 
