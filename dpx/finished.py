@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -21,11 +21,11 @@ def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
     if not any(Status(folder, job).read().get("state") == "finished" for job in JOBS):
         return False
     try:
-        held = OmegaConf.to_container(OmegaConf.load(folder / "release" / "config.yaml"))
+        held = config.identity(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / "release" / "config.yaml"))))
     except Exception:
         return False
     # As YAML has it: a tuple is a list there.
-    return isinstance(held, dict) and config.identity(held) == config.identity(json.loads(json.dumps(plain, default=str)))
+    return held == config.identity(json.loads(json.dumps(plain, default=str)))
 
 
 def say(folder: Path) -> None:

@@ -1,11 +1,36 @@
 """Where measurements go: TensorBoard and one JSON line per step, both private: they depend on the data without noise."""
 
+import contextlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX import SummaryWriter, summary
+
+# TensorBoard sorts groups by name: what a run costs, what it learnt and how fast come first.
+_GROUPS = {"privacy/": "1_privacy/", "heldout/": "2_utility/heldout_", "train/examples_per_s": "3_speed/examples_per_s"}
+_OF_LEARNING = ("loss", "accuracy", "perplexity")
+
+
+def _shown(name: str) -> str:
+    """A metric's name in TensorBoard; in `metrics.jsonl` it stays as it is."""
+    for start, group in _GROUPS.items():
+        if name.startswith(start):
+            return group + name.removeprefix(start)
+    if name.startswith("train/") and name.endswith(_OF_LEARNING):
+        return "2_utility/train_" + name.removeprefix("train/")
+    return name
+
+
+def _name_shortly(private: Path) -> None:
+    """`<outputs>/tensorboard/<run>` leads to the run's events: there TensorBoard shows runs by their own names."""
+    run = private.absolute().parent
+    place = run.parent / "tensorboard"
+    with contextlib.suppress(OSError):
+        place.mkdir(exist_ok=True)
+        (place / run.name).symlink_to(Path("..") / run.name / private.name / "tensorboard")
 
 
 class MetricsWriter:
@@ -14,6 +39,7 @@ class MetricsWriter:
     def __init__(self, private: Path, first_step: int):
         self._path = private / "metrics.jsonl"
         self._keep_before(first_step)
+        _name_shortly(private)
         self._file = open(self._path, "a")
         self._writer = SummaryWriter(str(private / "tensorboard"), purge_step=first_step or None)
 
@@ -30,9 +56,17 @@ class MetricsWriter:
         self._writer.add_text("config", f"```yaml\n{config_yaml}\n```")
         self._writer.add_text("hparams", "\n".join(f"- {key}: {value}" for key, value in hparams.items()))
 
-    def hparams(self, hparams: dict[str, Any], results: dict[str, float]) -> None:
-        """The row of TensorBoard's HParams table, once results exist."""
-        self._writer.add_hparams(hparams, results, name="hparams")
+    def hparams(self, hparams: dict[str, Any], results: Iterable[str]) -> None:
+        """The run's row of TensorBoard's HParams table, with the scalars named `results`, once they exist; a value of `None` stays empty.
+
+        Written beside the run's own scalars: `add_hparams` would make a second run of it.
+        """
+        columns = {name: 0.0 if value is None else value for name, value in hparams.items()}
+        experiment, _, _ = summary.hparams(columns, dict.fromkeys(map(_shown, results), 0.0))
+        _, begun, ended = summary.hparams(hparams, {})
+        assert self._writer.file_writer is not None
+        for part in (experiment, begun, ended):
+            self._writer.file_writer.add_summary(part)
 
     def write(self, step: int, scalars: dict[str, Any]) -> None:
         """One step's scalars; vectors (one value a layer) become `name/layer_00`, ..."""
@@ -44,7 +78,7 @@ class MetricsWriter:
             else:
                 flat |= {f"{name}/layer_{index:02d}": float(part) for index, part in enumerate(array)}
         for name, value in flat.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(_shown(name), value, step)
         self._file.write(json.dumps({"step": step, **flat}) + "\n")
         self._file.flush()
 

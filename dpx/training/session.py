@@ -60,6 +60,7 @@ class Session:
     verdict: dict[str, Any] | None = None
     stated: dict[str, Any] = dataclasses.field(default_factory=dict)
     _saved: int | None = None
+    _figures: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     @contextlib.contextmanager
@@ -135,7 +136,8 @@ class Session:
             self._save(stopped.done, stopped.state)
             self.checkpoints.wait()
             raise Interrupted(stopped.done) from None
-        figures = self._evaluated(state)
+        # Only a run that had no step left to make was not evaluated after its last one.
+        figures = self._figures if self.beginning.first_step < experiment.steps else self._evaluated(state)
         self.checkpoints.wait()
         self._conclude(state)
         self.publish()
@@ -147,7 +149,7 @@ class Session:
             "heldout": figures,
             "baselines": {"most_frequent_token": self.evaluate.frequent_token_accuracy, "untrained": untrained[metric]},
         }
-        self.writer.hparams(_hparams(experiment, self.runtime.calibrated), {f"heldout/{name}": value for name, value in figures.items()})
+        self.writer.hparams(_hparams(experiment, self.runtime.calibrated) | _claimed(self.stated), [f"heldout/{name}" for name in figures])
         write_json(self.folder.private / "results.json", results)
         return results
 
@@ -185,8 +187,9 @@ class Session:
         experiment, done = self.runtime.experiment, step + 1
         epsilon = self.spending.after(done) if self.progress.shows(done) else None
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
-        if done % experiment.schedule.evaluate_every == 0:
-            scalars |= {f"heldout/{name}": value for name, value in self._evaluated(state).items()}
+        if done % experiment.schedule.evaluate_every == 0 or done == experiment.steps:
+            self._figures = self._evaluated(state)
+            scalars |= {f"heldout/{name}": value for name, value in self._figures.items()}
         self.writer.write(step, scalars)
         self.released.hold(self.epoch.number, step, metrics)
         accuracy = metrics[f"train/{experiment.task.metric}"]
@@ -211,6 +214,12 @@ class Session:
             self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))
         self.publish()
         return self.epoch, secret, state
+
+
+def _claimed(stated: dict[str, Any]) -> dict[str, Any]:
+    """The claim beside the knobs: epsilon, by the run's own accountant, only where the statement has one."""
+    epsilon = stated["epsilon"].get(stated.get("accountant"))
+    return {"guarantee": stated["guarantee"], "epsilon": epsilon, "delta": stated.get("delta")}
 
 
 def _hparams(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:

@@ -47,14 +47,28 @@ def test_tensorboard_reads_scalars_config_and_hparams(trained):
     events = EventAccumulator(str(logs))
     events.Reload()
     tags = events.Tags()
-    assert {"train/loss", "train/mlm_accuracy", "grad/snr", "grad/clipped_fraction", "privacy/epsilon", "train/learning_rate"} <= set(
-        tags["scalars"]
-    )
+    scalars = {"2_utility/train_loss", "2_utility/heldout_mlm_accuracy", "3_speed/examples_per_s", "1_privacy/epsilon", "grad/snr"}
+    assert scalars | {"grad/clipped_fraction", "train/learning_rate"} <= set(tags["scalars"])
+    assert sorted(tags["scalars"])[0] == "1_privacy/epsilon"
     assert "config/text_summary" in tags["tensors"]
-    assert [event.step for event in events.Scalars("train/loss")] == [0, 1]
-    hparams = EventAccumulator(str(logs / "hparams"))
-    hparams.Reload()
-    assert "_hparams_/experiment" in hparams.summary_metadata
+    assert [event.step for event in events.Scalars("2_utility/train_loss")] == [0, 1]
+    # Shorter than `evaluate_every`, it has its held-out point all the same.
+    assert [event.step for event in events.Scalars("2_utility/heldout_mlm_accuracy")] == [1]
+
+
+def test_tensorboard_has_one_run_of_a_short_name_with_one_row_of_hparams(trained):
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    folder = trained[1]
+    runs = EventMultiplexer().AddRunsFromDirectory(str(folder.path.parent / "tensorboard"))
+    runs.Reload()
+    assert list(runs.Runs()) == [folder.path.name]
+    told = runs.GetAccumulator(folder.path.name).summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    values = plugin_data_pb2.HParamsPluginData.FromString(told).session_start_info.hparams
+    claim = json.loads((folder.release / "privacy.json").read_text())
+    assert values["guarantee"].string_value == "dp" and values["delta"].number_value == claim["delta"]
+    assert values["epsilon"].number_value == claim["epsilon"]["rdp"]
 
 
 def test_evaluate_repeats_the_runs_own_figures(trained):
