@@ -29,6 +29,15 @@ figcaption, details, li { font-size: .9rem; } figcaption { color: var(--soft); m
 summary { cursor: pointer; color: var(--soft); margin: .5rem 0; } ul { padding-left: 1.2rem; } li { margin: .2rem 0; }
 code { font-size: .92em; background: var(--shade); padding: .05em .3em; border-radius: 3px; overflow-wrap: anywhere; }
 nav { display: flex; flex-wrap: wrap; gap: .3rem 1rem; font-size: .9rem; margin: 1rem 0; }
+/* On a telephone a row is a card: each cell under the name of its column. */
+@media (max-width: 40rem) {
+  body { padding: 1rem .9rem 4rem; }
+  thead { position: absolute; clip-path: inset(50%); width: 1px; height: 1px; overflow: hidden; }
+  table, tbody, tr, td { display: block; } tr { border-bottom: 2px solid var(--rule); padding: .45rem 0; }
+  td { border: 0; padding: .14rem 0; overflow-wrap: anywhere; }
+  td::before { content: attr(data-column); display: block; font-size: .85em; color: var(--soft); font-weight: 400; }
+  td:empty { display: none; }
+}
 @media print { details > * { display: block; } }
 """
 
@@ -67,7 +76,7 @@ def _block(block: Block) -> str:
             return f"<figure>{svg}<figcaption>{_text(caption)}</figcaption></figure>"
         case Grid(columns, rows, summary):
             head = "".join(f"<th>{_text(column)}</th>" for column in columns)
-            lines = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+            lines = "".join("<tr>" + "".join(map(_cell, row, columns)) + "</tr>" for row in rows)
             return _folded(summary, f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>')
 
 
@@ -75,10 +84,12 @@ def _folded(summary: str, inner: str) -> str:
     return f"<details><summary>{_text(summary)}</summary>{inner}</details>" if summary else inner
 
 
-def _cell(cell: str) -> str:
+def _cell(cell: str, column: str) -> str:
+    """One cell, with the name of its column for where the table is stacked."""
+    named = f' data-column="{escaping.escape(column.replace("`", ""))}"'
     if cell in _CLASSES:
-        return f'<td class="verdict {_CLASSES[cell]}">{_SIGNS[cell]}</td>'
-    return f"<td>{_text(cell)}</td>"
+        return f'<td class="verdict {_CLASSES[cell]}"{named}>{_SIGNS[cell]}</td>'
+    return f"<td{named}>{_text(cell)}</td>"
 
 
 def _text(text: str) -> str:

@@ -147,7 +147,24 @@ def test_an_unknown_paper_is_refused(tmp_path: Path) -> None:
 def test_text_is_escaped() -> None:
     section = Section("a < b", [Items(["`x<y>` **strong**"], "s"), Grid(("c",), [("<b>",), ("pass",)])], "a")
     text = html_page(Document("t", ["l & m"], [section]))
-    assert "<code>x&lt;y&gt;</code> <strong>strong</strong>" in text and "<td>&lt;b&gt;</td>" in text and "l &amp; m" in text
+    assert (
+        "<code>x&lt;y&gt;</code> <strong>strong</strong>" in text and '<td data-column="c">&lt;b&gt;</td>' in text and "l &amp; m" in text
+    )
+
+
+def test_a_narrow_page_names_every_cell_by_its_column(home: Path) -> None:
+    text = (home / "page.html").read_text()
+    assert "@media (max-width: 40rem)" in text and "content: attr(data-column)" in text
+    for table in re.findall(r"<table>.*?</table>", text, flags=re.S):
+        columns = [re.sub(r"<[^>]+>", "", column) for column in re.findall(r"<th>(.*?)</th>", table)]
+        for row in re.findall(r"<tr><td.*?</tr>", table, flags=re.S):
+            assert re.findall(r'<td[^>]* data-column="([^"]*)"', row) == columns
+
+
+def test_marks_and_claims_are_said_in_plain_words(home: Path) -> None:
+    text = (home / "README.md").read_text()
+    assert "| quantity | published | how we know |" in text and "| what should hold |" in text
+    assert "printed in the text" in text and not re.search(r"\| (mark|claim) \|", text)
 
 
 def test_report_starts_no_jax() -> None:

@@ -57,11 +57,21 @@ def _lead(judged: Sequence[Verdict], runs: Sequence[Run]) -> list[str]:
     return [
         f"Laptop shapes: {count['pass']} pass, {count['fail']} fail, {count['not run']} not run. From {len(trained)} trained runs{made}; "
         f"generated from `results.csv` and `published.csv` by `python -m dpx job=report report.paper=anil2021`.{text}",
-        "Three columns never mix. **Published** is what the paper says, marked text, picture (blank: not digitised), computed (worked "
-        "out by us from the paper's own settings) or claim (words without a number). **Ours, full scale** is the same experiment at the "
+        "Three columns never mix. **Published** is what the paper says, and beside it how we know: printed in its text, shown in a "
+        "figure only (left blank, nothing was digitised), worked out by us from the paper's own settings, or said in words without a "
+        "number. **Ours, full scale** is the same experiment at the "
         "same size, or its cost in hours of one H200 at half of 790 TFLOP/s. **Laptop shape** judges only order, on a two-layer BERT with "
         "another text, batch and number of steps; its values say nothing about the paper's.",
     ]
+
+
+# What `published.csv` has in one word, for a reader who has not read it.
+_HOW_WE_KNOW = {
+    "text": "printed in the text",
+    "picture": "in a figure only",
+    "computed": "worked out from its settings",
+    "claim": "said in words",
+}
 
 
 def _glance(judged: Sequence[Verdict], runs: Sequence[Run], published: Sequence[Published]) -> list[Block]:
@@ -69,7 +79,7 @@ def _glance(judged: Sequence[Verdict], runs: Sequence[Run], published: Sequence[
     for verdict in judged:
         lines = [line for line in published if line.item == verdict.item]
         named = [f"{line.value} {line.unit}" for line in lines if line.value and line.mark == "text" and line.unit in ("%", "×")]
-        claimed = "claim in words" if any(line.mark == "claim" for line in lines) else "nothing"
+        claimed = "said in words" if any(line.mark == "claim" for line in lines) else "nothing"
         title = f"[{verdict.item}](#{verdict.item.lower()}) {_TITLES[verdict.item]}"
         ours = _exact_state(verdict) if verdict.item in _UNTRAINED else _whole(lines, runs)
         rows.append((title, ", ".join(named) or claimed, ours, verdict.state))
@@ -95,10 +105,13 @@ def _experiment(
     ours = [run for run in runs if run.experiment == f"laptop_{verdict.experiment}" and sweeps.ACCURACY in run.finals]
     blocks: list[Block] = [
         Paragraph(f"`+experiment={verdict.experiment}`. Passes if: {verdict.passes_if}."),
-        Grid(("claim", "statistic over replicates", "laptop shape"), [(part.claim, part.statistic, part.state) for part in verdict.parts]),
+        Grid(
+            ("what should hold", "what our repeats show", "laptop shape"),
+            [(part.claim, part.statistic, part.state) for part in verdict.parts],
+        ),
         *map(Paragraph, notes),
         *drawn,
-        Grid(("quantity", "published", "mark", "ours, full scale", "note"), [_published_row(line, runs) for line in lines]),
+        Grid(("quantity", "published", "how we know", "ours, full scale", "note"), [_published_row(line, runs) for line in lines]),
     ]
     if ours:
         blocks.append(Grid(_POINT_COLUMNS, _points(ours), f"laptop runs by point: {len(ours)} in all"))
@@ -135,7 +148,7 @@ def _no_statement(verdict: Verdict) -> str:
 
 def _published_row(line: Published, runs: Sequence[Run]) -> tuple[str, ...]:
     value = f"{int(line.value):,}" if line.value.isdigit() else line.value
-    return (line.quantity, f"{value} {line.unit}".strip() if line.value else "–", line.mark, _ours(line, runs), line.note)
+    return (line.quantity, f"{value} {line.unit}".strip() if line.value else "–", _HOW_WE_KNOW[line.mark], _ours(line, runs), line.note)
 
 
 def _ours(line: Published, runs: Sequence[Run]) -> str:
