@@ -49,14 +49,15 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> 
     """Declaration, data, code, versions, device kind, mesh, threads and microbatch, as JSON-ready values."""
     import jax
 
-    packages = ("dpx", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
     plain = dataclasses.asdict(experiment)
     return {
         "claim": hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest(),
         "data": data_checksum,
         "code": code_of(Path(dpx.__file__).parent),
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        # A checkout that was never installed has no metadata.
+        "versions": {"dpx": dpx.__version__} | {name: importlib.metadata.version(name) for name in packages},
         "accelerator_libraries": accelerator_libraries(),
         "processor": processor(),
         "device": jax.devices()[0].device_kind,

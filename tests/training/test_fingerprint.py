@@ -1,10 +1,12 @@
 """A changed byte of the package, a changed declaration or another compiler flag is another fingerprint; reporting is not."""
 
+import importlib.metadata
 import os
 from pathlib import Path
 
 import pytest
 
+import dpx
 from dpx.experiment import Schedule
 from dpx.training.fingerprint import code_of, differences, fingerprint, processor
 
@@ -72,3 +74,15 @@ def test_another_processor_and_other_kernels_are_another_fingerprint(monkeypatch
 def test_the_processor_is_read_with_its_instructions():
     known = processor()
     assert set(known) == {"model", "machine", "instructions"} and known == processor()
+
+
+def test_a_checkout_that_is_not_installed_has_a_fingerprint(monkeypatch):
+    version = importlib.metadata.version
+
+    def installed(name: str) -> str:
+        if name == "dpx":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    assert fingerprint(declare(), "data", 4)["versions"]["dpx"] == dpx.__version__
