@@ -153,19 +153,24 @@ def compose(
     """
     event = events.composed(charges, adjacency, accountant)
     if accountant == "pld":
-        interval, rounding = interval or loss_grid.grid(charges, adjacency), loss_grid.rounding(charges)
-        return _composed_losses(tuple(events.merge(charges)), adjacency, interval, rounding)
+        rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
+        if interval is not None:
+            # Asked for once: kept, it would drive out what statements ask for again.
+            return _compose_losses(merged, adjacency, interval, rounding)
+        return _composed_losses(merged, adjacency, loss_grid.grid(charges, adjacency), rounding)
     if accountant == "deterministic":
         return closed_form.Gaussians(event)
     return renyi(event, adjacency, proved_orders(charges, orders))
 
 
-# A statement asks for the planned end again and again; a composition is a megabyte or a few.
-@functools.lru_cache(maxsize=8)
-def _composed_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, interval: float, rounding: float) -> Composition:
+def _compose_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, interval: float, rounding: float) -> Composition:
     event = events.composed(list(charges), adjacency, "pld")
     with quiet():
         return _Losses(events.RELATION[adjacency], interval, rounding).compose(event)  # pyright: ignore[reportReturnType]
+
+
+# A statement asks for the planned end again and again; a composition is a megabyte or a few.
+_composed_losses = functools.lru_cache(maxsize=8)(_compose_losses)
 
 
 def renyi(event: dp_accounting.DpEvent, adjacency: str = "zero_out", orders: Sequence[Real] | None = None) -> Composition:

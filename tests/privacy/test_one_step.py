@@ -54,3 +54,12 @@ def test_one_steps_losses_are_found_once():
 def test_events_can_be_kept():
     assert all(isinstance(hash(events.event(release, adjacency, "pld")), int) for release, adjacency in SAMPLED.values())
     assert isinstance(events.event(SAMPLED["group"][0], "zero_out", "pld"), dp_accounting.dp_event.MixtureOfGaussiansDpEvent)
+
+
+def test_what_is_shown_does_not_drive_out_what_statements_ask_for_again():
+    accounting._composed_losses.cache_clear()
+    release = Release(noise_multiplier=3.0, sampling_probability=0.1)
+    stated = accounting.compose([(release, 30)])
+    for count in range(1, 12):
+        accounting.compose([(release, count)], interval=5e-3)
+    assert accounting.compose([(release, 30)]) is stated
