@@ -103,3 +103,16 @@ def test_norms_that_round_below_zero_are_zero_and_not_nan():
     found = dpx.clipped_sum(losses, {"table": drawn(9, D)}, batch, weights=clip, checked=False)
     assert np.all(np.asarray(found.norms_B) >= 0) and np.all(np.asarray(found.norms_B) < 1) and bool(found.is_counted_B.all())
     assert float(jnp.abs(found.total["table"]).max()) < 1e-3
+
+
+def test_a_loss_that_divides_by_a_length_can_be_tried_out():
+    """Random lengths of 0 leave it without a value; that says nothing of whether its examples are apart."""
+    batch = {"x": drawn(B, T, D), "length": jnp.array([1, 2, 4])}
+
+    def losses(params, batch):
+        is_in_BT = jnp.arange(T) < batch["length"][:, None]
+        y_BT = ops.dense(batch["x"], params["kernel"])[:, :, 0]
+        return jnp.where(is_in_BT, y_BT, 0).sum(1) / batch["length"]
+
+    found = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=clip))({"kernel": drawn(D, 1)}, batch)
+    assert bool(found.is_counted_B.all())
