@@ -19,8 +19,8 @@ DECLARED, BATCH = 120, 40
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """One step of a run whose draw is larger than a chunk and whose data is smaller than declared."""
+def opened(tmp_path_factory):
+    """A run whose draw is larger than a chunk and whose data is smaller than declared, before its first step."""
     source = Synthetic(documents=60, words_per_document=80, states=16)
     directory = str(tmp_path_factory.getbasetemp() / "data")
     data = Data(
@@ -35,35 +35,38 @@ def seen(tmp_path_factory):
         seed=4,
         schedule=Schedule(evaluation_rows=32),
     )
-    calls = {"rows": 0, "order": []}
-    draw = loop.draw
+    folder = RunFolder(tmp_path_factory.mktemp("loop"), "name: micro\n")
+    with folder.claimed(), Session.open(experiment, folder) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def seen(opened):
+    """What passed through the run's one step."""
+    calls, step, draw = {"rows": 0, "order": []}, opened.runtime.step, loop.draw
 
     def watched_draw(sampler, size, q, *rest):
         calls["q"], calls["size"] = q, size
         calls["drawn"] = draw(sampler, size, q, *rest)
         return calls["drawn"]
 
-    path, patch = tmp_path_factory.mktemp("loop"), pytest.MonkeyPatch()
-    folder = RunFolder(path, "name: micro\n")
-    with patch.context(), folder.claimed(), Session.open(experiment, folder) as session:
+    def accumulate(params, sums, rows, is_padding, count, *keys, **norm):
+        calls["rows"] += int(np.sum(~is_padding[: int(count)]))
+        return step.accumulate(params, sums, rows, is_padding, count, *keys, **norm)
+
+    def finish(state, sums, keys, deviation, expected, rate, *count):
+        calls["order"].append(sorted(opened.runtime.ledger.steps(0)))
+        calls["deviation"], calls["expected"] = float(deviation), float(expected)
+        state, calls["values"] = step.finish(state, sums, keys, deviation, expected, rate, *count)
+        return state, calls["values"]
+
+    runtime = dataclasses.replace(opened.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw", watched_draw)
-        step = session.runtime.step
-
-        def accumulate(params, sums, rows, is_padding, count, *keys, **norm):
-            calls["rows"] += int(np.sum(~is_padding[: int(count)]))
-            return step.accumulate(params, sums, rows, is_padding, count, *keys, **norm)
-
-        def finish(state, sums, keys, deviation, expected, rate, *count):
-            calls["order"].append(sorted(session.runtime.ledger.steps(0)))
-            calls["deviation"], calls["expected"] = float(deviation), float(expected)
-            return step.finish(state, sums, keys, deviation, expected, rate, *count)
-
-        runtime = dataclasses.replace(session.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
-        loop.run(runtime, session.beginning, lambda *_: None, session._renew)
-        calls["rows_in_store"], calls["capacity"] = runtime.store.manifest.rows["protected"], step.chunk * step.rows
-        calls["calibrated"], calls["clip"] = runtime.calibrated, experiment.clip
-        calls["entry"] = next((entry for _, entry in runtime.ledger.entries()), None)
-    patch.undo()
+        loop.run(runtime, opened.beginning, lambda _step, _state, metrics: calls.update(metrics=metrics), opened._renew)
+    calls["rows_in_store"], calls["capacity"] = runtime.store.manifest.rows["protected"], step.chunk * step.rows
+    calls["calibrated"], calls["clip"] = runtime.calibrated, runtime.experiment.clip
+    calls["entry"] = next((entry for _, entry in runtime.ledger.entries()), None)
     return calls
 
 
@@ -86,3 +89,44 @@ def test_the_deviation_is_of_the_sum(seen):
 
 def test_the_ledger_is_written_before_the_noise_is_drawn(seen):
     assert seen["order"] == [[0]]
+
+
+def test_example_norms_are_told_as_the_mean_over_examples_and_not_over_padding(seen):
+    units = len(seen["drawn"])
+    assert seen["metrics"]["grad/example_norm"] == pytest.approx(float(seen["values"]["count/norm"]) / units)
+    assert seen["metrics"]["grad/clipped_fraction"] == pytest.approx(float(seen["values"]["count/clipped"]) / units)
+
+
+def test_a_sum_once_entered_stays_and_a_run_without_noise_enters_none(seen, opened):
+    runtime, name = opened.runtime, opened.beginning.epoch.name
+    first, mark = runtime.ledger.sum_of(name, 0), runtime.ledger.mark
+    loop._record(runtime, opened.beginning.epoch, 0, "another")
+    plain = dataclasses.replace(runtime, calibrated=dataclasses.replace(runtime.calibrated, noise_multiplier=None))
+    loop._record(plain, opened.beginning.epoch, 1, "another")
+    assert runtime.ledger.sum_of(name, 0) == first is not None and runtime.ledger.mark == mark
+
+
+def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
+    experiment = declare(steps=10, schedule=Schedule(evaluate_every=3, checkpoint_every=4))
+    assert [done for done in range(1, 11) if loop._pauses(experiment, done)] == [3, 4, 6, 8, 9, 10]
+
+
+def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypatch):
+    """Metrics come one step late: those of step 0 are still awaited when step 1 comes to another sum."""
+    first, order = opened.beginning.epoch, []
+    second = dataclasses.replace(first, number=first.number + 1, name="second")
+
+    def one_step(_, epoch, secret, step, state):
+        if step == 1 and epoch is first:
+            raise loop.AnotherSum
+        return state, {}
+
+    def renew(step, state):
+        order.append(("renewed", step))
+        return second, opened.beginning.secret, state
+
+    monkeypatch.setattr(loop, "one_step", one_step)
+    monkeypatch.setattr(loop, "_show", lambda _, epoch, step, *rest: order.append((epoch.number, step)) or 0.0)
+    experiment = dataclasses.replace(opened.runtime.experiment, steps=3, schedule=Schedule(evaluate_every=100, checkpoint_every=100))
+    loop.run(dataclasses.replace(opened.runtime, experiment=experiment), opened.beginning, lambda *_: None, renew)
+    assert order == [(0, 0), ("renewed", 1), (1, 1), (1, 2)]

@@ -16,7 +16,8 @@ from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import path_name, slice_keys
 from dpx.mesh import Mesh
 from dpx.randomness import RootSecret
-from dpx.training.step import as_chunk, make_step
+from dpx.training import sharding
+from dpx.training.step import _flat, as_chunk, make_step
 
 from .conftest import declare, make_rows
 
@@ -103,6 +104,35 @@ def test_the_divisor_is_the_expected_size_not_the_drawn_one(micro, plain):
     assert norms[1] > norms[0]
 
 
+def _norms_by_layer(tree):
+    """Norm of every leaf by name, of each layer apart where layers are stacked."""
+    leaves = {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    apart = {name: leaf.reshape(len(leaf) if name.startswith("layers/") else 1, -1) for name, leaf in leaves.items()}
+    return {name: np.linalg.norm(parts, axis=1).reshape(-1) for name, parts in apart.items()}
+
+
+def test_norms_of_weights_and_of_the_mean_gradient_are_told_leaf_by_leaf_and_layer_by_layer(plain):
+    step, state = plain[0], plain[0].init(INIT)
+    sums = _sums(step, state["params"], make_rows(5))
+    keys, gradients = slice_keys(SECRET, 0, state["params"]), _norms_by_layer(_total(sums))
+    state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
+    for name, norms in _norms_by_layer(state["params"]).items():
+        np.testing.assert_allclose(np.reshape(metrics[f"weights/{name}"], -1), norms, rtol=1e-5)
+        np.testing.assert_allclose(np.reshape(metrics[f"gradients/{name}"], -1), gradients[name] / 10, rtol=1e-5, atol=1e-9)
+    assert metrics["weights/layers/qkv/kernel"].shape == (2,)
+
+
+def test_units_of_several_rows_are_padded_and_laid_out_row_by_row(plain):
+    """Three units of two rows each, the last with one row only, in a chunk of two microbatches of four units."""
+    units = {"record": np.arange(6).reshape(3, 2), "tokens": np.arange(30).reshape(3, 2, 5)}
+    padded, is_padding, count = as_chunk(units | {"is_padding": np.array([[0, 0], [0, 0], [0, 1]], bool)}, plain[0])
+    assert count == 1 and is_padding.shape == (2, 4, 2)
+    first, of_padding = (np.asarray(_flat(jnp.asarray(values[0]), 2)) for values in (padded["tokens"], is_padding))
+    np.testing.assert_array_equal(first[:6], np.arange(30).reshape(6, 5))
+    np.testing.assert_array_equal(of_padding, [0, 0, 0, 0, 0, 1, 1, 1])
+    assert is_padding[1].all() and not first[6:].any()
+
+
 def test_a_non_finite_example_contributes_exactly_zero(micro, plain):
     step, state = plain
     rows = make_rows(6)
@@ -165,6 +195,16 @@ def test_a_model_axis_changes_neither_norms_nor_sums(micro, plain, method):
     sums = _sums(step, params, rows)
     np.testing.assert_allclose(sums["count"]["norm"], alone.norms_B, rtol=1e-5)
     _assert_close(_total(sums), alone.total)
+
+
+@needs_8
+def test_parameters_that_rest_in_parts_are_gathered_whole(micro, plain):
+    spread, whole = _on((2, 2, 1), "vmap"), jax.tree.map(np.array, plain[0].init(INIT)["params"])
+    step = _make(spread, micro[1], microbatch=3)
+    assert step.rows == 3 * 4
+    params = jax.device_put(whole, sharding.at_rest(whole, spread.mesh.make()))
+    assert "fsdp" in str(params["layers"]["down"]["kernel"].sharding.spec)
+    jax.tree.map(np.testing.assert_array_equal, step.gather(params), whole)
 
 
 @functools.cache

@@ -1,0 +1,96 @@
+"""Which noise epoch a run goes on in, under which secret, and what a fork takes over; no step is computed."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from dpx.privacy.ledger import Ledger
+from dpx.run_folder import RunFolder
+from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
+from dpx.training.checkpoint import Checkpoints
+from dpx.training.step import Step
+
+from .conftest import declare
+
+ONE, OTHER = {"claim": "as declared", "microbatch": 4}, {"claim": "as declared", "microbatch": 3}
+PLAN = {"steps": 6, "noise_multiplier": 1.0}
+
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("no step is computed here")
+
+
+STEP = Step(lambda _: {"params": {"w": jnp.zeros(3)}}, _nothing, _nothing, _nothing, _nothing, _nothing, chunk=1, rows=1)
+
+
+@contextlib.contextmanager
+def begun(
+    path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, **changes: Any
+) -> Iterator[tuple[Beginning, Ledger, Any]]:
+    """How a run in `path` starts, its ledger, and `save(step)`, which keeps a state there."""
+    folder = RunFolder(path, "", fork)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.claimed())
+        ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", 3)))
+        found = begin(Epochs(folder, declare(**changes), fingerprint, ledger), checkpoints, STEP)
+        yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.epoch))
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_run_stopped_before_its_first_checkpoint_is_replayed_under_its_own_key(tmp_path: Path, seed: int | None) -> None:
+    with begun(tmp_path, seed=seed) as (first, _, _):
+        assert first.first_step == 0 and first.messages == ()
+    with begun(tmp_path, seed=seed) as (again, ledger, _):
+        assert (again.epoch, again.secret.tag) == (first.epoch, first.secret.tag) and len(ledger.epochs) == 1
+        assert again.messages == ("going on from step 0",)
+
+
+def test_a_new_noise_epoch_goes_on_as_long_as_its_own_fingerprint_is_kept(tmp_path: Path) -> None:
+    with begun(tmp_path) as (first, _, save):
+        save(2)
+    with begun(tmp_path, OTHER) as (changed, _, _):
+        assert (changed.epoch.number, changed.epoch.from_step) == (1, 2) and changed.secret.tag != first.secret.tag
+    with begun(tmp_path, OTHER) as (again, _, _):
+        assert (again.epoch, again.secret.tag) == (changed.epoch, changed.secret.tag)
+    with begun(tmp_path, ONE) as (back, _, _):
+        assert back.epoch.number == 2 and "microbatch changed" in back.messages[0]
+
+
+def test_no_two_epochs_or_forks_of_seeded_runs_share_a_key(tmp_path: Path) -> None:
+    tags = []
+    for seed in (5, 6):
+        path = tmp_path / str(seed)
+        with begun(path, seed=seed) as (first, _, save):
+            save(2)
+        with begun(path, OTHER, seed=seed) as (second, _, _):
+            pass
+        with begun(tmp_path / f"fork_{seed}", seed=seed, fork=f"{path}@2") as (fork, _, _):
+            assert fork.epoch.number == 0
+        tags += [first.secret.tag, second.secret.tag, fork.secret.tag]
+    assert len(set(tags)) == 6
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_a_fork_is_held_to_its_parents_plan(tmp_path: Path, steps: int) -> None:
+    """What it plans anew was chosen when the parent's results had been seen."""
+    with begun(tmp_path / "parent") as (_, ledger, save):
+        note_plan(ledger, PLAN)
+        save(2)
+    with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2") as (fork, ledger, _):
+        assert fork.first_step == 2 and ledger.plan == PLAN and ledger.chosen_after_results == []
+        note_plan(ledger, PLAN)
+        assert ledger.chosen_after_results == []
+        note_plan(ledger, PLAN | {"steps": steps})
+        assert ledger.chosen_after_results == ["steps"]
+
+
+def test_a_fork_of_a_run_without_a_plan_follows_from_everything_seen(tmp_path: Path) -> None:
+    with begun(tmp_path / "parent") as (_, _, save):
+        save(2)
+    with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2") as (_, ledger, _):
+        assert ledger.plan is None and ledger.chosen_after_results[0].startswith("everything")
