@@ -63,12 +63,6 @@ class Experiment:
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")
         require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are counted from 0", "Use 0 or more")
-        require(
-            self.lr_schedule.warmup_steps <= self.steps,
-            f"lr_schedule.warmup_steps={self.lr_schedule.warmup_steps}",
-            f"the run of {self.steps} steps would end before its warm-up",
-            f"Use {self.steps} or fewer, or more steps",
-        )
         self.data.require_fits(self.privacy)
         if isinstance(self.audit, Canaries):
             require(self.mechanism.name != "none", "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")

@@ -100,6 +100,9 @@ class Launcher:
 
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)
+        if cfg.run is None:
+            # Of new work alone: a run that was made is answered for whatever it was.
+            experiment.lr_schedule.require_fits(experiment.steps)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
         began, code = time.monotonic(), commit()
         with self._trial(experiment, path, status, point, cfg.get("fork")) as experiment:

@@ -32,6 +32,15 @@ class WarmUpThen:
             "Give a final fraction above 0",
         )
 
+    def require_fits(self, steps: int) -> None:
+        """Raises `Refused` where a run of `steps` would never reach the peak rate."""
+        require(
+            self.warmup_steps <= steps,
+            f"lr_schedule.warmup_steps={self.warmup_steps}",
+            f"the run of {steps} steps would end before its warm-up",
+            f"Use {steps} or fewer, or more steps",
+        )
+
     def at(self, step: int, steps: int) -> float:
         """Rate of update `step` (from 0) in a run of `steps`: the paper's eta_t with t = step + 1."""
         t = step + 1

@@ -107,10 +107,6 @@ def test_no_golden_config_is_left_over() -> None:
         (["privacy.delta=0"], "privacy.delta=0.0: delta is a probability above 0 and below 1. Use a value below 1/N."),
         (["replicate=-1"], "replicate=-1: repeats are counted from 0. Use 0 or more."),
         (
-            ["lr_schedule.warmup_steps=300"],
-            "lr_schedule.warmup_steps=300: the run of 250 steps would end before its warm-up. Use 250 or fewer, or more steps.",
-        ),
-        (
             ["data=text", "data.source.paths=a.jsonl", "model=micro"],
             "data.sequence_length=128: model micro has 64 positions. Use data.sequence_length=64, or a model of more positions.",
         ),

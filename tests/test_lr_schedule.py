@@ -6,6 +6,13 @@ from dpx.declaration import Refused
 from dpx.lr_schedule import WarmUpThen
 
 
+def test_a_warm_up_longer_than_the_run_does_not_fit():
+    schedule = WarmUpThen(learning_rate=1.0, warmup_steps=300, decay="linear")
+    schedule.require_fits(300)
+    with pytest.raises(Refused, match="^lr_schedule.warmup_steps=300: the run of 250 steps would end before its warm-up. Use 250 or fewer"):
+        schedule.require_fits(250)
+
+
 def test_quadratic_is_the_papers_formula():
     schedule = WarmUpThen(learning_rate=6.0902e-4, warmup_steps=7500, decay="quadratic")
     for t in (1, 3750, 7499):

@@ -129,8 +129,21 @@ def form_of(B: int, T: int, kernel: Any, matrix: tuple[int, int]) -> norms.Form:
     return norms.choose(T, *matrix, session.keep(kernel.path, 4 * B * math.prod(session.shapes[kernel.path])))
 
 
+class Formed(Op):
+    """An op whose record is the per-example gradient itself, by leaf: parameters so small that this costs nothing."""
+
+    def squared_norm(self, leaves, record):
+        return (sum(norms.squares(leaf) for leaf in record.values()),)
+
+    def weighted_sum(self, leaves, record, weights):
+        return jax.tree.map(lambda leaf: jnp.tensordot(weights[0], leaf, 1, precision="highest"), record)
+
+    def gradients(self, shapes, record):
+        return {name: forms.Whole(leaf) for name, leaf in record.items()}
+
+
 @dataclasses.dataclass(frozen=True)
-class Normalise(Op):
+class Normalise(Formed):
     """Over the last axis, in float32 or wider; the result has the input's dtype. Of LayerNorm (`centred`) or RMSNorm; bias or none."""
 
     eps: float
@@ -152,15 +165,6 @@ class Normalise(Op):
         g = norms.wide(cotangent)
         record = {"scale": self.tokens(g * normalised).sum(1)} | ({"bias": self.tokens(g).sum(1)} if "bias" in leaves else {})
         return (normalise_cotangent(g * leaves["scale"], normalised, scale, self.centred).astype(cotangent.dtype),), record
-
-    def squared_norm(self, leaves, record):
-        return (sum(norms.squares(leaf) for leaf in record.values()),)
-
-    def weighted_sum(self, leaves, record, weights):
-        return jax.tree.map(lambda leaf: jnp.tensordot(weights[0], leaf, 1, precision="highest"), record)
-
-    def gradients(self, shapes, record):
-        return {name: forms.Whole(leaf) for name, leaf in record.items()}
 
 
 def normalise_cotangent(g: Array, normalised: Array, scale: Array, centred: bool = True) -> Array:
@@ -327,7 +331,7 @@ def add_rows(x: Array, table: Any, offset: int = 0) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class SmallLookup(Op):
+class SmallLookup(Formed):
     """Rows of a table so small that its per-example gradient is formed (token types)."""
 
     dtype: Any = F32
@@ -341,16 +345,7 @@ class SmallLookup(Op):
     def input_cotangent(self, leaves, residuals, cotangent):
         # An id that is not in the table has no column here.
         is_row_BTV = jax.nn.one_hot(residuals, leaves["table"].shape[0], dtype=cotangent.dtype)
-        return (None,), norms.product("btv,btd->bvd", self.tokens(is_row_BTV), self.tokens(cotangent))
-
-    def squared_norm(self, leaves, record):
-        return (norms.squares(record),)
-
-    def weighted_sum(self, leaves, record, weights):
-        return {"table": jnp.tensordot(weights[0], record, 1, precision="highest")}
-
-    def gradients(self, shapes, record):
-        return {"table": forms.Whole(record)}
+        return (None,), {"table": norms.product("btv,btd->bvd", self.tokens(is_row_BTV), self.tokens(cotangent))}
 
 
 def small_lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
@@ -359,7 +354,7 @@ def small_lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class AddBias(Op):
+class AddBias(Formed):
     """x + bias over the last axis."""
 
     name: str = "add_bias"
@@ -369,16 +364,7 @@ class AddBias(Op):
         return inputs[0] + leaves["bias"].astype(inputs[0].dtype), ()
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        return (cotangent,), norms.wide(self.tokens(cotangent)).sum(1)
-
-    def squared_norm(self, leaves, record):
-        return (norms.squares(record),)
-
-    def weighted_sum(self, leaves, record, weights):
-        return {"bias": jnp.tensordot(weights[0], record, 1, precision="highest")}
-
-    def gradients(self, shapes, record):
-        return {"bias": forms.Whole(record)}
+        return (cotangent,), {"bias": norms.wide(self.tokens(cotangent)).sum(1)}
 
 
 def add_bias(x: Array, bias: Any) -> Array:
@@ -392,7 +378,7 @@ def _check_last(x: Array, parameter: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale(Op):
+class Scale(Formed):
     """x * scale over the last axis."""
 
     name: str = "scale"
@@ -403,16 +389,7 @@ class Scale(Op):
 
     def input_cotangent(self, leaves, residuals, cotangent):
         per_example = norms.wide(self.tokens(cotangent)) * norms.wide(self.tokens(residuals))
-        return (cotangent * leaves["scale"].astype(cotangent.dtype),), per_example.sum(1)
-
-    def squared_norm(self, leaves, record):
-        return (norms.squares(record),)
-
-    def weighted_sum(self, leaves, record, weights):
-        return {"scale": jnp.tensordot(weights[0], record, 1, precision="highest")}
-
-    def gradients(self, shapes, record):
-        return {"scale": forms.Whole(record)}
+        return (cotangent * leaves["scale"].astype(cotangent.dtype),), {"scale": per_example.sum(1)}
 
 
 def scale(x: Array, scale: Any) -> Array:
