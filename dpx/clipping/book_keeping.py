@@ -82,7 +82,8 @@ def is_finite(records: dict[Site, Any], units: int) -> Array:
         run = lambda record, op=site.op: op.is_finite(record, units)  # noqa: E731
         for _ in site.loops:
             run = jax.vmap(run)
-        found &= run(record).reshape(-1, units).all(0)
+        own = run(record)
+        found &= own.all(tuple(range(own.ndim - 1)))
     return found
 
 
@@ -138,7 +139,7 @@ def _along(site: Site, depth: int, inner: Any) -> Any:
             return [old + new for old, new in zip(total, added, strict=True)], stacked
 
         xs = (sliced, record, parts)
-        shapes = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], xs))[1]
+        shapes = jax.eval_shape(one, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))[1]
         added, stacked = jax.lax.scan(body, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes], xs)
         stacked, added = iter(stacked), iter(added)
         return jax.tree.unflatten(tree, [next(stacked) if is_along else next(added) for is_along in along])

@@ -66,7 +66,8 @@ def clipped_grad(
 
     def losses(wrapped: Any, batch: Any) -> Any:
         session = session_of(wrapped)
-        assert session is not None
+        if session is None:
+            return jax.vmap(lambda example: with_counts(loss(wrapped, example)))(batch)
         values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
 
         def of_one(example: Any, tick: Any) -> Any:
@@ -81,7 +82,11 @@ def clipped_grad(
         options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
         return _taken(traced(losses, params, batch, options, examples), readers, routes)
     options = {"is_padding_B": is_padding_B, "method": method, "kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
-    return sums.clipped_sum(losses, params, batch, weights=weights, checked=False, **options)
+    try:
+        return sums.clipped_sum(losses, params, batch, weights=weights, checked=False, **options)
+    except NotImplementedError as error:
+        reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
+        raise Refused("the loss", reason, "Use functions that jax.vmap has a rule for") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,6 +62,7 @@ def clipped_sum(
     Raises `Refused` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
     has no rule for units of several rows.
     """
+    _check_untracked(params, batch)
     examples = batch_size(batch)
     is_padding_B = jnp.zeros((examples,), bool) if is_padding_B is None else is_padding_B
     flags = is_padding_B.shape
@@ -97,6 +98,7 @@ def plain_sum(
 
     `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it.
     """
+    _check_untracked(params, batch)
     examples = batch_size(batch)
     is_real_B = jnp.ones((examples,), bool) if is_padding_B is None else ~is_padding_B
     units = Units(rows_per_unit, ~is_real_B)
@@ -111,6 +113,17 @@ def plain_sum(
     total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(leaves)
     losses_U, counts = units.summed((losses_B, counts))
     return ClippedSum(total, None, losses_U, counts, ~units.is_padding_U)
+
+
+def _check_untracked(*trees: Any) -> None:
+    """Where `shard_map` tracks what varies, the gradient of a parameter that does not is a sum over devices, taken before any clip."""
+    axes = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in _varying(leaf)})
+    reason = "tracks what varies, and would add gradients up over devices before they are clipped"
+    require(not axes, f"shard_map over {', '.join(axes)}", reason, "Use jax.shard_map(..., check_vma=False)")
+
+
+def _varying(leaf: Any) -> Any:
+    return getattr(getattr(jax.typeof(leaf), "manual_axis_type", None), "varying", ())
 
 
 def batch_size(batch: Any) -> int:

@@ -104,7 +104,7 @@ class Tracer:
             return [given[0].view(eqn.primitive.bind(given[0].value))]
         if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
             return [dataclasses.replace(given[0], view=given[0].view.then(eqn))]
-        if eqn.primitive is primitives.dot_general_p and len(followed) == 1:
+        if eqn.primitive is primitives.dot_general_p and len(followed) == 1 and _is_product(eqn):
             return [self._product(eqn, given)]
         if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
             return [self._lookup(eqn, given)]
@@ -143,14 +143,20 @@ class Tracer:
         return None
 
     def _branches(self, eqn: Any, given: list[Any]) -> list[Any]:
-        """All of them, and a choice by example, as `jax.vmap` does it; but its rule gives each example parameters of its own."""
-        found = []
-        for number, body in enumerate(eqn.params["branches"]):
+        """The branches as bodies of a choice of our own, whose rule leaves parameters without the example's axis."""
+        operands, bodies, consts = given[1:], [], []
+        for number, branch in enumerate(eqn.params["branches"]):
+
+            def run(tick: Any, *arrays: Any, branch: Any = branch) -> list[Any]:
+                return dataclasses.replace(self, tick=tick)._within(branch, operands, arrays)
+
             self.at.append(number)
-            found.append(self._within(body, given[1:], _arrays(given[1:])))
+            closed = jax.make_jaxpr(run)(self.tick, *_arrays(operands))
             self.at.pop()
-        index = jax.lax.clamp(0, given[0].astype(jnp.int32), len(found) - 1)
-        return [jax.lax.select_n(index, *cases) for cases in zip(*found, strict=True)]
+            bodies.append((closed.jaxpr, len(consts)))
+            consts += closed.consts
+        index = jax.lax.clamp(0, given[0].astype(jnp.int32), len(bodies) - 1)
+        return choice_p.bind(index, self.tick, *_arrays(operands), *consts, bodies=tuple(bodies), count=len(operands))
 
     def _within(self, body: core.ClosedJaxpr, given: list[Any], arrays: Any, changes: list[dict] | None = None) -> list[Any]:
         """The body's outputs, all plain: `arrays` stand in for the values of `given`."""
@@ -180,6 +186,12 @@ class Tracer:
         options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
         carried, stacked = jax.lax.scan(round_of, carry, _arrays(along), **options)
         return [*carried, *stacked]
+
+
+def _is_product(eqn: Any) -> bool:
+    """Whether a `dot_general` is one of floating numbers, and of any."""
+    avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
+    return all(aval.size and jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
 
 
 def _of_layer(view: View) -> View:
@@ -245,3 +257,35 @@ def _form(op: Product, x_B: Array, path: str, session: Session) -> norms.Form:
     for axis in session.shapes[path]:
         size *= axis
     return norms.choose(T, p, d, session.keep(path, size))
+
+
+choice_p = Primitive("dpx_choice_of_one_example")
+choice_p.multiple_results = True
+
+
+@choice_p.def_abstract_eval
+def _of_any(*_: Any, bodies: tuple, count: int) -> list[Any]:
+    return [ShapedArray(var.aval.shape, var.aval.dtype) for var in bodies[0][0].outvars]
+
+
+def _chosen(given: Any, axes: Any, *, bodies: tuple, count: int) -> Any:
+    """One branch where all examples take the same (a loop's round, say); else all of them, and a choice by example."""
+    index, tick, *rest = given
+
+    def branch(jaxpr: core.Jaxpr, start: int) -> Any:
+        def run(tick: Any, *rest: Any) -> list[Any]:
+            consts = rest[count + start : count + start + len(jaxpr.constvars)]
+            return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(tick, *rest[:count])
+
+        return jax.vmap(run, in_axes=tuple(axes[1:]), axis_size=tick.shape[axes[1]])
+
+    runs = [branch(*body) for body in bodies]
+    if axes[0] is None:
+        found = jax.lax.switch(index, runs, tick, *rest)
+    else:
+        cases = zip(*(run(tick, *rest) for run in runs), strict=True)
+        found = [jax.vmap(jax.lax.select_n)(jnp.moveaxis(index, axes[0], 0), *each) for each in cases]
+    return found, [0] * len(found)
+
+
+batching.primitive_batchers[choice_p] = _chosen

@@ -15,9 +15,6 @@ from jaxtyping import Array, Float
 
 from dpx.clipping import norms
 
-# Where uses cancel, float32 leaves this much of their squares: what is called smaller is called this large, never too small.
-ROUNDING = 2.0**-22
-
 
 class Outer(NamedTuple):
     """sum_t a_t^T g_t, a matrix [p, d]."""
@@ -56,7 +53,7 @@ def merged(form: Form, rounds: int) -> Form:
 
     def one(x: Array) -> Array:
         inward = jnp.moveaxis(x, rounds, 0)
-        return inward.reshape(x.shape[rounds], -1, *x.shape[rounds + 2 :])
+        return inward.reshape(x.shape[rounds], math.prod((*x.shape[:rounds], x.shape[rounds + 1])), *x.shape[rounds + 2 :])
 
     return type(form)(*(one(x) for x in form))
 
@@ -68,7 +65,9 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
     outer = [use for use in uses if isinstance(use.form, Outer)]
     rows = [use for use in uses if isinstance(use.form, Rows)]
     matrices = {(form.a.shape[-1], form.g.shape[-1]) for form, _ in uses if isinstance(form, Outer)}
-    if len(outer) + len(rows) < len(uses) or len(matrices) > 1:
+    # Rows of a table meet a matrix whose rows are the table's.
+    is_table = not rows or matrices <= {(shape[0], math.prod(shape[1:]))}
+    if len(outer) + len(rows) < len(uses) or len(matrices) > 1 or not is_table:
         whole, *others = (formed(use.form, shape) for use in uses)
         return norms.squares(sum(others, whole))
     found, both = [], []
@@ -77,7 +76,7 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
             both.append(_concatenated(alike))
             found.append(alike[0].own_B if len(alike) == 1 and alike[0].own_B is not None else joined_square(both[-1]))
     total_B = sum(found[1:], found[0])
-    return total_B if len(both) == 1 else jnp.maximum(total_B + 2 * _product(*both), ROUNDING * total_B)
+    return total_B if len(both) == 1 else jnp.maximum(total_B + 2 * _product(*both), norms.ROUNDING * total_B)
 
 
 def formed(form: Form, shape: tuple[int, ...]) -> Array:

@@ -55,7 +55,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
         return jax.grad(total)(zero_sums(params))
 
     # A second pass in bfloat16 would round the weighted cotangents anew: up to 0.3 % beyond the clipping norm.
-    if any(site.is_narrow for site in program.sites) or per_layer or losses_B.dtype.itemsize < 4:
+    if program.is_narrow or per_layer:
         total = op_by_op()
     else:
         is_sound = jnp.all(clipped.is_counted_B | units.is_padding_U)

@@ -26,7 +26,7 @@ class Squares(NamedTuple):
 
     @property
     def total_B(self) -> Array:
-        return self.values.reshape(-1, self.values.shape[-1]).sum(0)
+        return self.values.sum(tuple(range(self.values.ndim - 1)))
 
 
 class Clipped(NamedTuple):
@@ -88,10 +88,10 @@ def _grouped(squares: list[Squares]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for path, values, layer in squares:
         if layer == "each" and is_stacked(path):
-            values_LB = values.reshape(values.shape[0], -1, values.shape[-1]).sum(1)
+            values_LB = values.sum(tuple(range(1, values.ndim - 1)))
             own = {group(path, at): values_LB[at] for at in range(values_LB.shape[0])}
         else:
-            own = {group(path, None if layer == "each" else layer): values.reshape(-1, values.shape[-1]).sum(0)}
+            own = {group(path, None if layer == "each" else layer): values.sum(tuple(range(values.ndim - 1)))}
         for name, square_B in own.items():
             found[name] = found[name] + square_B if name in found else square_B
     return found

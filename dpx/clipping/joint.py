@@ -234,7 +234,7 @@ def part_weights(clipped: groups.Clipped, site: Site) -> tuple[Array, ...]:
         elif layer == "each":
             depth = reference.depths[0]
             own = clipped.weights_of(reference.path, layer, site.loops[depth])
-            own = own.reshape(*(1,) * depth, site.loops[depth], *(1,) * (len(site.loops) - depth - 1), -1)
+            own = own.reshape(*(1,) * depth, site.loops[depth], *(1,) * (len(site.loops) - depth - 1), own.shape[-1])
             found.append(jnp.broadcast_to(own, (*site.loops, own.shape[-1])))
         else:
             own = clipped.weights_of(reference.path, layer)

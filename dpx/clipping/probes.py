@@ -111,7 +111,7 @@ class Op:
 
     def by_unit(self, record: Any, units: int) -> list[Array]:
         """Every array of the record as [U, ...]: what a unit's sum is made from."""
-        return [leaf.reshape(units, -1) for leaf in jax.tree.leaves(record)]
+        return [leaf.reshape(units, leaf.size // units) for leaf in jax.tree.leaves(record)]
 
     def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
         """Whether all that a unit's sum is made from is finite, its norm being so or not."""
@@ -213,7 +213,11 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
         name = path_name(path)
         if name in shapes:
             raise Refused(name, "is the path of two parameters", "Rename one of them")
+        if not hasattr(leaf, "shape"):
+            raise Refused(name, f"is a {type(leaf).__name__} and no array", "Give arrays")
         shapes[name] = leaf.shape
+    if not shapes:
+        raise Refused("params", "hold no parameter", "Give arrays to differentiate by")
     return shapes
 
 

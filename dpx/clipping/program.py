@@ -36,6 +36,11 @@ class Program:
     examples: int
 
     @cached_property
+    def is_narrow(self) -> bool:
+        """Whether anything is rounded to less than float32, in an op or between them."""
+        return any(site.is_narrow for site in self.sites) or readers.has_narrow(self.closed.jaxpr)
+
+    @cached_property
     def paths(self) -> list[str]:
         return list(self.session.shapes)
 

@@ -119,18 +119,18 @@ class Product(Op):
         *_, x_b, x_c = self.axes
         E, p, d = self.sizes()
         free = [axis for axis in range(x_B.ndim - 1) if axis not in (*x_b, *x_c)]
-        x_BETp = jnp.transpose(x_B, (0, *(axis + 1 for axis in (*x_b, *free, *x_c)))).reshape(x_B.shape[0], E, -1, p)
-        T = x_BETp.shape[2]
-        g_BETd = g_B.reshape(-1, E, T, d) if self.is_first else jnp.swapaxes(g_B.reshape(-1, E, d, T), 2, 3)
-        R = self.rows_per_unit
-        both = (jnp.moveaxis(x.reshape(-1, R, *x.shape[1:]), 1, 2) for x in (x_BETp, g_BETd))
-        return tuple(x.reshape(-1, R * T, x.shape[-1]) for x in both)
+        B, R, T = x_B.shape[0], self.rows_per_unit, math.prod(x_B.shape[axis + 1] for axis in free)
+        x_BETp = jnp.transpose(x_B, (0, *(axis + 1 for axis in (*x_b, *free, *x_c)))).reshape(B, E, T, p)
+        g_BETd = g_B.reshape(B, E, T, d) if self.is_first else jnp.swapaxes(g_B.reshape(B, E, d, T), 2, 3)
+        both = (jnp.moveaxis(x.reshape(B // R, R, *x.shape[1:]), 1, 2) for x in (x_BETp, g_BETd))
+        return tuple(x.reshape(B // R * E, R * T, x.shape[-1]) for x in both)
 
     def _by_unit_first(self, record):
-        return {name: x.reshape(-1, self.sizes()[0], *x.shape[1:]) for name, x in record.items()}
+        E = self.sizes()[0]
+        return {name: x.reshape(x.shape[0] // E, E, *x.shape[1:]) for name, x in record.items()}
 
     def _flat(self, record):
-        return {name: x.reshape(-1, *x.shape[2:]) for name, x in record.items()}
+        return {name: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for name, x in record.items()}
 
     def squared_norm(self, leaves, record):
         flat = self._flat(record)
@@ -138,7 +138,8 @@ class Product(Op):
             square = norms.gram(flat["a"], flat["g"])
         else:
             square = norms.squares(flat["kernel"] if self.form == "kept" else norms.per_example(flat["a"], flat["g"]))
-        return (square.reshape(-1, self.sizes()[0]).sum(1),)
+        E = self.sizes()[0]
+        return (square.reshape(square.shape[0] // E, E).sum(1),)
 
     def weighted_sum(self, leaves, record, weights):
         (w_U,), shape = weights, leaves["kernel"]

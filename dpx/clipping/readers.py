@@ -237,6 +237,14 @@ def _indexed(eqn: Any, reference: Reference) -> Reference | None:
     return None
 
 
+def has_narrow(jaxpr: core.Jaxpr) -> bool:
+    """Whether any equation gives floats of less than 32 bits."""
+    return any(
+        any(_is_narrow(out.aval.dtype) for out in eqn.outvars if hasattr(out.aval, "dtype")) or any(map(has_narrow, bodies_of(eqn) or []))
+        for eqn in jaxpr.eqns
+    )
+
+
 def _is_narrow(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 

@@ -108,7 +108,7 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
 
 
 def _check_alone(program: Program, trial: _Trial) -> None:
-    tolerance = TOLERANCE[any(site.is_narrow for site in program.sites)]
+    tolerance = TOLERANCE[program.is_narrow]
     norms, alone, losses, losses_alone, errors = [], [], [], [], []
     for unit, found, (loss, gradient) in zip(_units(program), trial.together, trial.alone, strict=True):
         norms.append(float(found.norms_U[unit]))
@@ -137,7 +137,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
         losses_B, own, squares, total = unclipped(program, norms, cotangent_B, (params, batch, consts))
         norms_U = jnp.sqrt(jnp.maximum(sum(entry.total_B for entry in squares), 0))
         return _Together(
-            [jnp.concatenate([square.reshape(-1, square.shape[-1]) for square in found]) for found in own],
+            [jnp.stack([square.sum(tuple(range(square.ndim - 1))) for square in found]) for found in own],
             norms_U,
             losses_B.reshape(-1, rows).sum(1),
             total,

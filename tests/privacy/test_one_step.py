@@ -52,7 +52,7 @@ def test_one_steps_losses_are_found_once():
 
 
 def test_events_can_be_kept():
-    assert all(isinstance(hash(events.event(release, adjacency, "pld")), int) for release, adjacency in SAMPLED.values())
+    assert len({events.event(release, adjacency, "pld") for release, adjacency in SAMPLED.values()}) > 1
     assert isinstance(events.event(SAMPLED["group"][0], "zero_out", "pld"), dp_accounting.dp_event.MixtureOfGaussiansDpEvent)
 
 
