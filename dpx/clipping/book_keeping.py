@@ -27,24 +27,18 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
     by_path = dict(zip(program.paths, jax.tree.leaves(params), strict=True))
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
     own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
+    losses_B = jnp.where(is_finite(records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
     clipped = groups.clip(weights, joint.squares(norms, records, own.__getitem__), losses_B, units.is_padding_U)
     parts = {site: joint.part_weights(clipped, site) for site in program.sites}
 
     def summed(keep_U: Array | None) -> Any:
         return _totals(params, program, leaves, records, parts, keep_U)
 
-    is_sound = jnp.all(clipped.is_counted_B | units.is_padding_U)
-    # The masks cost a pass over every record, and almost never anything is masked: both ways stand ready.
-    total = jax.lax.cond(is_sound, lambda: summed(None), lambda: zero_sums(params))
-    is_sound &= jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(total)]).all()
-
-    def masked() -> Any:
-        keep_U = clipped.is_counted_B & is_finite(records, clipped.is_counted_B.shape[0])
-        return summed(keep_U), keep_U
-
-    total, is_counted_U = jax.lax.cond(is_sound, lambda: (total, clipped.is_counted_B), masked)
-    norms_U, losses_U, counts = zero_unless(is_counted_U, (clipped.norms_B, losses_B, counts))
-    return ClippedSum(total, norms_U, losses_U, counts, is_counted_U)
+    # The masks cost a pass over every record, and almost never anything is masked: both ways stand ready. Padding may hold anything.
+    is_sound = jnp.all(clipped.is_finite_B)
+    total = jax.lax.cond(is_sound, lambda: summed(None), lambda: summed(clipped.is_counted_B))
+    losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
+    return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
 
 
 def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) -> tuple[Array, list[Any], list[Any], Any]:
@@ -76,9 +70,11 @@ def _as_stored(leaf: Array) -> Array:
 
 
 def is_finite(records: dict[Site, Any], units: int) -> Array:
-    """Which units have nothing but finite numbers in all records."""
+    """Which units have nothing but finite numbers in the records of ops whose norm may overlook one that the sum does not."""
     found = jnp.ones((units,), bool)
     for site, record in records.items():
+        if site.op.norm_sees_all:
+            continue
         run = lambda record, op=site.op: op.is_finite(record, units)  # noqa: E731
         for _ in site.loops:
             run = jax.vmap(run)

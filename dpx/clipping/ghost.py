@@ -58,12 +58,10 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
     if program.is_narrow or per_layer:
         total = op_by_op()
     else:
-        is_sound = jnp.all(clipped.is_counted_B | units.is_padding_U)
-        c_B = units.of_rows(clipped.weights[""]).astype(losses_B.dtype)
-        total = jax.lax.cond(is_sound, lambda: backward(c_B)[0], lambda: zero_sums(params))
         # Padding may hold anything, and zero times NaN is NaN.
-        is_sound &= jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(total)]).all()
-        total = jax.lax.cond(is_sound, lambda: total, op_by_op)
+        is_sound = jnp.all(clipped.is_finite_B)
+        c_B = units.of_rows(clipped.weights[""]).astype(losses_B.dtype)
+        total = jax.lax.cond(is_sound, lambda: backward(c_B)[0], op_by_op)
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
 

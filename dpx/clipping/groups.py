@@ -30,10 +30,12 @@ class Squares(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Norms before clipping, which examples count, and their clip weights: by group, or (under "") of all."""
+    """Norms before clipping, which examples count (and which, padding among them, are finite), and their clip weights: by group, or
+    (under "") of all."""
 
     norms_B: Float[Array, " B"]
     is_counted_B: Bool[Array, " B"]
+    is_finite_B: Bool[Array, " B"]
     weights: dict[str, Float[Array, " B"]]
 
     def weights_of(self, path: str, layer: Layer, layers: int = 0) -> Array:
@@ -66,13 +68,14 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
     Squares that are sums with products between uses of a parameter may round below zero: they are zero then.
     """
     total_B = sum((part.total_B for part in squares), jnp.zeros_like(losses_B))
-    is_counted_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B) & ~is_padding_B
+    is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)
+    is_counted_B = is_finite_B & ~is_padding_B
     norms_B = _root(total_B, is_counted_B)
     if not getattr(weights, "per_layer", False):
-        return Clipped(norms_B, is_counted_B, {"": _finite(weights(norms_B), is_counted_B)})
+        return Clipped(norms_B, is_counted_B, is_finite_B, {"": _finite(weights(norms_B), is_counted_B)})
     grouped = _grouped(squares)
     clip_KB = weights(jnp.stack([_root(square_B, is_counted_B) for square_B in grouped.values()]))
-    return Clipped(norms_B, is_counted_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)))
+    return Clipped(norms_B, is_counted_B, is_finite_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)))
 
 
 def _finite(clip: Array, is_counted_B: Array) -> Array:

@@ -43,6 +43,7 @@ def check(parameter: Any, condition: bool, value: str, reason: str, fix: str) ->
 class Dense(Op):
     """x @ kernel (+ bias), computed in x's dtype; the last `axes` axes of x meet the first of the kernel."""
 
+    norm_sees_all = True
     form: norms.Form = "gram"
     axes: int = 1
     name: str = "dense"
@@ -132,6 +133,8 @@ def form_of(B: int, T: int, kernel: Any, matrix: tuple[int, int]) -> norms.Form:
 class Formed(Op):
     """An op whose record is the per-example gradient itself, by leaf: parameters so small that this costs nothing."""
 
+    norm_sees_all = True
+
     def squared_norm(self, leaves, record):
         return (sum(norms.squares(leaf) for leaf in record.values()),)
 
@@ -200,6 +203,7 @@ def is_in(id: Array, table_rows: int) -> Array:
 class Lookup(Op):
     """Rows of a table by id; an id below zero or past the table reads zeros."""
 
+    norm_sees_all = True
     dtype: Any = F32
     name: str = "lookup"
     rows_per_unit: int = 1
@@ -250,6 +254,7 @@ class Decode(Op):
     belongs with the embeddings.
     """
 
+    norm_sees_all = True
     parts: int
     name: str = "decode"
     rows_per_unit: int = 1
@@ -295,6 +300,7 @@ def decode(h_BMd: Array, table: Any, bias: Any = None, tie: Tie | None = None) -
 class AddRows(Op):
     """x + table[offset : offset + T] for x [B, ..., T, d], the same rows for every text of every example (position embedding)."""
 
+    norm_sees_all = True
     offset: int = 0
     name: str = "add_rows"
     rows_per_unit: int = 1

@@ -42,7 +42,7 @@ def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
         return None, inputs, record, (None,) * len(wanted)
     if kind == "weighted":
         keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
-        keep_U &= op.is_finite(record, keep_U.shape[0])
+        keep_U = keep_U if op.norm_sees_all else keep_U & op.is_finite(record, keep_U.shape[0])
         gradient = op.masked_sum(values, record, weights, keep_U)
         return None, inputs, jax.tree.map(jnp.zeros_like, weights), _of_wanted(gradient, wanted)
     gradient = _of_wanted(op.weighted_sum(values, record, op.ones(cotangent)), wanted)
@@ -59,5 +59,7 @@ def _of_wanted(gradient: Any, wanted: tuple[bool, ...]) -> tuple:
 def _finite_squares(op: Op, values: Any, record: Any) -> tuple:
     """NaN for a unit whose sum would not be finite: once the pass is over there is nothing left to look at."""
     squares = op.squared_norm(values, record)
+    if op.norm_sees_all:
+        return squares
     is_finite_U = op.is_finite(record, squares[0].shape[-1])
     return tuple(jnp.where(is_finite_U, square, jnp.nan) for square in squares)

@@ -40,6 +40,8 @@ class Op:
     parts: int = 1
     stacked: bool = False
     rows_per_unit = 1
+    # Whether a norm is not finite wherever the sum would not be. Where that is not known, records are looked through.
+    norm_sees_all = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
         """This op for units of that many rows; raises `Refused` where it has no rule for their joint gradient."""

@@ -76,6 +76,7 @@ def _without_casts(view: View, x: Any) -> Any:
 class Product(Op):
     """A `dot_general` of an input and a view of `kernel`; `dimensions` are those of (input, kernel), `settings` its other options."""
 
+    norm_sees_all = True
     view: View
     dimensions: Any
     is_first: bool
@@ -185,6 +186,7 @@ class Product(Op):
 class Gathered(Op):
     """A `gather` of whole rows of `table`, in another type perhaps; ids outside of it are treated as the gather's mode says."""
 
+    norm_sees_all = True
     view: View
     settings: tuple[tuple[str, Any], ...]
     name: str = "gathered"
@@ -226,6 +228,7 @@ class Gathered(Op):
 class Copied(Op):
     """A copy of a view for each example: whatever is done with it, its gradient is formed by autodiff."""
 
+    norm_sees_all = True
     view: View
     name: str = "copied"
     rows_per_unit: int = 1

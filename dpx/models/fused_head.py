@@ -26,6 +26,7 @@ class TokenLoss(Op):
     Two parts: the table (where it is tied, it belongs with the embeddings) and the bias, if there is one.
     """
 
+    norm_sees_all = True
     parts: int
     name: str = "token_loss"
     rows_per_unit: int = 1

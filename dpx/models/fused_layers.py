@@ -74,6 +74,7 @@ def stacked(found: Any) -> Any:
 class LayerStack(Op):
     """`leaves`: the subtree `layers`; inputs: x_BTH, length, keys_B (dropout's record keys, or None). `forms`: one a weight."""
 
+    norm_sees_all = True
     model: Model
     forms: tuple[norms.Form, ...]
     is_loop: bool = True
