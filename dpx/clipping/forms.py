@@ -38,6 +38,9 @@ class Whole(NamedTuple):
 
 Form = Outer | Rows | Whole
 
+# Where a lookup and a decoder cancel, float32 leaves this much of their squares: what is called smaller is called this large.
+ROUNDING = 2.0**-22
+
 
 class Use(NamedTuple):
     """One use's gradient, and its squared norm where the op has that from elsewhere."""
@@ -76,7 +79,7 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
             both.append(_concatenated(alike))
             found.append(alike[0].own_B if len(alike) == 1 and alike[0].own_B is not None else joined_square(both[-1]))
     total_B = sum(found[1:], found[0])
-    return total_B if len(both) == 1 else jnp.maximum(total_B + 2 * _product(*both), norms.ROUNDING * total_B)
+    return total_B if len(both) == 1 else jnp.maximum(total_B + 2 * _product(*both), ROUNDING * total_B)
 
 
 def formed(form: Form, shape: tuple[int, ...]) -> Array:

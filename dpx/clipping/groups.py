@@ -78,7 +78,7 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
     return Clipped(norms_B, is_counted_B, is_finite_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)))
 
 
-def _finite(clip: Array, is_counted_B: Array) -> Array:
+def _finite(clip: Any, is_counted_B: Array) -> Array:
     """C / norm is infinite where there is no gradient: infinity times zero would be in every sum."""
     return jnp.where(is_counted_B & jnp.isfinite(clip), clip, 0)
 

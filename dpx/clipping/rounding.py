@@ -17,8 +17,8 @@ computed norm and K^2 = sum M^2 / n^2:
 
 So m = 2^-10 is enough for K^2 <= 160 at h = 64. K measures cancellation: it is 1 where norms come from kept gradients, and K^2 is at
 most the number of tokens where these are uncorrelated. Gram products centre A, so that the tokens' mean does not count in M. Beyond
-that K nothing is proved: tests/clipping/test_rounding.py measures flat and mixed inputs. Where next to all of a gradient cancels, the norm
-of a weight or a looked-up table is called at least 2^-11 of M (`norms.ROUNDING`).
+that K nothing is proved: tests/clipping/test_rounding.py measures flat and mixed inputs. Where next to all of a gradient cancels (K above
+a thousand: x and -x + 3e-4 e through one weight), a Gram norm may come out far too small, or zero; `clipping=vmap` does not take Grams.
 
 In bfloat16 two activations (after GELU, after a LayerNorm) are had again when the sum is taken, by the same float32 expression and the
 same rounding as for the norm. Two compilations may differ in its last float32 bit, and then a number on the edge is rounded to its
