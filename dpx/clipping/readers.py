@@ -240,7 +240,7 @@ def _indexed(eqn: Any, reference: Reference) -> Reference | None:
 def has_narrow(jaxpr: core.Jaxpr) -> bool:
     """Whether any equation gives floats of less than 32 bits."""
     return any(
-        any(_is_narrow(out.aval.dtype) for out in eqn.outvars if hasattr(out.aval, "dtype")) or any(map(has_narrow, bodies_of(eqn) or []))
+        any(_is_narrow(getattr(out.aval, "dtype", int)) for out in eqn.outvars) or any(map(has_narrow, bodies_of(eqn) or []))
         for eqn in jaxpr.eqns
     )
 
