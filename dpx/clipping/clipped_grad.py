@@ -58,26 +58,9 @@ def clipped_grad(
     copied = frozenset(path for path in paths if _is_copied(list(readers.get(path, {}).values())))
     shared = frozenset(path for path, found in readers.items() if len(found) > 1 or any(reader.is_repeated for reader in found.values()))
     routes: dict[str, Route] = {path: _route(list(readers.get(path, {}).values())) for path in paths}
-    if strict and "copies" in routes.values():
-        path = next(path for path in paths if routes[path] == "copies")
-        names = ", ".join(sorted({reader.primitive for reader in readers[path].values()}))
-        reason = f"is read by {names} in a way that needs a gradient for each example"
-        raise Refused(path, reason, "Leave out strict, or use products and lookups of it")
-
-    def losses(wrapped: Any, batch: Any) -> Any:
-        session = session_of(wrapped)
-        if session is None:
-            return jax.vmap(lambda example: with_counts(loss(wrapped, example)))(batch)
-        values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
-
-        def of_one(example: Any, tick: Any) -> Any:
-            tracer = Tracer(session, tick, copied, shared)
-            followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
-            found = tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *jax.tree.leaves(example)])
-            return jax.tree.unflatten(one.outputs, [tracer.plain(value, "return") for value in found])
-
-        return jax.vmap(of_one)(batch, jnp.zeros(examples))
-
+    if strict:
+        _check_no_copies(readers, routes)
+    losses = _mapped(loss, one, paths, copied, shared)
     if explain:
         options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
         return _taken(traced(losses, params, batch, options, examples), readers, routes)
@@ -87,6 +70,14 @@ def clipped_grad(
     except NotImplementedError as error:
         reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
         raise Refused("the loss", reason, "Use functions that jax.vmap has a rule for") from error
+
+
+def _check_no_copies(readers: Mapping[str, Mapping[tuple, Reader]], routes: Mapping[str, Route]) -> None:
+    for path, route in routes.items():
+        if route == "copies":
+            names = ", ".join(sorted({reader.primitive for reader in readers[path].values()}))
+            reason = f"is read by {names} in a way that needs a gradient for each example"
+            raise Refused(path, reason, "Leave out strict, or use products and lookups of it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +111,26 @@ def _readers(one: _One, params: Any, batch: Any) -> Mapping[str, Mapping[tuple, 
     example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(batch)]
     jax.eval_shape(run, jax.tree.leaves(params), example, jax.ShapeDtypeStruct((), jnp.float32))
     return found
+
+
+def _mapped(loss: Any, one: _One, paths: list[str], copied: frozenset[str], shared: frozenset[str]) -> Any:
+    """The loss of a batch, made of ops where its parameters are wrapped."""
+
+    def losses(wrapped: Any, batch: Any) -> Any:
+        session = session_of(wrapped)
+        if session is None:
+            return jax.vmap(lambda example: with_counts(loss(wrapped, example)))(batch)
+        values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
+
+        def of_one(example: Any, tick: Any) -> Any:
+            tracer = Tracer(session, tick, copied, shared)
+            followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
+            found = tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *jax.tree.leaves(example)])
+            return jax.tree.unflatten(one.outputs, [tracer.plain(value, "return") for value in found])
+
+        return jax.vmap(of_one)(batch, jnp.zeros(sums.batch_size(batch)))
+
+    return losses
 
 
 def _is_copied(readers: list[Reader]) -> bool:

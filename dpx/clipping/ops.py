@@ -18,11 +18,6 @@ from dpx.declaration import require
 F32 = jnp.float32
 
 
-def tokens(x: Array) -> Array:
-    """[B, ..., d] as [B, T, d]."""
-    return x.reshape(x.shape[0], -1, x.shape[-1])
-
-
 def rows(weights_B: Array, x: Array) -> Array:
     """Each example's rows times its weight, in float32 or wider."""
     return norms.wide(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))

@@ -73,9 +73,8 @@ class Session:
         calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
         calibrated = as_planned(experiment, calibrated, known.plan if known else None)
         mesh = experiment.mesh.make()
-        objective = make_objective(
-            experiment.model, experiment.task, experiment.model.vocabulary_size or store.manifest.vocabulary_size, store.manifest
-        )
+        vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
+        objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
         microbatch = settle(objective, experiment, folder.private)
         audit, trained = experiment.audit, objective
         if isinstance(audit, Canaries):
