@@ -1,7 +1,6 @@
 """Real signals to real processes: the step is finished and saved, one line says how to go on, and a second signal ends at once."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,8 +12,8 @@ import pytest
 
 from dpx.privacy.ledger import Ledger
 from dpx.sweep import Status
+from tests.processes import environment
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 STEPS = 400
 RUN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
 RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
@@ -22,9 +21,8 @@ RUN += ["schedule.checkpoint_every=1000", "schedule.evaluate_every=1000"]
 
 
 def _start(folder: Path, *arguments: str, program: str = "import dpx.__main__ as m; m.main()") -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(CHECKOUT)}
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _wait(process: subprocess.Popen[str], is_there) -> None:

@@ -10,14 +10,12 @@ import pytest
 
 from dpx import recipes
 from dpx.sweep import Status
-
-CHECKOUT = Path(__file__).resolve().parents[1]
+from tests.processes import environment
 
 
 def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "COLUMNS": "160"}
     command = [sys.executable, "-m", "dpx", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=folder, env=environment(COLUMNS="160"), capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(
@@ -42,11 +40,10 @@ def test_bad_command_line_is_one_line_and_exit_code_2(tmp_path: Path, arguments:
 
 def test_a_closed_pipe_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     for arguments in (["job=plan", "data.declared_size=10000", "noise=multiplier", "accountant=rdp"], ["--cfg", "job"]):
-        environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
         reader, writer = os.pipe()
         os.close(reader)
         command = [sys.executable, "-m", "dpx", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
         os.close(writer)
         assert done.stderr == "error: standard output: was closed before everything was written. Read all of it, or write it to a file.\n"
         assert done.returncode == 2
@@ -54,8 +51,7 @@ def test_a_closed_pipe_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_a_checkout_whose_dependencies_are_missing_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-m", "dpx"]
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: hydra: is not installed for") and "pip install -c requirements.lock -e ." in done.stderr
 
@@ -73,8 +69,7 @@ def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
         "import sys, dpx.__main__ as m; sys.argv = ['dpx', '+experiment=anil_2m_batch', 'job=plan']; "
         "m.main(); assert 'jax' not in sys.modules"
     )
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("outputs/anil_2m_batch-*/release/plan.json"))
 
@@ -85,8 +80,8 @@ def test_a_mesh_names_its_simulated_devices_before_jax_starts(tmp_path: Path) ->
         "mesh = config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh; "
         "simulate_devices(mesh, mesh.simulated_devices); import jax; print(len(jax.devices()))"
     )
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    three = environment(XLA_FLAGS="--xla_force_host_platform_device_count=3")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=three, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "8", done.stderr
 
 

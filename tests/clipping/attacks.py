@@ -196,6 +196,9 @@ def right_or_refused(attack: Attack, ways=None, is_compiled: bool = True) -> Non
     allowed = (
         (attack.must,) if attack.must in ("right", "refused") else ("right", "refused", "crashes") if is_loud else ("right", "refused")
     )
+    tried: dict = {}
     for name, way in (WAYS if ways is None else ways).items():
-        found = outcome(attack, way, is_compiled, known)
+        found = outcome(attack, tried | way, is_compiled, known)
         assert found.startswith(allowed), f"{name}: {found}"
+        # Whether examples are apart is the loss's own: where the first way has tried it, only the other ways' arithmetic is left to judge.
+        tried = {"checked": False} if found == "right" and "checked" not in attack.options else {}

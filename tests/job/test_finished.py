@@ -1,22 +1,21 @@
 """A run that has finished says so, and no file of it changes; one that lost something goes on, or is refused."""
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests.processes import environment
+
 RUN = ["model=micro", "data=synthetic", "steps=2", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
 RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
 
 
 def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(CHECKOUT)}
     command = [sys.executable, "-m", "dpx", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
 
 
 def _state(run: Path) -> dict[str, tuple[int, str]]:

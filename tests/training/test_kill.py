@@ -1,7 +1,6 @@
 """Real SIGKILLs: a killed run, started again with the same command, ends with the same bits as one never killed."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from dpx.privacy.ledger import Ledger
+from tests.processes import environment
 
 STEPS = 40
 COMMAND = (
@@ -39,9 +39,8 @@ COMMAND = (
 
 
 def _start(folder: Path) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, *COMMAND, f"hydra.run.dir={folder}/run", f"data.directory={folder.parent}/data"]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def _finish(process: subprocess.Popen) -> None:
