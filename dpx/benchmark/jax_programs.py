@@ -4,7 +4,11 @@ Shape legend: K microbatches of a logical batch, B examples of one on a device, 
 """
 
 import dataclasses
+import math
+import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +17,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpx.benchmark.exactness import Exactness
-from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, vocabulary_size
+from dpx.benchmark.matrix_rate import matrix_rate
+from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, left_out, vocabulary_size
 from dpx.benchmark.sums import microbatch_sum
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import slice_keys
@@ -23,21 +28,30 @@ from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
 from dpx.training.collectives import collectives
 from dpx.training.cost import compiled_temporaries, matmul_flops
+from dpx.training.microbatch import CANDIDATES, choose
 from dpx.training.step import Step, make_step
 from dpx.training.synthetic_rows import synthetic_rows
 
 KEY = np.zeros(2, np.uint32)
 # A relative error of float32 sums that is rounding; a forgotten term is some per cent.
 EXACT = 1e-4
+# The way whose physical batch `microbatch=auto` picks.
+AUTOMATIC = "book_keeping"
 
 
 def programs(setting: Setting) -> list[Program]:
-    """A sum for every (dtype, variant, physical batch), and an update for private and for plain steps."""
+    """The rate of plain products, an update for private and for plain steps, and a sum for every (dtype, physical batch, variant):
+    all variants at one batch before the next, so that what time leaves out is whole batches."""
     bench = _Bench(setting)
-    found = [
-        bench.sum(variant, dtype, size) for dtype in setting.dtypes for variant in setting.variants for size in setting.physical_batches
-    ]
-    return found + [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
+    found = [matrix_rate(setting, dtype) for dtype in setting.dtypes]
+    found += [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
+    for dtype in setting.dtypes:
+        automatic = bench.automatic_batch(dtype) if setting.has_auto_batch else None
+        for size in dict.fromkeys([*setting.physical_batches, automatic or setting.physical_batches[0]]):
+            # The automatic batch is the private step's.
+            ways = setting.variants if size in setting.physical_batches else [way for way in setting.variants if way == AUTOMATIC]
+            found += [bench.sum(variant, dtype, size, size == automatic) for variant in ways]
+    return found
 
 
 class _Bench:
@@ -63,7 +77,19 @@ class _Bench:
         experiment = experiment if is_private else dataclasses.replace(experiment, mechanism=NoPrivacy())
         return make_step(experiment, self.objective(dtype), self.mesh, 1)
 
-    def sum(self, variant: str, dtype: str, size: int) -> Program:
+    def automatic_batch(self, dtype: str) -> int:
+        """What `microbatch=auto` would pick on this device, asked anew, of what does not exceed a device's part of the logical batch."""
+        experiment = dataclasses.replace(self.experiment, model=dataclasses.replace(self.experiment.model, dtype=dtype))
+        part = self.setting.logical_batch // self.axes
+        with tempfile.TemporaryDirectory() as cache:
+            return choose(self.objective(dtype), experiment, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))
+
+    def sum(self, variant: str, dtype: str, size: int, is_automatic: bool = False) -> Program:
+        """One logical batch of `variant`; left out where time is up or the device's memory does not hold it."""
+        facts = identity(self.setting, variant, dtype, size) | {"kind": "sum", "framework": f"jax {jax.__version__}"}
+        facts |= {"is_automatic_batch": is_automatic}
+        if time.monotonic() > self.setting.compile_until:
+            return left_out(facts, "no time was left to compile it")
         objective, params = self.objective(dtype), self.params[dtype]
         # jax-privacy loops over microbatches itself; to it a physical batch is its `microbatch_size`.
         held = self.setting.logical_batch // self.axes if variant == "jax_privacy" else size
@@ -72,8 +98,9 @@ class _Bench:
         where = jax.tree.map(lambda leaf: leaf.sharding, self.sums["gradient"])
         step = jax.jit(logical_sum(microbatch, self.mesh), donate_argnums=(1,), out_shardings=where)
         compiled = step.lower(params, self.sums["gradient"], batch, count).compile()
+        if compiled_temporaries(compiled) > free_bytes():
+            return left_out(facts, f"{compiled_temporaries(compiled):,} bytes of temporaries do not fit")
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape[2:]), leaf.dtype), batch)
-        facts = identity(self.setting, variant, dtype, size) | {"kind": "sum", "framework": f"jax {jax.__version__}"}
         facts |= {
             "temporary_bytes": compiled_temporaries(compiled),
             # jax-privacy's loop does not say its length to a trace.
@@ -128,6 +155,12 @@ class _Bench:
             "in_loops": sum(one.is_in_loop for one in found),
             "elements": sum(one.elements for one in found),
         }
+
+
+def free_bytes() -> float:
+    """Of the first device's memory; unbounded where the backend does not say."""
+    stats = jax.devices()[0].memory_stats()
+    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else math.inf
 
 
 def logical_sum(microbatch: Callable[[Any, Any], Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:

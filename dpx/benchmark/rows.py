@@ -20,7 +20,23 @@ def rows(facts: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]], lo
     updates = {(fact["mesh"], fact["is_private"]): statistics.median(times) for fact, times in timed if fact["kind"] == "update"}
     collectives = {(fact["mesh"], fact["is_private"]): fact["collectives"] for fact, _ in timed if fact["kind"] == "update"}
     sums = [(fact, times) for fact, times in timed if fact["kind"] == "sum"]
-    return [_row(fact, times, sums, updates, collectives, logical_batch) for fact, times in sums]
+    rates = matrix_rates(facts, seconds)
+    return [
+        _row(fact, times, sums, updates, collectives, logical_batch) | _share(fact, times, rates, logical_batch) for fact, times in sums
+    ]
+
+
+def matrix_rates(facts: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """FLOP/s of plain products on one device by compute type, the median over rounds."""
+    timed = zip(facts, seconds, strict=True)
+    return {fact["dtype"]: fact["flops"] / statistics.median(times) for fact, times in timed if fact["kind"] == "rate"}
+
+
+def _share(fact: dict[str, Any], times: Sequence[float], rates: dict[str, float], logical_batch: int) -> dict[str, Any]:
+    """The model's own products a second over what every device's plain products reach together, where that was measured."""
+    rate = rates.get(fact["dtype"])
+    own = fact["model_flops"] * logical_batch / statistics.median(times)
+    return {"share_of_matrix_rate": None if rate is None else own / (rate * fact["devices"])}
 
 
 def _row(fact: dict[str, Any], times: Sequence[float], sums: Any, updates: Any, collectives: Any, logical_batch: int) -> dict[str, Any]:

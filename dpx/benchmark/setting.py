@@ -1,6 +1,7 @@
 """What one process of a benchmark measures, and what it tells about each program. No jax."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +21,19 @@ PACKAGES = {"jax_privacy": ("jax_privacy",), "torch": ("torch",)} | dict.fromkey
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """`experiment` gives model, task, sequence length, clip and the one mesh of this process; every variant is measured in every
-    dtype at every physical batch (examples a device holds at a time)."""
+    dtype at every physical batch (examples a device holds at a time).
+
+    What is not compiled by `compile_until` (seconds of the system's monotonic clock) is left out and named. `has_auto_batch` adds
+    the batch that `microbatch=auto` picks to those of the private step.
+    """
 
     experiment: Experiment
     variants: Sequence[str]
     dtypes: Sequence[str]
     logical_batch: int
     physical_batches: Sequence[int]
+    compile_until: float = math.inf
+    has_auto_batch: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +42,11 @@ class Program:
 
     facts: dict[str, Any]
     call: Callable[[], None]
+
+
+def left_out(facts: dict[str, Any], why: str) -> Program:
+    """A row that was asked for and not measured."""
+    return Program(facts | {"kind": "left out", "why": why}, lambda: None)
 
 
 def vocabulary_size(experiment: Experiment) -> int:

@@ -22,6 +22,7 @@ from dpx.training.synthetic_rows import synthetic_rows
 
 # Opacus adds 1e-6 to a norm before it divides; a forgotten term is some per cent.
 EXACT = 1e-4
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 _SMALL = {"layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "dropout": 0.0}
 
 Sums = Callable[[list[Rows]], None]
@@ -34,6 +35,7 @@ def programs(setting: Setting) -> list[Program]:
     require(
         tuple(setting.dtypes) == ("float32",), "dtypes", "the torch peers compute in float32", "Use dtypes=[float32], or leave them out"
     )
+    torch.set_default_device(DEVICE)
     # Opacus's hooks sit on embeddings too, whose inputs are indices.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     return [program for variant in setting.variants for program in _programs(setting, variant)]
@@ -54,14 +56,23 @@ def _programs(setting: Setting, variant: str) -> list[Program]:
     model, task = bert_of(experiment)
     subject = Subject.make(variant, model, task, vocabulary, experiment.clip.clipping_norm)
     rows = masked_rows(task, setting.logical_batch, length, vocabulary)
+    torch.set_float32_matmul_precision("highest")
     error = None if variant == "torch" else clipped_sum_error(experiment, variant)
+    # While they are timed, products of float32 run as XLA runs them by default on the same device.
+    torch.set_float32_matmul_precision("high")
     facts = {"kind": "sum", "framework": f"torch {torch.__version__}"}
     facts |= {"temporary_bytes": None, "matmul_flops": None, "collectives": None, "clipped_sum_error": error}
     facts |= {"is_exact": None if error is None else error <= EXACT, "is_tied": variant != "opacus_ghost"}
 
     def program(size: int) -> Program:
         parts = [{name: value[at : at + size] for name, value in rows.items()} for at in range(0, setting.logical_batch, size)]
-        return Program(identity(setting, variant, "float32", size) | facts, lambda: subject.sum(parts))
+
+        def call() -> None:
+            subject.sum(parts)
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+
+        return Program(identity(setting, variant, "float32", size) | facts, call)
 
     return [program(size) for size in setting.physical_batches]
 
@@ -174,7 +185,7 @@ def clipped_sum_error(experiment: Experiment, variant: str) -> float:
     model = dataclasses.replace(declared, **_SMALL)
     rows = masked_rows(task, 5, 12, 16)
     probe = Subject.make(variant, model, task, 16, 1.0).model
-    values = {name: torch.randn(p.shape, generator=torch.Generator().manual_seed(2)) * 0.3 for name, p in probe.named_parameters()}
+    values = {name: torch.randn(p.shape, generator=torch.Generator(DEVICE).manual_seed(2)) * 0.3 for name, p in probe.named_parameters()}
     wide = TorchBert(model, 16, task.next_sentence, is_tied=variant != "opacus_ghost").double()
     _set(wide, values)
     gradients = []

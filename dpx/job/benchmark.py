@@ -7,14 +7,16 @@ torch have a process of their own, which waits while another's program is timed.
 import contextlib
 import dataclasses
 import importlib.metadata
+import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from dpx.benchmark.rows import rows
+from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import PACKAGES, PEERS, VARIANTS, Setting
 from dpx.benchmark.worker import Worker, worker
 from dpx.console import wide
@@ -24,13 +26,18 @@ from dpx.extras import require_extra
 from dpx.mechanism.declarations import Flat
 from dpx.run_folder import RunFolder, write_json
 
+# The share of a time limit in which programs are compiled; the rest is for rounds.
+COMPILING = 0.6
+
 
 @declaration
 class Benchmark:
     """Writes `private/benchmark.json`, and `output` if given: one row per (model, sequence, physical batch, clipping, dtype, mesh).
 
     `autodiff` is `jax.grad` of the modules; `plain` is our own blocks without clipping. `dtypes` and `meshes` (names of options)
-    default to the experiment's own. Peers hold `peer_batches` examples at a time, on one device, in float32.
+    default to the experiment's own. Peers hold `peer_batches` examples at a time, on one device, in float32. With `limit_s` seconds
+    in all, batches that come too late are left out and named, and there are fewer rounds, one at least. `automatic_batch` measures
+    the private step at the batch of `microbatch=auto` as well.
     Raises `Refused` for a variant, mesh or size that cannot stand, and for a peer that is not installed.
     """
 
@@ -41,6 +48,8 @@ class Benchmark:
     physical_batches: Sequence[int] = (4, 8, 16, 32)
     peer_batches: Sequence[int] = ()
     rounds: int = 9
+    limit_s: float | None = None
+    automatic_batch: bool = False
     output: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +61,7 @@ class Benchmark:
             for size in sizes:
                 self._require_divides(f"job.{name}={size}", size)
         require(self.rounds > 0, f"job.rounds={self.rounds}", "nothing would be measured", "Use 1 or more")
+        require(self.limit_s is None or self.limit_s > 0, f"job.limit_s={self.limit_s}", "no time to measure in", "Use seconds, or null")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document(experiment)
@@ -64,22 +74,26 @@ class Benchmark:
 
     def document(self, experiment: Experiment) -> dict[str, Any]:
         """What benchmark.json will hold: the conditions and the rows."""
+        began = time.monotonic()
         with contextlib.ExitStack() as stack:
-            settings = list(self.settings(experiment))
+            settings = list(self.settings(experiment, began))
             workers = [stack.enter_context(worker(module, setting)) for module, setting in settings]
-            seconds = interleaved(workers, self.rounds)
+            seconds = interleaved(workers, self.rounds, began + (self.limit_s or math.inf))
         facts = [fact for one in workers for fact in one.facts]
         return {
             "name": experiment.name,
+            "device": next((fact["device"] for fact in facts if fact["kind"] == "rate"), None),
             "cores": os.cpu_count(),
             "versions": _versions(),
             "logical_batch": self.logical_batch,
-            "rounds": self.rounds,
+            "rounds": len(seconds[0]),
+            "matrix_rate": matrix_rates(facts, seconds),
             "rows": rows(facts, seconds, self.logical_batch),
+            "left_out": [{name: value for name, value in fact.items() if name != "kind"} for fact in facts if fact["kind"] == "left out"],
         }
 
-    def settings(self, experiment: Experiment) -> Iterator[tuple[str, Setting]]:
-        """The processes: the module that makes the programs of each, and what it is to measure."""
+    def settings(self, experiment: Experiment, began: float = 0.0) -> Iterator[tuple[str, Setting]]:
+        """The processes: the module that makes the programs of each, and what it is to measure. `began`: the monotonic clock's."""
         from dpx import recipes
 
         require(
@@ -94,9 +108,11 @@ class Benchmark:
         for mesh in meshes:
             for size in self.physical_batches:
                 self._require_divides(f"job.physical_batches={size} on mesh={mesh.name}", size * mesh.data * mesh.fsdp)
+        until = began + COMPILING * (self.limit_s or math.inf)
         for mesh in meshes if own else ():
             placed = dataclasses.replace(experiment, mesh=mesh)
-            yield "dpx.benchmark.jax_programs", Setting(placed, own, dtypes, self.logical_batch, self.physical_batches)
+            sizes = self.physical_batches
+            yield "dpx.benchmark.jax_programs", Setting(placed, own, dtypes, self.logical_batch, sizes, until, self.automatic_batch)
         sizes = self.peer_batches or self.physical_batches
         for name, module in (("jax_privacy", "dpx.benchmark.jax_programs"), ("torch", "dpx.benchmark.torch_programs")):
             peers = [variant for variant in self.variants if variant in PEERS and (variant == "jax_privacy") == (name == "jax_privacy")]
@@ -105,7 +121,8 @@ class Benchmark:
             if peers:
                 require(meshes[0].devices == 1, f"job.variants={peers[0]}", "peers run on one device", "Name the mesh single first")
                 require(isinstance(experiment.clip, Flat), f"clip={experiment.clip.kind}", "peers clip the whole vector", "Use clip=flat")
-                yield module, Setting(dataclasses.replace(experiment, mesh=meshes[0]), peers, ("float32",), self.logical_batch, sizes)
+                placed = dataclasses.replace(experiment, mesh=meshes[0])
+                yield module, Setting(placed, peers, ("float32",), self.logical_batch, sizes, until)
 
     def _require_divides(self, value: str, size: int) -> None:
         fits = size > 0 and self.logical_batch % size == 0
@@ -118,10 +135,13 @@ def require_installed(variant: str) -> None:
         require_extra(f"job.variants={variant}", "bench", package)
 
 
-def interleaved(workers: Sequence[Worker], rounds: int) -> list[list[float]]:
-    """Seconds of every program of every worker in every round, after one round that warms up."""
+def interleaved(workers: Sequence[Worker], rounds: int, until: float = math.inf) -> list[list[float]]:
+    """Seconds of every program of every worker in every round, after one round that warms up; no round but the first begins that
+    would end after `until` (the monotonic clock's seconds)."""
     calls = [(one, index) for one in workers for index in range(len(one.facts))]
-    timed = [[one.seconds(index) for one, index in calls] for _ in range(rounds + 1)]
+    timed: list[list[float]] = []
+    while len(timed) < 2 or (len(timed) <= rounds and time.monotonic() + sum(timed[-1]) < until):
+        timed.append([one.seconds(index) for one, index in calls])
     return [list(times) for times in zip(*timed[1:], strict=True)]
 
 
@@ -133,9 +153,11 @@ def _versions() -> dict[str, str]:
 
 def shown(document: dict[str, Any]) -> Table:
     """The rows, best physical batch of each variant first."""
-    table = Table("clipping", "dtype", "mesh", "batch", "examples/s", "to autodiff", "to plain", "FLOPs", "MiB", "collectives", "exact")
+    columns = ("clipping", "dtype", "mesh", "batch", "examples/s", "to autodiff", "to plain", "of products", "FLOPs", "MiB", "collectives")
+    table = Table(*columns, "exact")
     for row in sorted(document["rows"], key=lambda row: (row["mesh"], row["dtype"], row["clipping"], -row["examples_per_s"])):
-        ratios = [_number(row[name], ".2f") for name in ("ratio_to_autodiff", "ratio_to_plain", "flops_ratio_to_plain")]
+        names = ("ratio_to_autodiff", "ratio_to_plain", "share_of_matrix_rate", "flops_ratio_to_plain")
+        ratios = [_number(row[name], ".2f") for name in names]
         collectives = "" if row["collectives"] is None else str(row["collectives"]["per_logical_batch"])
         size = "" if row["temporary_bytes"] is None else f"{row['temporary_bytes'] / 2**20:.0f}"
         exact = {None: "", True: "yes", False: "NO"}[row["is_exact"]] + ("" if row["is_tied"] else " (untied)")

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,10 +25,12 @@ COLUMNS = 1024
 
 @declaration
 class BenchmarkNoise:
-    """Writes `private/benchmark_noise.json`: nanoseconds per draw, median and extremes of `rounds`, after one that warms up."""
+    """Writes `private/benchmark_noise.json`, and `output` if given: nanoseconds per draw, median and extremes of `rounds`, after one
+    that warms up."""
 
     draws: int = 1 << 20
     rounds: int = 5
+    output: str | None = None
 
     def __post_init__(self) -> None:
         require(self.draws % (2 * COLUMNS) == 0 and self.draws > 0, f"job.draws={self.draws}", f"rows hold {COLUMNS}", "Use 1048576")
@@ -36,7 +39,9 @@ class BenchmarkNoise:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document()
         folder.private.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(folder.private / "benchmark_noise.json", document)
+        for path in (folder.private / "benchmark_noise.json", Path(self.output) if self.output else None):
+            if path is not None:
+                write_json(path, document)
         table = Table("generator", "largest |draw| / sigma", "ns a draw", "extremes")
         for row in document["rows"]:
             reach = "unbounded" if row["reach"] is None else f"{row['reach']:.2f}"
@@ -57,7 +62,14 @@ class BenchmarkNoise:
                     seconds[name].append(time.perf_counter() - start)
         device = jax.devices()[0]
         rows = [_row(name, reach, sorted(seconds[name]), self.draws) for name, (reach, _) in generators.items()]
-        return {"device": device.device_kind, "cores": os.cpu_count(), "draws": self.draws, "rounds": self.rounds, "rows": rows}
+        return {
+            "kind": "noise",
+            "device": device.device_kind,
+            "cores": os.cpu_count(),
+            "draws": self.draws,
+            "rounds": self.rounds,
+            "rows": rows,
+        }
 
 
 def _row(name: str, reach: float | None, seconds: list[float], draws: int) -> dict[str, Any]:

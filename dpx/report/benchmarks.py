@@ -28,25 +28,42 @@ def write(home: Path) -> int:
 
 
 def tables(found: Sequence[tuple[str, Row]]) -> str:
-    """The summary, then every row of every file, folded."""
-    columns = ("file", "best batch", "to autodiff", "to plain", "equal batch, to autodiff", *(f"to {name}" for name in RIVALS), "exact")
+    """The summary, one line a file and compute type, then what else was measured, then every row of every file, folded."""
+    steps = [(stem, document) for stem, document in found if "kind" not in document]
+    columns = ("file", "device", "type", "best batch", "to autodiff", "to plain", "of products", "equal batch, to autodiff")
+    columns += (*(f"to {name}" for name in RIVALS), "microbatch=auto", "exact")
     lines = [_line(columns), _line(["---"] * len(columns))]
-    lines += [_line(_summary(stem, document)) for stem, document in found if _best(document["rows"], (PRIVATE,))]
-    return "\n".join([*lines, "", *(_folded(stem, document) for stem, document in found)])
+    for stem, document in steps:
+        types = dict.fromkeys(row["dtype"] for row in document["rows"])
+        parts = [(dtype, [row for row in document["rows"] if row["dtype"] == dtype]) for dtype in types]
+        lines += [_line(_summary(stem, document, dtype, rows)) for dtype, rows in parts if _best(rows, (PRIVATE,))]
+    other = [OTHERS[document["kind"]](document) for _, document in found if "kind" in document]
+    return "\n".join([*lines, "", *other, *(_folded(stem, document) for stem, document in steps)])
 
 
-def _summary(stem: str, document: Row) -> list[str]:
-    """One file: the private step at its best beside everyone at theirs."""
-    rows = document["rows"]
+def _summary(stem: str, document: Row, dtype: str, rows: Sequence[Row]) -> list[str]:
+    """One file and type: the private step at its best beside everyone at theirs."""
     private = _best(rows, (PRIVATE,))
     assert private is not None
-    cells = [stem, str(private["physical_batch"]), _spread(private, "ratio_to_autodiff"), _spread(private, "ratio_to_plain")]
-    return [*cells, _equal(rows), *(_against(private, _best(rows, names)) for names in RIVALS.values()), _exact(private)]
+    cells = [stem, document.get("device") or "cpu", dtype, str(private["physical_batch"])]
+    cells += [_spread(private, "ratio_to_autodiff"), _spread(private, "ratio_to_plain"), _share(private), _equal(rows)]
+    return [*cells, *(_against(private, _best(rows, names)) for names in RIVALS.values()), _automatic(rows, private), _exact(private)]
+
+
+def _share(row: Row) -> str:
+    share = row.get("share_of_matrix_rate")
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def _automatic(rows: Sequence[Row], best: Row) -> str:
+    """The batch that `microbatch=auto` picked, and its speed over that of the best batch measured."""
+    picked = [row for row in rows if row.get("is_automatic_batch") and row["clipping"] == PRIVATE]
+    return ", ".join(f"{row['physical_batch']}: {row['examples_per_s'] / best['examples_per_s']:.2f}" for row in picked)
 
 
 def _best(rows: Sequence[Row], names: Sequence[str]) -> Row | None:
-    """The fastest row of these ways that is exact (a wrong sum is no rival), on the first mesh and in the first type measured."""
-    same = [row for row in rows if (row["mesh"], row["dtype"]) == (rows[0]["mesh"], rows[0]["dtype"])]
+    """The fastest row of these ways that is exact (a wrong sum is no rival), on the first mesh measured."""
+    same = [row for row in rows if row["mesh"] == rows[0]["mesh"]]
     ways = [row for row in same if row["clipping"] in names and row.get("is_exact", True) is not False]
     return max(ways, key=lambda row: row["examples_per_s"], default=None)
 
@@ -81,9 +98,29 @@ def _spread(row: Row, name: str) -> str:
 def _folded(stem: str, document: Row) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in document.get("versions", {}).items())
     conditions = f"{document['cores']} cores, logical batch {document['logical_batch']}, {document['rounds']} rounds, {versions}"
-    columns = ("way", "type", "mesh", "batch", "examples/s", "to autodiff", "to plain", "FLOPs to plain", "MiB", "collectives", "exact")
+    columns = ("way", "type", "mesh", "batch", "examples/s", "to autodiff", "to plain", "of products", "FLOPs to plain", "MiB")
+    columns += ("collectives", "update ms", "exact")
     lines = [_line(columns), _line(["---"] * len(columns))] + [_line(_cells(row)) for row in document["rows"]]
-    return f"<details><summary>{stem}: {conditions}</summary>\n\n" + "\n".join(lines) + "\n\n</details>\n"
+    rates = [f"{dtype} {rate / 1e12:.3g} TFLOP/s" for dtype, rate in document.get("matrix_rate", {}).items()]
+    notes = [f"Plain products: {', '.join(rates)}."] if rates else []
+    notes += [
+        f"Left out: {row['clipping']}, {row['dtype']}, {row['physical_batch']}: {row['why']}." for row in document.get("left_out", [])
+    ]
+    body = "\n".join([*lines, "", *notes])
+    return f"<details><summary>{stem}: {conditions}</summary>\n\n{body}\n\n</details>\n"
+
+
+def _noise(document: Row) -> str:
+    rows = [f"{row['generator']} {row['ns']:.3g} ns a draw" for row in document["rows"]]
+    return f"Noise on {document['device']}, {document['draws']:,} draws: {', '.join(rows)}.\n"
+
+
+def _restart(document: Row) -> str:
+    said = f"{document['bytes_that_differ']} of {document['bytes']:,} bytes of its weights"
+    return f"A run of {document['model']} on {document['device']}, stopped and started again, differs from one that was not in {said}.\n"
+
+
+OTHERS = {"noise": _noise, "restart": _restart}
 
 
 def _cells(row: Row) -> list[str]:
@@ -92,9 +129,10 @@ def _cells(row: Row) -> list[str]:
     return [
         *(name, row["dtype"], row["mesh"], str(row["physical_batch"])),
         f"{row['examples_per_s']:.4g}",
-        *(_spread(row, "ratio_to_autodiff"), _spread(row, "ratio_to_plain")),
+        *(_spread(row, "ratio_to_autodiff"), _spread(row, "ratio_to_plain"), _share(row)),
         *("" if flops is None else f"{flops:.3f}", "" if size is None else f"{size / 2**20:.0f}"),
         "" if crossing is None else str(crossing["per_logical_batch"]),
+        "" if row.get("update_seconds") is None else f"{1e3 * row['update_seconds']:.3g}",
         _exact(row),
     ]
 

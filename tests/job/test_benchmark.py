@@ -2,16 +2,18 @@
 
 import importlib.util
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpx import config, extras, recipes
-from dpx.benchmark.rows import rows
+from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import Setting
 from dpx.benchmark.worker import worker
 from dpx.declaration import Refused
-from dpx.job.benchmark import Benchmark
+from dpx.job.benchmark import Benchmark, interleaved
 from dpx.run_folder import RunFolder
 
 MICRO = ["model=micro", "task=mlm_nsp", "data.pairs=same_document", "data.vocabulary.size=64", "data.sequence_length=16", "job=benchmark"]
@@ -20,7 +22,7 @@ MICRO = ["model=micro", "task=mlm_nsp", "data.pairs=same_document", "data.vocabu
 def fact(clipping, size, flops, **changes):
     fields = {"kind": "sum", "model": "m", "sequence_length": 16, "dtype": "float32", "mesh": "single", "clipping": clipping}
     none = {"per_logical_batch": 0, "in_loops": 0, "elements": 0}
-    return fields | {"physical_batch": size, "matmul_flops": flops, "model_flops": 9, "collectives": none} | changes
+    return fields | {"physical_batch": size, "devices": 1, "matmul_flops": flops, "model_flops": 9, "collectives": none} | changes
 
 
 def update(is_private, mesh="single"):
@@ -38,7 +40,34 @@ def test_ratios_are_medians_of_rounds_against_the_baselines_best_batch():
     assert found[3]["flops_ratio_to_plain"] == pytest.approx(1.2)
     assert found[3]["examples_per_s"] == pytest.approx(8 / 1.25)
     assert found[3]["model_flops_per_s"] == pytest.approx(9 * 8 / 1.25)
-    assert found[3]["update_seconds"] is None and "kind" not in found[3]
+    assert found[3]["update_seconds"] is None and "kind" not in found[3] and found[3]["share_of_matrix_rate"] is None
+
+
+def test_a_share_is_of_the_rate_that_plain_products_reached_in_the_same_rounds():
+    facts = [{"kind": "rate", "dtype": "float32", "flops": 720, "mesh": "single"}, fact("plain", 8, 10, devices=2)]
+    # 9 FLOPs an example, 8 examples in 0.5 s, beside two devices of 360 FLOP/s each.
+    assert rows(facts, [[2.0, 4.0, 1.0], [0.5, 0.5, 0.5]], 8)[0]["share_of_matrix_rate"] == pytest.approx(9 * 8 / 0.5 / (2 * 360))
+    assert matrix_rates(facts, [[2.0], [0.5]]) == {"float32": 360}
+
+
+def test_a_time_limit_leaves_out_whole_batches_and_rounds_but_one():
+    class Slow:
+        facts = [{}, {}]
+
+        def seconds(self, index):
+            return 5.0
+
+    subject: Any = Slow()
+    assert interleaved([subject], 4) == [[5.0] * 4] * 2
+    assert interleaved([subject], 4, time.monotonic() + 1) == [[5.0]] * 2
+    setting = ["benchmark.limit_s=1e-3", "benchmark.logical_batch=4", "benchmark.physical_batches=[2,4]", "benchmark.variants=[plain]"]
+    experiment, benchmark = config.build(recipes.compose([*MICRO, *setting]))
+    document = benchmark.document(experiment)
+    assert document["rows"] == [] and document["rounds"] == 1 and document["matrix_rate"]["float32"] > 0
+    assert [(row["physical_batch"], row["why"]) for row in document["left_out"]] == [
+        (2, "no time was left to compile it"),
+        (4, "no time was left to compile it"),
+    ]
 
 
 def test_a_row_is_held_against_baselines_of_its_own_dtype_and_mesh():
@@ -66,6 +95,7 @@ def test_a_row_is_held_against_baselines_of_its_own_dtype_and_mesh():
         ({"physical_batches": [5]}, "job.physical_batches=5"),
         ({"peer_batches": [5]}, "job.peer_batches=5"),
         ({"rounds": 0}, "job.rounds=0"),
+        ({"limit_s": 0}, "job.limit_s=0"),
     ],
 )
 def test_bad_settings_are_refused(changes, words):
