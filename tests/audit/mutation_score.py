@@ -106,6 +106,26 @@ ROOMS = {
         # Simulated devices keep both cores busy.
         2 * LIMIT_S,
     ),
+    "clipping": Room(
+        ("dpx/clipping/*.py",),
+        _in("clipping", "weights rounding norms readme narrow_and_infinite ops attacks_values found_by_attack"),
+        apart={
+            "units": _in("clipping", "units found_by_attack"),
+            "clipped_grad": _in("clipping", "clipped_grad readme found_by_attack"),
+            "example_loss": _in("clipping", "clipped_grad readme found_by_attack"),
+            "reader_ops": _in("clipping", "clipped_grad readme found_by_attack"),
+            "separate": _in("clipping", "attacks_rows readme attacks_wrapped found_by_attack"),
+            "readers": _in("clipping", "attacks_wrapped readme attacks_loops found_by_attack"),
+            "declarations": _in("clipping", "weights clipped_sum") + ("tests/test_config.py",),
+            **dict.fromkeys(("book_keeping", "ghost", "groups", "clipped_sum"), _in("clipping", "weights readme ops clipped_sum")),
+        },
+        limit_s=2 * LIMIT_S,
+    ),
+    "models": Room(
+        ("dpx/models/*.py",),
+        (*_in("models", "bert decoder"), *_in("clipping", "families cost")),
+        limit_s=2 * LIMIT_S,
+    ),
 }
 
 
