@@ -27,7 +27,8 @@ POINTS = 8
 class Account:
     """Prints tables and curves; writes `release/account.json`, a CSV of each table and, where matplotlib is installed, pictures.
 
-    `ledgers` are run folders, ledger files or statements; none means the run itself. Several are charged jointly, common steps once.
+    `ledgers` are run folders or names of runs, ledger files or statements; none means the run itself. Several are charged jointly,
+    common steps once.
     `delta` and `adjacency` default to the run's own.
     """
 
@@ -43,7 +44,7 @@ class Account:
         require(
             has_run or bool(self.ledgers), "run", "no run is named that could be accounted for", "Add run=<folder>, or job.ledgers=[...]"
         )
-        sources = [Path(path) for path in self.ledgers] or [folder.path]
+        sources = [_place(path) for path in self.ledgers] or [folder.path]
         found = [read(path) for path in sources]
         runs = ledger.join(*(one.runs for one in found))
         require(bool(runs), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
@@ -65,6 +66,13 @@ class Account:
 
 
 UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its word; nothing shows whether steps are missing from it."
+
+
+def _place(named: str) -> Path:
+    """What is there, or else the folder of the run of that name; raises `Refused` where there is no such run."""
+    from dpx import config
+
+    return Path(named) if Path(named).exists() or Path(named).suffix else config.load(named)[1]
 
 
 class Source(NamedTuple):

@@ -1,0 +1,89 @@
+"""The pages of `dpx/docs/`: every command on them runs, in order, on a file like the one they speak of."""
+
+import json
+import random
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpx
+from tests.processes import environment
+
+DOCS = Path(dpx.__file__).parent / "docs"
+# What makes the pages' commands quick; what they are about stays as printed. The test's text is small, so a delta below one over its units.
+QUICK = (
+    *("model=micro", "steps=3", "microbatch=8", "data.vocabulary.size=256", "data.sequence_length=16", "schedule.evaluation_rows=32"),
+    *("schedule.evaluate_every=3", "accountant=rdp", "privacy.delta=1e-5"),
+)
+JOBS_OF_A_RUN = ("explain", "account", "evaluate")
+
+
+def commands(page: str) -> list[list[str]]:
+    """Every line of the page's bash blocks, split as a shell would."""
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """120 authors of 8 letters each."""
+    drawn, words = (
+        random.Random(0),
+        "the river town letter morning winter house friend paper garden road light never write again soon".split(),
+    )
+    lines = []
+    for author in range(120):
+        for _ in range(8):
+            text = " ".join(drawn.choices(words, k=40)) + "."
+            lines.append(f'{{"text": "{text.capitalize()}", "author": "a{author}"}}')
+    path = tmp_path_factory.mktemp("letters")
+    (path / "letters.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+# One process for all of a page: each command through the same `main`, with what it printed kept apart.
+DRIVER = """
+import contextlib, io, json, sys
+from dpx.__main__ import main
+said = []
+for line in json.load(sys.stdin):
+    sys.argv = ["dpx", *line]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main()
+    said.append(out.getvalue())
+exec(CODE)
+print(json.dumps(said))
+"""
+
+
+def run(folder: Path, lines: list[list[str]], code: str) -> list[str]:
+    """What each command printed; then the page's own Python, whose output comes last."""
+    driver = DRIVER.replace("CODE", repr(code))
+    command = [sys.executable, "-c", driver]
+    ended = subprocess.run(command, input=json.dumps(lines), cwd=folder, env=environment(), capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    *last, said = ended.stdout.splitlines()
+    return [*json.loads(said), last[-1]]
+
+
+def test_your_text_from_a_file_to_weights(folder):
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "your_text.md").read_text(), re.DOTALL)
+    lines = []
+    for command in commands("your_text.md"):
+        if command[:3] != ["python", "-m", "dpx"]:
+            assert command == ["tensorboard", "--logdir", "outputs/tensorboard"]
+            continue
+        of_a_run = any(f"job={job}" in command for job in JOBS_OF_A_RUN)
+        lines.append([*command[3:], *(() if of_a_run else QUICK)])
+    *said, last = run(folder, lines, code)
+    by_line = {" ".join(line): text for line, text in zip(lines, said, strict=True)}
+    plan = next(text for line, text in by_line.items() if "unit_field" in line and "job=plan" in line)
+    assert "epsilon" in plan and "noise" in plan
+    assert "author" in by_line["job=explain run=letters"]
+    assert len(list((folder / "outputs").glob("letters-*/release/privacy.json"))) == 1
+    assert list((folder / "outputs" / "tensorboard").iterdir())
+    assert last.split()[:2] == ["dp", "micro"]
