@@ -4,14 +4,13 @@ import importlib.util
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dpx import config, extras, recipes
 from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import Setting
-from dpx.benchmark.worker import worker
+from dpx.benchmark.worker import Worker, worker
 from dpx.declaration import Refused
 from dpx.job.benchmark import Benchmark, interleaved
 from dpx.run_folder import RunFolder
@@ -51,13 +50,14 @@ def test_a_share_is_of_the_rate_that_plain_products_reached_in_the_same_rounds()
 
 
 def test_a_time_limit_leaves_out_whole_batches_and_rounds_but_one():
-    class Slow:
-        facts = [{}, {}]
+    class Slow(Worker):
+        def __init__(self):
+            self.facts = [{}, {}]
 
         def seconds(self, index):
             return 5.0
 
-    subject: Any = Slow()
+    subject = Slow()
     assert interleaved([subject], 4) == [[5.0] * 4] * 2
     assert interleaved([subject], 4, time.monotonic() + 1) == [[5.0]] * 2
     setting = ["benchmark.limit_s=1e-3", "benchmark.logical_batch=4", "benchmark.physical_batches=[2,4]", "benchmark.variants=[plain]"]
@@ -95,7 +95,7 @@ def test_a_row_is_held_against_baselines_of_its_own_dtype_and_mesh():
         ({"physical_batches": [5]}, "job.physical_batches=5"),
         ({"peer_batches": [5]}, "job.peer_batches=5"),
         ({"rounds": 0}, "job.rounds=0"),
-        ({"limit_s": 0}, "job.limit_s=0"),
+        ({"limit_s": 0.0}, "job.limit_s=0.0"),
     ],
 )
 def test_bad_settings_are_refused(changes, words):
