@@ -8,7 +8,7 @@ from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
 from dpx.lr_schedule import WarmUpThen
-from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, ReleasedTelemetry, SecretTelemetry, Telemetry
+from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.mesh import Mesh
 from dpx.models.shape import Model
 from dpx.optimizer import Optimizer
@@ -65,11 +65,11 @@ class Experiment:
         require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are counted from 0", "Use 0 or more")
         self.data.require_fits(self.privacy)
         if isinstance(self.audit, Canaries):
-            require(self.mechanism.name != "none", "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")
+            require(self.is_private, "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")
             self.audit.require_fits(self.privacy)
             for is_met, value in (
-                (self.mechanism.name == "dp_sgd", f"mechanism={self.mechanism.name}"),
-                (self.clip.kind != "quantile", "clip=quantile"),
+                (self.mechanism.is_independent_gaussian, f"mechanism={self.mechanism.name}"),
+                (not self.clip.is_adaptive, f"clip={self.clip.kind}"),
             ):
                 require(is_met, f"audit=canaries, {value}", "canaries are scored against independent noise at one norm", "Use audit=none")
         require(
@@ -92,13 +92,13 @@ class Experiment:
             "Use batch_schedule=constant or noise=multiplier",
         )
         require(
-            self.privacy.rows_per_example == 1 or not isinstance(self.telemetry, ReleasedTelemetry),
+            self.privacy.rows_per_example == 1 or not self.telemetry.is_released,
             "telemetry=released, privacy.unit_mode=sample_units",
             "a unit's loss is a sum over its rows, which no range is declared for",
             "Use telemetry=secret",
         )
         require(
-            self.is_private or not isinstance(self.telemetry, ReleasedTelemetry),
+            self.is_private or not self.telemetry.is_released,
             "telemetry=released",
             "mechanism=none has no claim that its noise could join",
             "Use telemetry=secret, or mechanism=dp_sgd",
@@ -106,4 +106,4 @@ class Experiment:
 
     @property
     def is_private(self) -> bool:
-        return self.mechanism.name != "none"
+        return self.mechanism.is_private

@@ -10,6 +10,7 @@ from scipy import stats
 from dpx import sampler
 from dpx.declaration import Refused
 from dpx.randomness import RootSecret
+from dpx.sampler import passes, poisson
 
 SECRET = RootSecret.from_seed(1)
 
@@ -58,13 +59,13 @@ def test_steps_are_independent():
 
 
 def test_positions_are_uniform_across_shard_borders(monkeypatch):
-    monkeypatch.setattr(sampler, "SHARD_RECORDS", 1_000)
+    monkeypatch.setattr(poisson, "SHARD_RECORDS", 1_000)
     hits = np.concatenate(draws(10_500, 0.02, 400))
     assert stats.chisquare(np.histogram(hits, bins=np.arange(0, 10_501, 125))[0]).pvalue > 1e-4
 
 
 def test_virtual_shards_draw_independently(monkeypatch):
-    monkeypatch.setattr(sampler, "SHARD_RECORDS", 1_000)
+    monkeypatch.setattr(poisson, "SHARD_RECORDS", 1_000)
     drawn = sampler.draw(sampler.Poisson(), 8_000, 0.1, generator_for)
     shards = [set(drawn[drawn // 1_000 == shard] % 1_000) for shard in range(8)]
     # Two shards of 100 rows each have 10 in common by chance, not 100.
@@ -74,8 +75,8 @@ def test_virtual_shards_draw_independently(monkeypatch):
 def test_gaps_beyond_one_block_go_on(monkeypatch):
     # A first block that ends early must be followed by another, not by silence.
     short = np.random.default_rng(0)
-    monkeypatch.setattr(sampler.np, "sqrt", lambda value: -value / 10)
-    assert sampler._shard_hits(100_000, 0.5, short).max() > 99_000
+    monkeypatch.setattr(poisson.np, "sqrt", lambda value: -value / 10)
+    assert poisson._shard_hits(100_000, 0.5, short).max() > 99_000
 
 
 @pytest.mark.parametrize("size", [1, 2, 999_999, 1_000_000])
@@ -152,7 +153,7 @@ def test_balls_fall_into_bins_of_binomial_sizes():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])
 def test_the_keyed_order_is_a_permutation(size):
-    places = sampler.permuted(np.arange(size), size, generator_for("pass", 0))
+    places = passes.permuted(np.arange(size), size, generator_for("pass", 0))
     assert np.array_equal(np.sort(places), np.arange(size))
 
 

@@ -20,7 +20,6 @@ from dpx.audit.objective import LENGTH, Audited
 from dpx.audit.scores import of_gradients
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
-from dpx.mechanism.noise import slice_keys
 from dpx.privacy import closed_form
 from dpx.randomness import RootSecret
 from dpx.training.step import Step, as_chunk, make_step
@@ -69,7 +68,7 @@ class Attack:
     def of(cls, experiment: Experiment, setting: Setting) -> "Attack":
         require(experiment.is_private, "mechanism=none", "there is no claim to audit", "Audit a private experiment")
         require(
-            experiment.mechanism.name == "dp_sgd",
+            experiment.mechanism.is_independent_gaussian,
             f"mechanism={experiment.mechanism.name}",
             "the canaries attack independent Gaussian noise",
             "Use mechanism=dp_sgd",
@@ -84,19 +83,20 @@ class Attack:
     def scores(self, secret: RootSecret, is_in_M: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
         """Each canary's inner product with the mean of the released sums, in units of the clipping norm."""
         setting, expected = self.setting, np.float32(self.setting.canaries)
-        deviation = np.float32(setting.noise_multiplier * self.experiment.clip.clipping_norm)
+        norm, mechanism = self.experiment.clip.clipping_norm, self.experiment.mechanism
+        deviation = np.float32(setting.noise_multiplier * norm)
         state = self.step.init(np.asarray(secret.key("init")))
         for number in range(setting.steps):
             sums = self._sums(state, np.flatnonzero(is_in_M).astype(np.int32))
-            keys = slice_keys(secret, number, state["params"])
-            state, _ = self.step.finish(state, self.step.reduce(sums), keys, deviation, expected, np.float32(0))
-        return of_gradients(state["params"], setting.canaries) * setting.canaries / (setting.steps * self.experiment.clip.clipping_norm)
+            drawn = mechanism.draw(secret, number, state.params, setting.noise_multiplier, norm, None)
+            state, _ = self.step.finish(state, self.step.reduce(sums), drawn, deviation, expected, np.float32(0))
+        return of_gradients(state.params, setting.canaries) * setting.canaries / (setting.steps * norm)
 
     def _sums(self, state: Any, records: np.ndarray) -> Any:
         """Clipped sums of the canaries that take part."""
         step, sums, none = self.step, self.step.zero(), np.zeros(2, np.uint32)
         each = self.experiment.privacy.rows_per_example
-        params = step.gather(state["params"])
+        params = step.gather(state.params)
         for start in range(0, len(records), step.chunk * step.rows):
             rows = {name: records[start : start + step.chunk * step.rows] for name in ("record", "canary")}
             padded, is_padding, count = as_chunk(rows if each == 1 else in_units(rows, each), step)

@@ -13,7 +13,6 @@ from dpx.console import wide
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
-from dpx.mechanism.declarations import Banded, DiscreteGaussian, Quantile
 from dpx.run_folder import RunFolder, write_json
 
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -22,15 +21,6 @@ NEIGHBOURS = {
     "zero_out": "with the content of one {unit} blanked out; the number of {drawn}s is public",
     "add_remove": "with one {unit} taken away or added; only the declared size is public",
     "replace_one": "with one {unit} replaced by any other; the number of {drawn}s is public",
-}
-SAMPLERS = {
-    "poisson": "each {drawn} is drawn independently at each step, and that the draw stays hidden is part of the protection",
-    "truncated_poisson": "each {drawn} is drawn independently at each step, up to a cap that is hardly ever met",
-    "fixed_size": "a fresh random subset of fixed size is drawn at each step",
-    "shuffled": "the {drawn}s are passed over in a fresh random order; no protection is claimed from the order",
-    "deterministic": "the {drawn}s are passed over in a fixed order; no protection is claimed from sampling",
-    "cyclic_poisson": "rows are dealt into groups that take turns; a row of the group is drawn independently, and the draw stays hidden",
-    "balls_in_bins": "each {drawn} falls into one random step of each pass; no protection is claimed from that",
 }
 
 
@@ -110,9 +100,9 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
         f"  but for an event of probability delta = {privacy.delta:.3g} (accountant {own}, all {experiment.steps:,} steps).",
-        f"How: {clipped} is held to {_norm(experiment)}; noise of {sigma:.4g} times that joins each sum.",
-        *_noise(experiment),
-        f"Sampling ({experiment.sampler.name}): {SAMPLERS[experiment.sampler.name].format(drawn=privacy.drawn)}.",
+        f"How: {clipped} is held to {experiment.clip.explanation()}; noise of {sigma:.4g} times that joins each sum.",
+        *(f"  {line}" for line in experiment.mechanism.explanation()),
+        f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=privacy.drawn)}.",
         *_audit(document.get("audit", {"canaries": "none"})),
         f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
     ]
@@ -126,26 +116,6 @@ def _audit(audit: dict[str, Any]) -> list[str]:
     return [
         f"Audit: {planted} are in or out by secret coins; the run fails if what they prove exceeds the claim. So far: {audit['verdict']}."
     ]
-
-
-def _norm(experiment: Experiment) -> str:
-    clip = experiment.clip
-    if not isinstance(clip, Quantile):
-        return f"norm {clip.clipping_norm:.4g}"
-    noise = f"noise of {clip.count_noise_multiplier / 2:.4g} examples"
-    return f"a norm that starts at {clip.clipping_norm:.4g} and follows the {clip.target_quantile:.4g} quantile by counts with {noise}"
-
-
-def _noise(experiment: Experiment) -> list[str]:
-    """What is particular about the noise."""
-    mechanism = experiment.mechanism
-    if isinstance(mechanism, Banded):
-        return [
-            f"  Noise of {mechanism.bands} steps in a row is correlated, so that much of it cancels over time; rows rest between two steps."
-        ]
-    if isinstance(mechanism, DiscreteGaussian):
-        return ["  Sums and noise are integers on a fine grid, so no low-order bits of floats can tell more than the noise hides."]
-    return []
 
 
 def _factor(epsilon: float) -> str:

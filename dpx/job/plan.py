@@ -10,7 +10,6 @@ from dpx.data.declarations import Hub
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.job.analyse import inputs
-from dpx.mechanism.declarations import Banded
 from dpx.mesh import simulate_devices
 from dpx.models.flops import published_flops, training_matmul_flops
 from dpx.models.memory import Memory, step_memory
@@ -107,19 +106,14 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
 def _memory(experiment: Experiment, parameters: int, vocabulary: int) -> dict[str, Any]:
     limit = experiment.mesh.memory_bytes
     microbatch = experiment.microbatch if isinstance(experiment.microbatch, int) else largest_microbatch(experiment, parameters, vocabulary)
-    peak = _step_memory(experiment, parameters, vocabulary, microbatch).peak + _past_noise(experiment, parameters)
+    peak = _step_memory(experiment, parameters, vocabulary, microbatch).peak
+    peak += experiment.mechanism.extra_memory_bytes(parameters) // experiment.mesh.fsdp
     return {
         "microbatch": microbatch,
         "memory_bytes_per_device": peak,
         "device_memory_bytes": limit,
         "fits": peak <= limit,
     }
-
-
-def _past_noise(experiment: Experiment, parameters: int) -> int:
-    """Bytes of the noise that a banded mechanism keeps, old and new while a step is finished."""
-    mechanism = experiment.mechanism
-    return 2 * 4 * (mechanism.bands - 1) * parameters // experiment.mesh.fsdp if isinstance(mechanism, Banded) else 0
 
 
 def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, microbatch: int) -> Memory:

@@ -1,4 +1,9 @@
-"""Noise correlated over a band of steps: the noise released at step t is (z_t - sum_j c_j noise_{t-j}) / c_0, row t of C^-1 z.
+"""`mechanism=banded`: noise correlated over a band of steps. Released at step t is (z_t - sum_j c_j noise_{t-j}) / c_0, row t of C^-1 z.
+
+What the proof covers (Choquette-Choo et al. 2023, theorem 4): column j of C, of norm 1, is all that a row taking part in step j adds to
+C x; it ends before step j + bands. Steps of one row are `cycle` >= `bands` apart, so its columns do not overlap: each time its group comes
+round is one Poisson-sampled Gaussian release of probability `cycle` q, and nothing else. The claim rests on the number of bands and the
+columns' norm, not on the coefficients' values.
 
 Past noise is state: it starts at zero, is saved with every checkpoint, and starts at zero again in a new noise epoch or fork, which is then
 a mechanism of its own.
@@ -6,38 +11,123 @@ a mechanism of its own.
 Shape legend: J past steps (bands - 1), most recent first.
 """
 
-from collections.abc import Callable
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
 
-from dpx.experiment import Experiment
-from dpx.mechanism.declarations import Banded
+from dpx.declaration import declaration, require
+from dpx.durable import write_durably
+from dpx.extras import require_extra
+from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
+from dpx.randomness import RootSecret
 
-AddNoise = Callable[..., tuple[Array, Array]]
-
-
-def initial(experiment: Experiment, params: Any) -> dict[str, Any]:
-    """`{"past_noise": a tree of zeros [J, ...]}` for a banded mechanism, else nothing."""
-    mechanism = experiment.mechanism
-    if not isinstance(mechanism, Banded):
-        return {}
-    return {"past_noise": jax.tree.map(lambda leaf: jnp.zeros((mechanism.bands - 1, *leaf.shape), jnp.float32), params)}
+# Coefficients are rounded to float32 below this norm, so no column is longer than 1.
+_BELOW_ONE = 1 - 1e-6
 
 
-def with_noise(
-    total: Any, keys: Any, deviation: Float[Array, ""], past: Any, strategy: Float[Array, " bands"], add_noise: AddNoise
-) -> tuple[Any, Array, Any]:
-    """(noisy sum, sum of squares of its noise, past noise for the next step); `add_noise` draws z_t by slice keys."""
+@declaration
+class Banded(Mechanism):
+    """Noise correlated over `bands` steps, so that much of it cancels in the sum of all updates (Choquette-Choo et al. 2023, BandMF).
 
-    def leaf(total: Array, keys: Array, past_J: Array) -> tuple[Array, Array, Array]:
-        carried = -jnp.tensordot(strategy[1:], past_J, axes=1)
-        noise = add_noise(carried, keys, deviation)[0] / strategy[0]
-        return total + noise, jnp.sum(jnp.square(noise)), jnp.concatenate([noise[None], past_J[:-1]])
+    Released is x + C^-1 z for a lower-triangular Toeplitz matrix C with `bands` diagonals and columns of norm 1, optimised for prefix sums.
+    A row may take part once in any `bands` steps, which `sampler=cyclic_poisson` sees to. Keeps `bands` - 1 noise vectors as state.
+    """
 
-    leaves, tree = jax.tree.flatten(total)
-    found = [leaf(*parts) for parts in zip(leaves, jax.tree.leaves(keys), jax.tree.leaves(past), strict=True)]
-    noisy, squares, moved = zip(*found, strict=True)
-    return jax.tree.unflatten(tree, noisy), jnp.sum(jnp.stack(squares)), jax.tree.unflatten(tree, moved)
+    bands: int = 4
+    name: Literal["banded"] = "banded"
+
+    def __post_init__(self) -> None:
+        require(self.bands >= 2, f"mechanism.bands={self.bands}", "one band is independent noise", "Use 2 or more, or mechanism=dp_sgd")
+
+    def check(self, declared: Declared) -> None:
+        rest = declared.sampler.rest
+        require(
+            rest is not None,
+            f"mechanism=banded, sampler={declared.sampler.name}",
+            f"noise correlated over {self.bands} steps is proved for rows that rest {self.bands} steps between two",
+            f"Use sampler=cyclic_poisson sampler.cycle={self.bands}",
+        )
+        require(
+            rest is None or rest >= self.bands,
+            f"sampler.cycle={rest}",
+            f"a row may come back while mechanism.bands={self.bands} steps share its noise",
+            f"Use sampler.cycle={self.bands} or more",
+        )
+        for is_refused, value in (
+            (declared.clip.is_adaptive, f"clip={declared.clip.kind}"),
+            (declared.telemetry.is_released, "telemetry=released"),
+        ):
+            reason = "the joint release with correlated noise is not proved here"
+            require(not is_refused, f"mechanism=banded, {value}", reason, "Leave one of them out")
+
+    def require_library(self, private: Path) -> None:
+        if not (private / "strategy.json").exists():
+            require_extra("mechanism=banded", "correlated")
+
+    def load_strategy(self, steps: int, private: Path) -> np.ndarray:
+        """The run's coefficients of C's first column, float32 [bands], written to `private` once and then kept.
+
+        They are a function of (steps, bands) but for the optimiser's last bits. Raises `Refused` where the library is missing.
+        """
+        path = private / "strategy.json"
+        if not path.exists():
+            private.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_durably(path, json.dumps({"coefficients": optimised(steps, self.bands).tolist()}))
+        return checked(json.loads(path.read_text())["coefficients"], self.bands)
+
+    def initial_state(self, params: Any) -> Any:
+        """Past noise: a tree of zeros [J, ...], float32."""
+        import jax
+        import jax.numpy as jnp
+
+        return jax.tree.map(lambda leaf: jnp.zeros((self.bands - 1, *leaf.shape), jnp.float32), params)
+
+    def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
+        """(keys of the slices of every parameter, uint32 [S, 2], coefficients [bands])."""
+        from dpx.mechanism import noise
+
+        return noise.slice_keys(secret, step, params), strategy
+
+    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
+        import jax
+        import jax.numpy as jnp
+
+        from dpx.mechanism import noise
+
+        keys, strategy = drawn
+
+        def leaf(total: Any, key_S2: Any, past_J: Any) -> tuple[Any, Any, Any]:
+            carried = -jnp.tensordot(strategy[1:], past_J, axes=1)
+            own = noise.add_noise(carried, key_S2, deviation)[0] / strategy[0]
+            return total + own, jnp.sum(jnp.square(own)), jnp.concatenate([own[None], past_J[:-1]])
+
+        leaves, tree = jax.tree.flatten(total)
+        parts = [leaf(*given) for given in zip(leaves, jax.tree.leaves(keys), jax.tree.leaves(state), strict=True)]
+        noisy, squares, moved = zip(*parts, strict=True)
+        return NoisySum(total, jax.tree.unflatten(tree, noisy), jnp.sum(jnp.stack(squares)), jax.tree.unflatten(tree, moved))
+
+    def extra_memory_bytes(self, parameters: int) -> int:
+        """Past noise, old and new."""
+        return 2 * 4 * (self.bands - 1) * parameters
+
+    def explanation(self) -> list[str]:
+        return [f"Noise of {self.bands} steps in a row is correlated, so that much of it cancels over time; rows rest between two steps."]
+
+
+def optimised(steps: int, bands: int) -> np.ndarray:
+    """Coefficients that minimise the mean squared error of all prefix sums, by jax-privacy."""
+    require_extra("mechanism=banded", "correlated")
+    from jax_privacy.matrix_factorization import toeplitz
+
+    coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(n=max(steps, bands), bands=bands), np.float64)
+    return (coefficients / np.linalg.norm(coefficients) * _BELOW_ONE).astype(np.float32)
+
+
+def checked(coefficients: Any, bands: int) -> np.ndarray:
+    """`coefficients` as float32 [bands]; raises `Refused` where a column would be longer than 1 or wider than the band."""
+    found = np.asarray(coefficients, np.float32)
+    sound = found.shape == (bands,) and np.all(np.isfinite(found)) and found[0] > 0 and np.linalg.norm(found.astype(np.float64)) <= 1
+    require(bool(sound), "strategy.json", "is not a strategy of this band with columns of norm 1", "Start a new run folder")
+    return found

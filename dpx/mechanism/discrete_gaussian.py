@@ -1,92 +1,155 @@
-"""Exact draws of the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) over the integers, s^2 a rational number.
+"""`mechanism=discrete_gaussian`: integer sums and integer noise, which have no low-order bits to tell anything.
 
-Rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke 2020, algorithms 2 and 3). Every decision is whether a uniform
-number lies below exp(-x) for a rational x. Float64 decides where that is clear; within `MARGIN` more random bits and exact arithmetic do,
-so no rounding shifts a probability. `job=benchmark_noise` measures the cost of a draw.
+Each microbatch's clipped sum is rounded to the grid, coordinate by coordinate, and is an exact integer from there on: integers add up over
+microbatches and devices in any order. An example lies in one microbatch, whichever the device, so it reaches one rounded sum: before
+rounding that moves by at most C, and rounding two numbers to spacing g moves their distance by at most g a coordinate. Under `zero_out`
+and `replace_one` the other examples keep their places; under `add_remove` they move up, so that relation is refused.
 
-Shape legend: N candidates.
+int32 arithmetic wraps around: sums and noise are taken modulo 2^32, which is a function of their exact values and so costs nothing.
 """
 
 import math
 from collections.abc import Callable
-from decimal import Decimal, localcontext
 from fractions import Fraction
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from dpx.randomness import BitStream
+from dpx.declaration import declaration, require
+from dpx.mechanism.exact_draws import discrete_gaussian
+from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
+from dpx.randomness import RootSecret
 
-# Far above the error of float64 in exp and in its arguments here (below 1e-14), and met once in 1e12 decisions.
-MARGIN = 1e-12
-
-
-def discrete_gaussian(stream: BitStream, deviation: Fraction, count: int) -> np.ndarray:
-    """`count` independent draws, int64, whose parameter s is `deviation`; `stream` is consumed."""
-    found, have = [], 0
-    while have < count:
-        # A proposal is kept with probability 0.45 to 0.5 in all.
-        found.append(_kept(stream, deviation * deviation, math.floor(deviation) + 1, int((count - have) * 2.3) + 64))
-        have += len(found[-1])
-    return np.concatenate(found)[:count]
+# Clamped coordinates are no further apart than before, and conversion to int32 is defined for them.
+LARGEST = 2.0**30
 
 
-def _kept(stream: BitStream, variance: Fraction, width: int, proposals: int) -> np.ndarray:
-    """The draws that `proposals` tries at a discrete Laplace of scale `width` lead to."""
-    low_N, is_negative_N = _uniform(stream, width, proposals)
-    keep_N = _below_exp(stream, low_N / width, lambda at: Fraction(int(low_N[at]), width))
-    low_N, is_negative_N = low_N[keep_N], is_negative_N[keep_N]
-    size_N = low_N + width * _geometric(stream, len(low_N))
-    # Zero has one sign.
-    once_N = ~(is_negative_N & (size_N == 0))
-    size_N, is_negative_N = size_N[once_N], is_negative_N[once_N]
-    centre = variance / width
-    exponent_N = np.square(size_N - float(centre)) / (2 * float(variance))
-    keep_N = _below_exp(stream, exponent_N, lambda at: (int(size_N[at]) - centre) ** 2 / (2 * variance))
-    return np.where(is_negative_N, -size_N, size_N)[keep_N]
+@declaration
+class DiscreteGaussian(Mechanism):
+    """dp_sgd hardened against the low-order bits of floats: integer sums, exact discrete Gaussian noise (Canonne et al. 2020).
+
+    The grid's spacing is 2^-`grid_bits` times the largest power of two that is at most the clipping norm.
+    """
+
+    grid_bits: int = 20
+    name: Literal["discrete_gaussian"] = "discrete_gaussian"
+    sum_dtype: ClassVar[str] = "int32"
+    floating_point: ClassVar[str] = (
+        "each microbatch is clipped and added up in float32 before it is rounded to the grid, from where on all is integers"
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            8 <= self.grid_bits <= 22,
+            f"mechanism.grid_bits={self.grid_bits}",
+            "the grid would be too coarse to train on, or its integers would wrap",
+            "Use 8 to 22",
+        )
+
+    def spacing(self, clipping_norm: float) -> float:
+        """The grid's spacing, a power of two, so that scaling to integers is exact."""
+        return math.ldexp(1.0, math.frexp(clipping_norm)[1] - 1 - self.grid_bits)
+
+    def sensitivity(self, clipping_norm: float, parameters: int) -> float:
+        """C + sqrt(d) * spacing, rounded up: how far one example moves the integers, in the gradient's own units."""
+        root = math.nextafter(math.sqrt(parameters), math.inf)
+        return math.nextafter(clipping_norm + root * self.spacing(clipping_norm), math.inf)
+
+    def deviation(self, noise_multiplier: float, clipping_norm: float, parameters: int) -> Fraction:
+        """The discrete Gaussian's parameter in steps of the grid: the noise multiplier times the sensitivity, an exact fraction."""
+        return Fraction(noise_multiplier) * Fraction(self.sensitivity(clipping_norm, parameters)) / Fraction(self.spacing(clipping_norm))
+
+    def check(self, declared: Declared) -> None:
+        sampler, clip, telemetry = declared.sampler, declared.clip, declared.telemetry
+        adjacency, accountant = declared.privacy.adjacency, declared.accountant.name
+        refusals = (
+            (
+                adjacency == "add_remove",
+                "privacy.adjacency=add_remove",
+                "one row more moves others to another microbatch, so every rounded sum changes",
+                "Use privacy.adjacency=zero_out",
+            ),
+            (clip.is_adaptive, f"clip={clip.kind}", "the count's noise is float32", "Use clip=flat"),
+            (telemetry.is_released, "telemetry=released", "the noise of released values is float32", "Use telemetry=secret"),
+            (
+                accountant != "rdp",
+                f"accountant={accountant}",
+                "integer noise has the Gaussian's Renyi divergences at integer orders, and no other bound is proved here",
+                "Use accountant=rdp",
+            ),
+            (
+                sampler.assumed is not None,
+                f"sampler.assumed={sampler.assumed}",
+                "papers that assume a sampler assume real-valued noise beside it",
+                "Leave sampler.assumed out",
+            ),
+            (
+                not sampler.covers_integer_noise,
+                f"sampler={sampler.name}",
+                "its Renyi bound is proved for real-valued noise",
+                "Use sampler=poisson",
+            ),
+        )
+        for is_refused, value, reason, fix in refusals:
+            require(not is_refused, f"mechanism=discrete_gaussian, {value}", reason, fix)
+
+    def release(self) -> dict[str, Any]:
+        return {"noise": "discrete_gaussian"}
+
+    def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
+        """The noise itself: a tree like `params` of int32 multiples of the spacing."""
+        import jax
+
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+        return grid_noise(secret, step, params, self.deviation(noise_multiplier, clipping_norm, parameters))
+
+    def summand(self, total: Any, clipping_norm: float) -> Any:
+        return to_grid(total, self.spacing(clipping_norm))
+
+    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
+        """`deviation` is not needed: the integers were drawn with theirs, which holds the grid's part of the sensitivity too."""
+        return NoisySum(*with_grid_noise(total, drawn, self.spacing(clipping_norm)), state)
+
+    def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
+        return {
+            "grid_margin": self.sensitivity(clipping_norm, count_parameters()) / clipping_norm - 1,
+            "generator": "SHAKE-256 streams whose keys are derived by keyed BLAKE2b from one root secret",
+            "generator_strength_bits": 256,
+            "noise_reach_in_deviations": None,
+        }
+
+    def explanation(self) -> list[str]:
+        return ["Sums and noise are integers on a fine grid, so no low-order bits of floats can tell more than the noise hides."]
 
 
-def _uniform(stream: BitStream, width: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(uniform int64 below `width`, a fair sign) of up to `count` words; those past the last whole multiple are dropped."""
-    words_N = stream.words(count)
-    surplus = (1 << 64) % (2 * width)
-    words_N = words_N[words_N < np.uint64((1 << 64) - surplus)] if surplus else words_N
-    below_N = (words_N % np.uint64(2 * width)).astype(np.int64)
-    return below_N >> 1, (below_N & 1).astype(bool)
+def to_grid(tree: Any, spacing: float) -> Any:
+    """Every leaf rounded to the nearest multiple of `spacing`, as int32 multiples."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda leaf: jnp.clip(jnp.round(leaf / spacing), -LARGEST, LARGEST).astype(jnp.int32), tree)
 
 
-def _geometric(stream: BitStream, count: int) -> np.ndarray:
-    """How often "below exp(-1)" comes true before it fails, `count` times."""
-    found, active = np.zeros(count, np.int64), np.arange(count)
-    while len(active):
-        active = active[_below_exp(stream, np.ones(len(active)), lambda at: Fraction(1))]
-        found[active] += 1
-    return found
+def grid_noise(secret: RootSecret, step: int, params: Any, deviation: Fraction) -> Any:
+    """A tree like `params` of int32 draws on the host: one keyed stream for each (step, parameter path, slice)."""
+    import jax
+
+    from dpx.mechanism.noise import path_name, row_blocks
+
+    def leaf(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
+        sizes = [rows * columns for rows, columns in row_blocks(leaf.shape)]
+        streams = [secret.stream("grid_noise", step, path_name(path), index) for index in range(len(sizes))]
+        drawn = [discrete_gaussian(stream, deviation, size) for stream, size in zip(streams, sizes, strict=True)]
+        return np.concatenate(drawn).astype(np.int32).reshape(leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
 
 
-def _below_exp(stream: BitStream, exponent_N: np.ndarray, exactly: Callable[[int], Fraction]) -> np.ndarray:
-    """Whether a fresh uniform number lies below exp(-x), for each x; `exactly(i)` is the i-th x as a fraction."""
-    words_N = stream.words(len(exponent_N))
-    uniform_N, limit_N = (words_N >> np.uint64(11)).astype(np.float64) * 2.0**-53, np.exp(-exponent_N)
-    below_N = uniform_N + (2.0**-53 + MARGIN) <= limit_N
-    for at in np.flatnonzero(~below_N & (uniform_N < limit_N + MARGIN)):
-        below_N[at] = _exactly_below(stream, int(words_N[at]), exactly(int(at)))
-    return below_N
+def with_grid_noise(total: Any, noise: Any, spacing: float) -> tuple[Any, Any, Any]:
+    """(sum, noisy sum, sum of squares of the noise) in the gradient's units, from int32 trees."""
+    import jax
+    import jax.numpy as jnp
 
-
-def _exactly_below(stream: BitStream, value: int, exponent: Fraction) -> bool:
-    """Whether the uniform number whose first 64 bits are `value` lies below exp(-`exponent`); draws further bits until it is certain."""
-    if exponent == 0:
-        return True
-    bits = 64
-    while True:
-        digits = bits // 3 + 30
-        with localcontext() as context:
-            context.prec = digits
-            nearest = Fraction((-Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp())
-        # Decimal's exp is correctly rounded; its argument is off by one part in 10^digits, times exponents below 10^6.
-        error = nearest / 10 ** (digits - 10)
-        if Fraction(value + 1, 1 << bits) <= nearest - error:
-            return True
-        if Fraction(value, 1 << bits) >= nearest + error:
-            return False
-        value, bits = (value << 64) | int(stream.words(1)[0]), bits + 64
+    float_of = lambda leaf: leaf.astype(jnp.float32) * spacing  # noqa: E731
+    squares = jnp.sum(jnp.stack([jnp.sum(jnp.square(float_of(leaf))) for leaf in jax.tree.leaves(noise)]))
+    return jax.tree.map(float_of, total), jax.tree.map(lambda a, b: float_of(a + b), total, noise), squares

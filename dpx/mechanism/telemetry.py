@@ -7,23 +7,12 @@ Shape legend: B examples.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt32
 
-from dpx.clipping.clipped_sum import ClippedSum
-from dpx.experiment import Experiment
-from dpx.mechanism.declarations import ReleasedTelemetry
-from dpx.mechanism.gaussian import gaussian
+from dpx.declaration import declaration, require
 from dpx.randomness import RootSecret
-
-
-def ranges(experiment: Experiment) -> dict[str, float]:
-    """The width of each released value's range by name; nothing where telemetry is secret."""
-    telemetry = experiment.telemetry
-    return {"loss": telemetry.loss_limit, experiment.task.metric: 1.0} if isinstance(telemetry, ReleasedTelemetry) else {}
 
 
 def count_name(value: str) -> str:
@@ -31,33 +20,97 @@ def count_name(value: str) -> str:
     return f"released_{value}"
 
 
-def noise_key(experiment: Experiment, secret: RootSecret, step: int) -> np.ndarray | None:
-    """The key of a step's telemetry noise, under a purpose of its own; `None` where nothing is released."""
-    return secret.key("telemetry_noise", step) if ranges(experiment) else None
+class Telemetry:
+    """What is measured while training, where none of it is released."""
 
+    is_released: ClassVar[bool] = False
 
-def centred_sums(experiment: Experiment, result: ClippedSum) -> dict[str, Float[Array, ""]]:
-    """Centred sums of one microbatch, by `count_name`."""
-    correct, predicted = experiment.task.accuracy_counts
-    accuracy_B = result.counts[correct] / (1 if predicted is None else jnp.maximum(result.counts[predicted], 1))
-    values = {"loss": result.losses_B, experiment.task.metric: accuracy_B}
-    sums = {}
-    for name, width in ranges(experiment).items():
-        centred_B = jnp.clip(values[name].astype(jnp.float32), 0, width) - width / 2
-        sums[count_name(name)] = jnp.sum(jnp.where(result.is_counted_B, centred_B, 0))
-    return sums
-
-
-def released(
-    experiment: Experiment, counts: dict[str, Array], key: UInt32[Array, "2"] | None, expected_batch: Float[Array, ""]
-) -> dict[str, Array]:
-    """`{"released/<value>": noisy mean}`: (centred sum + noise) / B + half the range, B the expected batch size."""
-    telemetry, widths = experiment.telemetry, ranges(experiment)
-    if not isinstance(telemetry, ReleasedTelemetry) or key is None:
+    def ranges(self, metric: str) -> dict[str, float]:
+        """The width of each released value's range by name; `metric` is the task's accuracy."""
         return {}
-    noise = gaussian(key, len(widths), 1)[:, 0]
-    found: dict[str, Any] = {}
-    for index, (name, width) in enumerate(widths.items()):
-        deviation = math.sqrt(len(widths)) * telemetry.noise_multiplier * width / 2
-        found[f"released/{name}"] = (counts[count_name(name)] + deviation * noise[index]) / expected_batch + width / 2
-    return found
+
+    def draw(self, secret: RootSecret, step: int) -> np.ndarray | None:
+        """The key of a step's telemetry noise, under a purpose of its own; `None` where nothing is released."""
+        return None
+
+    def centred_sums(self, task: Any, result: Any) -> dict[str, Any]:
+        """Centred sums of one microbatch (a `ClippedSum`), float32 [] by `count_name`, under jit."""
+        return {}
+
+    def released(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
+        """`{"released/<value>": noisy mean}`, float32 [], under jit; nothing without a key."""
+        return {}
+
+    def release(self) -> dict[str, Any]:
+        """The fields of a ledger entry that are the telemetry's."""
+        return {"telemetry_noise_multiplier": None}
+
+    def releases(self) -> list[str]:
+        """What a run gives away by it under its claim, in words."""
+        return []
+
+
+@declaration
+class SecretTelemetry(Telemetry):
+    """What is measured while training depends on the data without noise and stays under private/."""
+
+    kind: Literal["secret"] = "secret"
+
+
+@declaration
+class ReleasedTelemetry(Telemetry):
+    """Each step also releases its mean loss (each example's held to 0..`loss_limit`) and its mean accuracy, with noise.
+
+    `noise_multiplier` is that of both values together, over their joint sensitivity (`dpx.mechanism.telemetry`).
+    """
+
+    noise_multiplier: float = 20.0
+    loss_limit: float = 10.0
+    kind: Literal["released"] = "released"
+    is_released: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(
+            self.noise_multiplier > 0,
+            f"telemetry.noise_multiplier={self.noise_multiplier}",
+            "released values need noise",
+            "Give a value above 0, or telemetry=secret",
+        )
+        require(self.loss_limit > 0, f"telemetry.loss_limit={self.loss_limit}", "every loss would be cut to 0", "Give a value above 0")
+
+    def ranges(self, metric: str) -> dict[str, float]:
+        return {"loss": self.loss_limit, metric: 1.0}
+
+    def draw(self, secret: RootSecret, step: int) -> np.ndarray | None:
+        return secret.key("telemetry_noise", step)
+
+    def centred_sums(self, task: Any, result: Any) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        correct, predicted = task.accuracy_counts
+        accuracy_B = result.counts[correct] / (1 if predicted is None else jnp.maximum(result.counts[predicted], 1))
+        values = {"loss": result.losses_B, task.metric: accuracy_B}
+        sums = {}
+        for name, width in self.ranges(task.metric).items():
+            centred_B = jnp.clip(values[name].astype(jnp.float32), 0, width) - width / 2
+            sums[count_name(name)] = jnp.sum(jnp.where(result.is_counted_B, centred_B, 0))
+        return sums
+
+    def released(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
+        """(centred sum + noise) / B + half the range, B the expected batch size."""
+        from dpx.mechanism.gaussian import gaussian
+
+        if key is None:
+            return {}
+        widths = self.ranges(metric)
+        noise, values = gaussian(key, len(widths), 1)[:, 0], dict[str, Any]()
+        for index, (name, width) in enumerate(widths.items()):
+            deviation = math.sqrt(len(widths)) * self.noise_multiplier * width / 2
+            values[f"released/{name}"] = (counts[count_name(name)] + deviation * noise[index]) / expected_batch + width / 2
+        return values
+
+    def release(self) -> dict[str, Any]:
+        return {"telemetry_noise_multiplier": self.noise_multiplier}
+
+    def releases(self) -> list[str]:
+        return ["noisy loss and accuracy of every step (release/telemetry.jsonl)"]

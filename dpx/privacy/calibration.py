@@ -7,13 +7,13 @@ from typing import Any
 from dpx import batch_schedule
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
-from dpx.mechanism import bands, grid
-from dpx.mechanism.declarations import DiscreteGaussian, Multiplier, NoiseBatchRatio, Quantile, ReleasedTelemetry, TargetEpsilon
+from dpx.mechanism.clip import Clip
+from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, ledger, solve
 from dpx.privacy.declarations import GdpClt
 from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, Runs
-from dpx.sampler import IN_PASSES, CyclicPoisson, TruncatedPoisson
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     if not experiment.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
     size = check_claim(experiment, size)
-    grid.check(experiment)
-    bands.check(experiment)
     sampler = experiment.sampler
-    limit = size // sampler.cycle if isinstance(sampler, CyclicPoisson) else size
+    sampler.check(experiment.privacy, experiment.accountant)
+    experiment.mechanism.check(experiment)
+    limit = sampler.largest_batch(size)
     for batch, _ in batch_runs:
         require(
             batch <= limit,
@@ -52,7 +52,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
             f"Use a batch size of at most {limit}",
         )
     require(
-        sampler.name not in (*IN_PASSES, "cyclic_poisson") or len({batch for batch, _ in batch_runs}) == 1,
+        not sampler.needs_one_batch_size or len({batch for batch, _ in batch_runs}) == 1,
         f"sampler={sampler.name}",
         "a pass over the data needs one batch size",
         "Use batch_schedule=constant",
@@ -120,32 +120,25 @@ def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, A
 
 def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "") -> LedgerEntry:
     """What one step at expected batch size `batch` enters in the ledger, in the noise epoch of that number and name."""
-    sampler = experiment.sampler
     return LedgerEntry(
         epoch=epoch,
         epoch_name=epoch_name,
-        q=batch / size,
         noise_multiplier=noise_multiplier,
-        sampler=sampler.name,
         expected_batch_size=batch,
-        clipping_norm=None if isinstance(experiment.clip, Quantile) else experiment.clip.clipping_norm,
         size=size,
-        cap=sampler.cap(size, batch / size) if isinstance(sampler, TruncatedPoisson) else None,
         rows_per_unit=experiment.privacy.rows_per_unit_max,
         unit_mode=experiment.privacy.unit_mode,
-        noise="discrete_gaussian" if isinstance(experiment.mechanism, DiscreteGaussian) else "gaussian",
-        cycle=sampler.cycle if isinstance(sampler, CyclicPoisson) else None,
-        **beside(experiment),
+        **experiment.sampler.release(size, batch),
+        **experiment.mechanism.release(),
+        **experiment.clip.release(),
+        **experiment.telemetry.release(),
     )
 
 
-def beside(experiment: Experiment) -> dict[str, float | None]:
-    """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not (`ledger.BESIDE`)."""
-    clip, telemetry = experiment.clip, experiment.telemetry
-    return {
-        "count_noise_multiplier": clip.count_noise_multiplier if isinstance(clip, Quantile) else None,
-        "telemetry_noise_multiplier": telemetry.noise_multiplier if isinstance(telemetry, ReleasedTelemetry) else None,
-    }
+def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
+    """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not (`ledger.AUXILIARY`)."""
+    found = clip.release() | telemetry.release()
+    return {name: found[name] for name in ledger.AUXILIARY}
 
 
 def planned(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Runs:
@@ -188,7 +181,7 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
         "Use accountant=pld, or noise=multiplier",
     )
     accountant, orders = accountant_of(experiment)
-    alone = dict.fromkeys(ledger.BESIDE)
+    alone = dict.fromkeys(ledger.AUXILIARY)
     runs, adjacency = [run | alone for run in planned(experiment, batch_runs, size, 1.0)], experiment.privacy.adjacency
     if experiment.sampler.assumed is not None:
         runs, adjacency = assumed(experiment, runs), ASSUMED_ADJACENCY
@@ -200,7 +193,7 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
         orders=orders,
         adjacency=adjacency,
     )
-    return remaining(whole, beside(experiment))
+    return remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
 
 
 # Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.

@@ -5,7 +5,6 @@ from typing import Any
 from dpx.audit.declarations import Canaries
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
-from dpx.mechanism import grid
 from dpx.privacy import accounting, approximations, ledger
 from dpx.privacy.calibration import ASSUMED_ADJACENCY, assumed
 from dpx.privacy.declarations import GdpClt
@@ -21,12 +20,6 @@ NOT_COVERED = (
 )
 
 MARGIN_COVERS = "the rounding margin is proved for gradients that cancel moderately (see dpx.clipping.rounding) and measured beyond that"
-FLOATS = f"floating point: noise is float32, so the low-order bits of an output are not those of a real Gaussian; {MARGIN_COVERS}"
-FLOATS_ON_A_GRID = (
-    "floating point: each microbatch is clipped and added up in float32 before it is rounded to the grid, from where on all is integers; "
-    + MARGIN_COVERS
-)
-
 TWO_PASSES = (
     "clipping=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "
     "measured (see dpx.clipping.rounding), not proved"
@@ -35,7 +28,7 @@ TWO_PASSES = (
 
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee says nothing about."""
-    found = [*NOT_COVERED, FLOATS if grid.spacing(experiment) is None else FLOATS_ON_A_GRID]
+    found = [*NOT_COVERED, f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
     if experiment.is_private and experiment.clipping.method == "ghost":
         found.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":

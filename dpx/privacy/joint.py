@@ -20,12 +20,12 @@ def joint(*noise_multipliers: float | None) -> float:
     return released[0] if len(released) == 1 else math.fsum(z**-2 for z in released) ** -0.5
 
 
-def remaining(target: float, beside: dict[str, float | None]) -> float:
-    """The noise multiplier that is left to the gradient's sum, so that jointly with `beside` it is `target`.
+def remaining(target: float, auxiliary: dict[str, float | None]) -> float:
+    """The noise multiplier that is left to the gradient's sum, so that jointly with `auxiliary` it is `target`.
 
-    `beside` holds the others' multipliers by name; raises `Refused` where they alone spend the target.
+    `auxiliary` holds the others' multipliers by name; raises `Refused` where they alone spend the target.
     """
-    released = {name: z for name, z in beside.items() if z is not None}
+    released = {name: z for name, z in auxiliary.items() if z is not None}
     left = target**-2 - math.fsum(z**-2 for z in released.values())
     require(
         left > 0,

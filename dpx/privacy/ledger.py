@@ -29,7 +29,7 @@ from dpx.sampler import IN_PASSES, steps_per_pass
 FORMAT = 2
 
 # Noise multipliers of what a step releases beside the gradient's sum.
-BESIDE = ("count_noise_multiplier", "telemetry_noise_multiplier")
+AUXILIARY = ("count_noise_multiplier", "telemetry_noise_multiplier")
 
 
 @declaration
@@ -368,7 +368,7 @@ def _is_discrete(run: dict[str, Any]) -> bool:
 
 def _joint(run: dict[str, Any]) -> float:
     """Everything that a step releases shares its draw, so it is one release."""
-    return joint(run["noise_multiplier"], *(run.get(name) for name in BESIDE))
+    return joint(run["noise_multiplier"], *(run.get(name) for name in AUXILIARY))
 
 
 def charges(runs: Runs, adjacency: str = "zero_out", accountant: str = "pld") -> dp_accounting.DpEvent:

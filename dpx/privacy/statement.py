@@ -13,11 +13,9 @@ from dpx.audit.declarations import Canaries
 from dpx.clipping.rounding import MARGINS
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
-from dpx.mechanism import grid
-from dpx.mechanism.declarations import REACH, Quantile, ReleasedTelemetry
 from dpx.models.shape import count
 from dpx.privacy import accounting, events, ledger, loss_grid
-from dpx.privacy.calibration import Calibrated, beside, compositions, planned_from
+from dpx.privacy.calibration import Calibrated, auxiliary, compositions, planned_from
 from dpx.privacy.caveats import NOT_COVERED as NOT_COVERED
 from dpx.privacy.caveats import assumptions, not_covered, unsupported, vocabulary_source
 from dpx.privacy.joint import joint
@@ -206,9 +204,7 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
             f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",
         ),
         (
-            experiment.sampler.name in ("truncated_poisson", "fixed_size")
-            and manifest is not None
-            and data.declared_size not in (None, privacy.population(manifest)),
+            experiment.sampler.depends_on_size and manifest is not None and data.declared_size not in (None, privacy.population(manifest)),
             f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, "
             f"not the true number of {privacy.drawn}s",
         ),
@@ -252,7 +248,7 @@ def mechanism_facts(experiment: Experiment, calibrated: Calibrated, manifest: An
     """Clip, noise and generator."""
     sigma = calibrated.noise_multiplier
     sizes = [batch for batch, _ in calibrated.batch_runs]
-    aside = {name: z for name, z in beside(experiment).items() if z is not None}
+    aside = {name: z for name, z in auxiliary(experiment.clip, experiment.telemetry).items() if z is not None}
     together = {"joint_noise_multiplier": None if sigma is None else joint(sigma, *aside.values())} | aside if aside else {}
     return together | {
         "name": experiment.mechanism.name,
@@ -268,27 +264,18 @@ def mechanism_facts(experiment: Experiment, calibrated: Calibrated, manifest: An
 
 def _noise_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
     """What the noise is drawn with, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
-    seeded = experiment.seed is not None
-    if grid.spacing(experiment) is None:
-        generator, strength, margin = "threefry2x32 keys derived by keyed BLAKE2b from one root secret", 64, 0.0
-    else:
-        generator, strength = "SHAKE-256 streams whose keys are derived by keyed BLAKE2b from one root secret", 256
+
+    def count_parameters() -> int:
         vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
-        parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
-        margin = grid.sensitivity(experiment, parameters) / experiment.clip.clipping_norm - 1
-    reach = REACH if grid.spacing(experiment) is None else None
-    strength = 0 if seeded else strength
-    return {"grid_margin": margin, "generator": generator, "generator_strength_bits": strength, "noise_reach_in_deviations": reach}
+        return count(experiment.task.parameter_shapes(experiment.model, vocabulary))
+
+    facts = experiment.mechanism.noise_facts(experiment.clip.clipping_norm, count_parameters)
+    return facts if experiment.seed is None else facts | {"generator_strength_bits": 0}
 
 
 def releases(experiment: Experiment) -> list[str]:
     """What a run gives away under the claim."""
-    found = ["the parameters of every step"]
-    if isinstance(experiment.clip, Quantile):
-        found.append("the clipping norm of every step, which follows noisy counts of examples within it (release/telemetry.jsonl)")
-    if isinstance(experiment.telemetry, ReleasedTelemetry):
-        found.append("noisy loss and accuracy of every step (release/telemetry.jsonl)")
-    return found
+    return ["the parameters of every step", *experiment.clip.releases(), *experiment.telemetry.releases()]
 
 
 def write(path: Path, document: dict[str, Any]) -> None:

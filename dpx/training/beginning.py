@@ -11,9 +11,6 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from dpx import agreement
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
@@ -22,6 +19,7 @@ from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.fingerprint import differences
+from dpx.training.state import State
 from dpx.training.step import Step
 
 
@@ -32,7 +30,7 @@ class Beginning:
     epoch: Epoch
     first_step: int
     secret: RootSecret
-    state: Any
+    state: State
     messages: tuple[str, ...]
 
 
@@ -125,7 +123,7 @@ def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
         epoch, secret = epochs.open(first_step, start, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
     state = _state(step, secret, checkpoints, first_step)
-    return Beginning(epoch, first_step, secret, without_past_noise(state) if first_step == epoch.from_step else state, messages)
+    return Beginning(epoch, first_step, secret, state.in_a_new_epoch() if first_step == epoch.from_step else state, messages)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any]) -> None:
@@ -162,14 +160,9 @@ def _fresh(epochs: Epochs, step: Step, why: str) -> Beginning:
     return Beginning(epoch, 0, secret, step.init(secret.key("init")), ())
 
 
-def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int) -> Any:
+def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int) -> State:
     state = step.init(secret.key("init"))
     return checkpoints.load(first_step, state) if first_step else state
-
-
-def without_past_noise(state: Any) -> Any:
-    """Correlated noise never reaches from one noise epoch into another: under a fresh key it is a mechanism of its own."""
-    return state | {"past_noise": jax.tree.map(jnp.zeros_like, state["past_noise"])} if "past_noise" in state else state
 
 
 def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
@@ -178,14 +171,14 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
     assert folder.fork is not None
     first_step, state = _forked(folder.fork, step.init(RootSecret.from_seed(0).key("shape")), ledger)
     epoch, secret = epochs.open(first_step, None, f"forked from {folder.fork}")
-    state = without_past_noise(state)
+    state = state.in_a_new_epoch()
     checkpoints.save(first_step, state, facts_of(ledger, epoch))
     checkpoints.wait()
     messages = (f"forked at step {first_step} of {folder.fork}: everything its ledger holds is charged here too",)
     return Beginning(epoch, first_step, secret, state, messages)
 
 
-def _forked(fork: str, like: Any, ledger: Ledger) -> tuple[int, Any]:
+def _forked(fork: str, like: State, ledger: Ledger) -> tuple[int, State]:
     """Loads `<run folder>@<step>` and takes over the parent's whole ledger, steps after the checkpoint included."""
     run, _, at = fork.rpartition("@")
     require(bool(run) and at.isdigit(), f"fork={fork}", "not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
@@ -198,7 +191,7 @@ def _forked(fork: str, like: Any, ledger: Ledger) -> tuple[int, Any]:
         if int(at) not in checkpoints.steps:
             raise Refused(f"fork={fork}", f"no checkpoint at step {at}", f"Use one of {checkpoints.steps}")
         require(
-            checkpoints.parts(int(at)) == set(like),
+            checkpoints.parts(int(at)) == set(like.saved()),
             f"fork={fork}",
             "the parent's checkpoint holds another state than this config's: its clip or mechanism differs",
             "Fork with the parent's clip and mechanism",

@@ -1,7 +1,7 @@
 """Checkpoints through Orbax, asynchronous; the only file that names Orbax.
 
-A checkpoint counts only after its atomic commit. It holds parameters, the optimiser's moments and a clipping norm that adapts; the
-sampler and independent noise have no state of their own, being functions of (root secret, step).
+A checkpoint counts only after its atomic commit. It holds a run's `State`; the sampler and independent noise have no state of their own,
+being functions of (root secret, step).
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from dpx.declaration import Refused
+from dpx.training.state import State, restored
 
 
 @contextlib.contextmanager
@@ -52,11 +53,11 @@ class Checkpoints:
         """Steps done at every committed checkpoint, oldest first."""
         return [found.step for found in self._checkpointer.checkpoints]
 
-    def save(self, steps_done: int, state: Any, facts: dict[str, Any]) -> None:
+    def save(self, steps_done: int, state: State, facts: dict[str, Any]) -> None:
         """Starts saving `state` with `facts` (JSON) beside it; waits first for the save before it. Raises `Refused` on a full disk."""
         self.wait()
         with _storage_faults(self.directory):
-            self._pending = self._checkpointer.save_async(steps_done, state, force=True, overwrite=True, custom_metadata=facts)
+            self._pending = self._checkpointer.save_async(steps_done, state.saved(), force=True, overwrite=True, custom_metadata=facts)
 
     def facts(self, steps_done: int) -> dict[str, Any]:
         """What was saved beside the state after `steps_done` steps; empty for a checkpoint from before there were such facts."""
@@ -70,11 +71,11 @@ class Checkpoints:
             with _storage_faults(self.directory):
                 pending.result()
 
-    def load(self, steps_done: int, like: Any) -> Any:
-        """The state saved after `steps_done` steps, laid out as `like` (arrays or ShapeDtypeStructs with shardings)."""
-        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
+    def load(self, steps_done: int, like: State) -> State:
+        """The state saved after `steps_done` steps, laid out as `like` (of arrays or ShapeDtypeStructs with shardings)."""
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like.saved())
         try:
-            return self._checkpointer.load(steps_done, abstract)
+            return restored(self._checkpointer.load(steps_done, abstract))
         except Exception as fault:
             where = self.directory / str(steps_done)
             raise Refused(
@@ -82,7 +83,7 @@ class Checkpoints:
             ) from fault
 
     def parts(self, steps_done: int) -> set[str]:
-        """Names of what was saved after `steps_done` steps: parameters, moments, and what an adaptive mechanism carries."""
+        """Names of what was saved after `steps_done` steps: `State.saved`."""
         return set(self._checkpointer.metadata(steps_done).metadata)
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from dpx.declaration import require
 from dpx.experiment import Experiment
-from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
@@ -32,7 +31,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     state at rest or the gathered parameters that wait beside it. FLOPs are those of one microbatch.
     """
     require(
-        experiment.mechanism.name in ("none", "dp_sgd"),
+        experiment.mechanism.is_independent_gaussian or not experiment.is_private,
         f"plan.compile=true, mechanism={experiment.mechanism.name}",
         "only steps with independent noise are compiled without data",
         "Use mechanism=dp_sgd, or leave plan.compile out",
@@ -43,9 +42,9 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     state = jax.eval_shape(step.init, KEY)
     compiled = {name: lowered.compile() for name, lowered in _lowered(experiment, step, state, vocabulary_size).items()}
     # Parameters that are gathered as they rest are the same arrays, and no copy of them waits while noise is added.
-    gathered = jax.tree.leaves(jax.eval_shape(step.gather, state["params"]))
-    moved = [new for old, new in zip(jax.tree.leaves(state["params"]), gathered, strict=True) if not _is_same(old, new)]
-    waiting = {"gather": state["moments"], "accumulate": state, "reduce": (state, moved), "finish": moved}
+    gathered = jax.tree.leaves(jax.eval_shape(step.gather, state.params))
+    moved = [new for old, new in zip(jax.tree.leaves(state.params), gathered, strict=True) if not _is_same(old, new)]
+    waiting = {"gather": state.moments, "accumulate": state, "reduce": (state, moved), "finish": moved}
     programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
     return {
         "mesh": {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")},
@@ -59,7 +58,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
 
 
 def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: int) -> dict[str, Any]:
-    params = state["params"]
+    params = state.params
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
     row = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
@@ -68,12 +67,13 @@ def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: in
     rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
     is_padding, count = jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32)
     # Keys of the right shapes; nothing is drawn with them.
-    keys = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), slice_keys(RootSecret.from_seed(0), 0, params))
+    drawn = experiment.mechanism.draw(RootSecret.from_seed(0), 0, params, 1.0, experiment.clip.clipping_norm, None)
+    drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
     return {
         "gather": step.gather.lower(params),
         "accumulate": step.accumulate.lower(gathered, sums, rows, is_padding, count, KEY, KEY),
         "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
-        "finish": step.finish.lower(state, reduced, keys if experiment.is_private else None, SCALAR, SCALAR, SCALAR),
+        "finish": step.finish.lower(state, reduced, drawn, SCALAR, SCALAR, SCALAR),
     }
 
 

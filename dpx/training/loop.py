@@ -16,18 +16,14 @@ import numpy as np
 from dpx import interruption
 from dpx.data.store import Store
 from dpx.experiment import Experiment
-from dpx.mechanism import grid
-from dpx.mechanism.noise import slice_keys
-from dpx.mechanism.quantile import count_key, in_force
-from dpx.mechanism.rounded import grid_noise
-from dpx.mechanism.telemetry import noise_key
 from dpx.privacy.calibration import Calibrated, entry
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.training.beginning import Beginning
 from dpx.training.checksum import as_text
-from dpx.training.step import State, Step, as_chunk
+from dpx.training.state import State
+from dpx.training.step import Step, as_chunk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,21 +122,20 @@ def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, stat
     Raises `AnotherSum`, with `state` as it was, where the step ran before in this epoch and its sum is another now.
     """
     _enter(runtime, epoch, step)
-    experiment, calibrated, parts = runtime.experiment, runtime.calibrated, runtime.step
-    size, norm = experiment.batch_schedule.at(step), in_force(experiment, state)
-    deviation = np.float32(0) if calibrated.noise_multiplier is None else np.float32(calibrated.noise_multiplier) * norm
-    scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.get("past_noise")}
+    experiment, parts, clip = runtime.experiment, runtime.step, runtime.experiment.clip
+    size, norm = experiment.batch_schedule.at(step), clip.in_force(state.clip)
+    noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
+    deviation = np.float32(noise_multiplier) * norm
+    scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise}
     reduced = parts.reduce(_sums(runtime, secret, step, state, norm), scaled)
     before = runtime.ledger.sum_of(epoch.name, step)
     if before is not None and before != as_text(jax.device_get(reduced["checksum"])):
         raise AnotherSum
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
-    keys = None
-    if calibrated.noise_multiplier is not None:
-        keys = _noise(experiment, secret, step, state["params"], calibrated.noise_multiplier)
-    beside = {"count": count_key(experiment, secret, step), "telemetry": noise_key(experiment, secret, step), "strategy": runtime.strategy}
+    drawn = experiment.mechanism.draw(secret, step, state.params, noise_multiplier, clip.clipping_norm, runtime.strategy)
+    auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
     checksum = reduced["checksum"]
-    state, metrics = parts.finish(state, reduced, keys, deviation, np.float32(size), rate, beside)
+    state, metrics = parts.finish(state, reduced, drawn, deviation, np.float32(size), rate, auxiliary)
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "checksum": checksum}
 
 
@@ -150,20 +145,12 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
     indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    params, sums = parts.gather(state["params"]), parts.zero()
+    params, sums = parts.gather(state.params), parts.zero()
     for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm)
     return sums
-
-
-def _noise(experiment: Experiment, secret: RootSecret, step: int, params: Any, noise_multiplier: float) -> Any:
-    """What `finish` makes the noise of: keys of slices, or, on a grid, the integers themselves."""
-    if grid.spacing(experiment) is None:
-        return slice_keys(secret, step, params)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return grid_noise(secret, step, params, grid.deviation(experiment, noise_multiplier, parameters))
 
 
 def chunks(store: Store, indices: np.ndarray, step: Step, rows_per_example: int) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
-from dpx.clipping.weights import clip_weights
 from dpx.declaration import Refused
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
@@ -92,7 +91,7 @@ def synthetic_batch(objective: Any, experiment: Experiment, examples: int) -> di
 
 def microbatch_sum(objective: Any, experiment: Experiment) -> Callable[[Any, Any], Any]:
     """What the step does with one microbatch: (params, batch) -> sum of gradients, clipped if the run is private."""
-    weights = clip_weights(experiment.clip) if experiment.is_private else None
+    weights = experiment.clip.weights(experiment.clip.clipping_norm) if experiment.is_private else None
     rows_each = experiment.privacy.rows_per_example
 
     def run(params: Any, batch: Any) -> Any:

@@ -18,14 +18,13 @@ from dpx.console import stage
 from dpx.data.prepare import prepare, say_stage
 from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
-from dpx.mechanism import bands
 from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, as_planned, calibrate, plan_of
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
 from dpx.task.objective import objective as make_objective
-from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan, without_past_noise
+from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
@@ -35,7 +34,8 @@ from dpx.training.microbatch import settle
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.spending import Spending
-from dpx.training.step import State, make_step
+from dpx.training.state import State
+from dpx.training.step import make_step
 from dpx.training.update import CANARIES
 
 
@@ -66,7 +66,7 @@ class Session:
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
         """Everything that can refuse does so before the first array of the model exists."""
-        bands.require_library(experiment, folder.private)
+        experiment.mechanism.require_library(folder.private)
         known = agreement.before_training(folder.path)
         store = prepare(experiment.data, experiment.privacy, say_stage)
         stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
@@ -81,7 +81,7 @@ class Session:
             trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
         if folder.fork and known is None:
             require_same_audit(folder.fork, audit)
-        strategy = bands.settle(experiment, folder.private)
+        strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
         step = make_step(experiment, trained, mesh, microbatch)
         with contextlib.ExitStack() as stack:
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
@@ -140,7 +140,7 @@ class Session:
         self.checkpoints.wait()
         self._conclude(state)
         self.publish()
-        export(self.folder.release / "params", without(state["params"], CANARIES), facts_of(self.runtime.ledger, self.epoch))
+        export(self.folder.release / "params", without(state.params, CANARIES), facts_of(self.runtime.ledger, self.epoch))
         metric = experiment.task.metric
         results = {
             "steps": experiment.steps,
@@ -162,7 +162,7 @@ class Session:
 
     def _evaluated(self, state: State) -> dict[str, float]:
         """Held-out figures of the model's own parameters."""
-        return self.evaluate(without(state["params"], CANARIES))
+        return self.evaluate(without(state.params, CANARIES))
 
     def _conclude(self, state: State) -> None:
         """The verdict of the run's audit, where it has one: from the noisy gradients and the final parameters alone."""
@@ -175,7 +175,7 @@ class Session:
             runtime.experiment,
             runtime.ledger,
             self.objective,
-            state["params"],
+            state.params,
             runtime.store,
             planted,
             self.beginning.secret,
@@ -208,7 +208,7 @@ class Session:
         why = f"step {step} came to another sum than before"
         self.epoch, secret = self.epochs.open(step, None, why)
         self.progress.say(f"{why}: fresh noise from there on, charged beside what was spent")
-        state = without_past_noise(state)
+        state = state.in_a_new_epoch()
         if step:
             self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))
         self.publish()

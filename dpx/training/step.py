@@ -4,7 +4,7 @@ Memory on a device does not depend on the logical batch: rows arrive in chunks o
 accumulator is donated from chunk to chunk. The divisor is the expected batch size, a constant of the config.
 
 Shape legend: K microbatches of a chunk, B examples of one microbatch on one device, R rows of an example (an axis that is there
-only where examples are units of several rows), D devices, S noise slices.
+only where examples are units of several rows), D devices.
 """
 
 import dataclasses
@@ -16,23 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from dpx.clipping.clipped_sum import ClippedSum, clipped_sum, plain_sum
 from dpx.clipping.rounding import MARGINS
-from dpx.clipping.weights import clip_weights
 from dpx.experiment import Experiment
-from dpx.mechanism import banded, quantile, telemetry
-from dpx.mechanism.grid import spacing
-from dpx.mechanism.noise import add_noise, path_name
-from dpx.mechanism.rounded import to_grid, with_grid_noise
+from dpx.mechanism.noise import path_name
+from dpx.mechanism.telemetry import count_name
 from dpx.training import sharding, update
 from dpx.training.checksum import checksum
+from dpx.training.state import State
 
 # The shape of every key: threefry words.
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
-State = dict[str, Any]  # {"params": tree, "moments": optax state}, "clipping_norm" where it adapts, "past_noise" in bands
 Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
 Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum": u32[2]}: over all devices, what noise is added to
 
@@ -72,11 +69,12 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     layouts = sharding.layouts(shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    names = (*COUNTS, *experiment.task.counts, *map(telemetry.count_name, telemetry.ranges(experiment)))
+    names = (*COUNTS, *experiment.task.counts, *map(count_name, experiment.telemetry.ranges(experiment.task.metric)))
 
     def init(key: Array) -> State:
         params = objective.init(key)
-        return {"params": params, "moments": transform.init(params)} | quantile.initial(experiment) | banded.initial(experiment, params)
+        clip = experiment.clip.initial_state() if experiment.is_private else None
+        return State(params, transform.init(params), clip, experiment.mechanism.initial_state(params))
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
     split = P(sharding.EXAMPLE_AXES)
@@ -84,8 +82,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
 
     def zero() -> Sums:
-        kind = jnp.float32 if spacing(experiment) is None else jnp.int32
-        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), kind), shapes)
+        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), experiment.mechanism.sum_dtype), shapes)
         return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
 
     # Only the axes of examples are named here: `tensor` stays with the compiler, which adds a norm's parts up over it.
@@ -116,11 +113,11 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
 
     `clipping_norm` is the step's own where it adapts; `None` stands for the declared one.
     """
-    step_of_grid, margin = spacing(experiment), MARGINS[experiment.model.dtype]
+    clip, mechanism, margin = experiment.clip, experiment.mechanism, MARGINS[experiment.model.dtype]
     rows_each = experiment.privacy.rows_per_example
 
-    def microbatch_sum(params: Any, rows: Any, is_padding_B: Array, mask_key: Array, dropout_key: Array, limit: Any) -> ClippedSum:
-        weights = clip_weights(experiment.clip, margin, limit) if experiment.is_private else None
+    def microbatch_sum(params: Any, rows: Any, is_padding_B: Array, mask_key: Array, dropout_key: Array, norm: Any) -> ClippedSum:
+        weights = clip.weights(norm * (1 - margin)) if experiment.is_private else None
         batch = objective.batch(mask_key, rows)
         losses = lambda p, b: objective.losses(p, b, dropout_key)  # noqa: E731
         if weights is None:
@@ -139,16 +136,16 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
         dropout_key: Array,
         clipping_norm: Array | None,
     ) -> Sums:
-        declared = experiment.clip.clipping_norm if clipping_norm is None else clipping_norm
-        norm_limit = declared if experiment.is_private else None
+        norm = clip.clipping_norm if clipping_norm is None else clipping_norm
+        norm_limit = norm if experiment.is_private else None
 
         def body(index: Array, sums: Sums) -> Sums:
             rows_B, is_padding_B = jax.tree.map(
                 lambda a: _flat(jax.lax.dynamic_index_in_dim(a, index, keepdims=False), rows_each), (rows_KB, is_padding_KB)
             )
-            result = microbatch_sum(params, rows_B, is_padding_B, mask_key, dropout_key, clipping_norm)
-            counted = _counts(result, norm_limit, is_padding_B) | telemetry.centred_sums(experiment, result)
-            total = result.total if step_of_grid is None else to_grid(result.total, step_of_grid)
+            result = microbatch_sum(params, rows_B, is_padding_B, mask_key, dropout_key, norm)
+            counted = _counts(result, norm_limit, is_padding_B) | experiment.telemetry.centred_sums(experiment.task, result)
+            total = mechanism.summand(result.total, clip.clipping_norm)
             return {
                 "gradient": jax.tree.map(lambda total, part: total + part[None], sums["gradient"], total),
                 "count": {name: value + counted[name] for name, value in sums["count"].items()},
@@ -197,46 +194,35 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
 
 
 def _finish(experiment: Experiment, transform: Any, mesh: Mesh, state_shardings: Any) -> Callable[..., Any]:
-    """Add noise once, divide by the expected batch size, update. On a grid `keys` is the noise itself, integers.
+    """Add noise once, divide by the expected batch size, update. `drawn` is what the mechanism drew on the host.
 
-    `beside` holds the keys of what is released on the same draw, `count` and `telemetry`, and the `strategy` of correlated noise.
+    `auxiliary` holds the keys of what is released on the same draw: `count` and `telemetry`.
     """
-    step_of_grid = spacing(experiment)
+    clip, mechanism, telemetry = experiment.clip, experiment.mechanism, experiment.telemetry
 
     def finish(
         state: State,
         reduced: Reduced,
-        keys: Any,
+        drawn: Any,
         deviation: Array,
         expected_batch: Array,
         learning_rate: Array,
-        beside: dict[str, Any] | None = None,
+        auxiliary: dict[str, Any] | None = None,
     ) -> tuple[State, dict[str, Array]]:
-        given, carried = beside or {}, {}
-        total, counts = reduced["gradient"], reduced["count"]
-        if step_of_grid is not None:
-            total, noisy, noise_squares = with_grid_noise(total, keys, step_of_grid)
-        elif "past_noise" in state:
-            noisy, noise_squares, past = banded.with_noise(total, keys, deviation, state["past_noise"], given["strategy"], add_noise)
-            carried["past_noise"] = past
-        else:
-            noisy, noise_squares = _with_noise(total, keys, deviation) if keys is not None else (total, jnp.float32(0))
+        keys, counts = auxiliary or {}, reduced["count"]
+        total, noisy, noise_squares, noise_state = mechanism.noisy_sum(
+            reduced["gradient"], drawn, deviation, state.noise, clip.clipping_norm
+        )
         gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
-        direction, moments = transform.update(gradient, state["moments"], state["params"])
-        params = update.with_canaries(update.apply(state["params"], direction, learning_rate), state["params"], gradient)
+        direction, moments = transform.update(gradient, state.moments, state.params)
+        params = update.with_canaries(update.apply(state.params, direction, learning_rate), state.params, gradient)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
-        metrics |= {f"released/{name}": state[name] for name in quantile.initial(experiment)}
-        metrics |= telemetry.released(experiment, counts, given.get("telemetry"), expected_batch)
-        carried |= quantile.following(experiment, state, counts, given.get("count"), expected_batch)
-        return {"params": params, "moments": moments} | carried, metrics
+        metrics |= clip.released(state.clip)
+        metrics |= telemetry.released(experiment.task.metric, counts, keys.get("telemetry"), expected_batch)
+        clip_state = clip.next_clipping_norm(state.clip, counts, keys.get("count"), expected_batch)
+        return State(params, moments, clip_state, noise_state), metrics
 
     return jax.jit(finish, donate_argnums=(0,), out_shardings=(state_shardings, sharding.replicated(mesh)))
-
-
-def _with_noise(total: Any, keys: Any, deviation: Float[Array, ""]) -> tuple[Any, Array]:
-    leaves, tree = jax.tree.flatten(total)
-    noisy = [add_noise(leaf, key_S2, deviation) for leaf, key_S2 in zip(leaves, jax.tree.leaves(keys), strict=True)]
-    return jax.tree.unflatten(tree, [leaf for leaf, _ in noisy]), jnp.sum(jnp.stack([squares for _, squares in noisy]))
 
 
 def _norms(total: Any, noise_squares: Array, expected_batch: Array, params: Any) -> dict[str, Array]:

@@ -41,7 +41,7 @@ class Mutant:
 
 
 STEP, LOOP, NOISE = "dpx/training/step.py", "dpx/training/loop.py", "dpx/mechanism/noise.py"
-NOISY = "_with_noise(total, keys, deviation) if keys"
+NOISY = "drawn, deviation, state.noise"
 SLICE_KEY = 'secret.key("noise", step, path_name(path), index)'
 COUNTED = "is_counted_B = is_finite_B & ~is_padding_B"
 FINITE = "is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)"
@@ -49,22 +49,24 @@ EVENTS = "dpx/privacy/events.py"
 LEDGER, CHAIN = "dpx/privacy/ledger.py", "dpx/privacy/chain.py"
 ACCIDENTS = "tests/job/test_accidents.py::"
 CHARGED = 'charges.append((_release(run), sum(count for _, count in run["steps"])))'
-APART = """for z in [run["noise_multiplier"], *(run[name] for name in BESIDE if run.get(name))]:
-                alone = run | dict.fromkeys(BESIDE) | {"noise_multiplier": z}
+APART = """for z in [run["noise_multiplier"], *(run[name] for name in AUXILIARY if run.get(name))]:
+                alone = run | dict.fromkeys(AUXILIARY) | {"noise_multiplier": z}
                 charges.append((_release(alone), sum(count for _, count in run["steps"])))"""
-DRAW = "return poisson(size, q, generator_for, step)\n    if isinstance(sampler, TruncatedPoisson)"
-TRUNCATED = "\n    if isinstance(sampler, TruncatedPoisson)"
+POISSON, DRAW = "dpx/sampler/poisson.py", "return independent(size, sampling_probability, generator_for, step)"
+SUBSET = """from dpx.sampler.fixed_size import _subset
+
+        return _subset(size, round(size * sampling_probability), generator_for(step, "subset"))"""
 
 MUTANTS = (
-    Mutant("no noise", STEP, NOISY, "_with_noise(total, keys, 0 * deviation) if keys", AUDIT),
-    Mutant("half the noise", STEP, NOISY, "_with_noise(total, keys, deviation / 2) if keys", AUDIT),
-    Mutant("clip off", STEP, "clip_weights(experiment.clip, margin, limit) if", "jnp.ones_like if", AUDIT),
-    Mutant("noise for the mean added to the sum", STEP, NOISY, "_with_noise(total, keys, deviation / expected_batch) if keys", AUDIT),
+    Mutant("no noise", STEP, NOISY, "drawn, 0 * deviation, state.noise", AUDIT),
+    Mutant("half the noise", STEP, NOISY, "drawn, deviation / 2, state.noise", AUDIT),
+    Mutant("clip off", STEP, "clip.weights(norm * (1 - margin)) if", "jnp.ones_like if", AUDIT),
+    Mutant("noise for the mean added to the sum", STEP, NOISY, "drawn, deviation / expected_batch, state.noise", AUDIT),
     Mutant(
         "noise for the mean asked of the step",
         LOOP,
-        "np.float32(calibrated.noise_multiplier) * norm",
-        "np.float32(calibrated.noise_multiplier) * norm / size",
+        "np.float32(noise_multiplier) * norm",
+        "np.float32(noise_multiplier) * norm / size",
         "tests/training/test_loop.py::test_the_deviation_is_of_the_sum",
     ),
     Mutant(
@@ -167,23 +169,23 @@ MUTANTS = (
     ),
     Mutant(
         "shuffled but charged as Poisson",
-        "dpx/privacy/calibration.py",
-        "sampler=sampler.name",
-        'sampler="poisson"',
+        "dpx/sampler/protocol.py",
+        '"sampler": self.name',
+        '"sampler": "poisson"',
         "tests/privacy/test_statement.py::test_shuffled_passes_are_not_amplified",
     ),
     Mutant(
         "a subset of fixed size drawn under poisson",
-        "dpx/sampler.py",
+        POISSON,
         DRAW,
-        'return _subset(size, round(size * q), generator_for(step, "subset"))' + TRUNCATED,
+        SUBSET,
         "tests/test_sampler.py::test_counts_are_binomial",
     ),
     Mutant(
         "surplus rows dropped by the sampler under poisson",
-        "dpx/sampler.py",
+        POISSON,
         DRAW,
-        "return poisson(size, q, generator_for, step)[: round(size * q)]" + TRUNCATED,
+        DRAW + "[: round(size * sampling_probability)]",
         "tests/test_sampler.py::test_counts_are_binomial",
     ),
     Mutant(
@@ -210,8 +212,8 @@ MUTANTS = (
     Mutant(
         "drawn size as divisor",
         LOOP,
-        "np.float32(size), rate, beside)",
-        "np.float32(max(1, len(indices))), rate, beside)",
+        "np.float32(size), rate, auxiliary)",
+        "np.float32(max(1, len(indices))), rate, auxiliary)",
         "tests/training/test_loop.py::test_the_divisor_is_the_expected_size",
     ),
     Mutant(
@@ -321,11 +323,9 @@ MUTANTS = (
         'axis_names={"tensor"}, check_vma=False)(gradient)',
         "tests/training/test_step.py::test_a_model_axis_changes_neither_norms_nor_sums",
     ),
-    Mutant("noise added by each device (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * mesh.size**0.5) if keys", LEAVES),
-    Mutant(
-        "noise not divided with the sum (over-noise)", STEP, NOISY, "_with_noise(total, keys, deviation * expected_batch) if keys", LEAVES
-    ),
-    Mutant("a tenth more noise than stated (over-noise)", STEP, NOISY, "_with_noise(total, keys, 1.1 * deviation) if keys", LEAVES),
+    Mutant("noise added by each device (over-noise)", STEP, NOISY, "drawn, deviation * mesh.size**0.5, state.noise", LEAVES),
+    Mutant("noise not divided with the sum (over-noise)", STEP, NOISY, "drawn, deviation * expected_batch, state.noise", LEAVES),
+    Mutant("a tenth more noise than stated (over-noise)", STEP, NOISY, "drawn, 1.1 * deviation, state.noise", LEAVES),
     Mutant(
         "adaptive count charged as a second subsampled event",
         LEDGER,
@@ -335,7 +335,7 @@ MUTANTS = (
     ),
     Mutant(
         "the norm follows the exact count",
-        "dpx/mechanism/quantile.py",
+        "dpx/mechanism/adaptive_clip.py",
         "(centred + noise) / expected_batch",
         "centred / expected_batch",
         "tests/mechanism/test_quantile.py::test_the_norm_moves_by_the_noisy_fraction_as_stated",
@@ -344,21 +344,20 @@ MUTANTS = (
         "C_t from this step's own count",
         STEP,
         NOISY,
-        '_with_noise(total, keys, deviation * quantile.following(experiment, state, counts, given["count"], expected_batch)'
-        '["clipping_norm"] / state["clipping_norm"]) if keys',
+        'drawn, deviation * clip.next_clipping_norm(state.clip, counts, keys["count"], expected_batch) / state.clip, state.noise',
         "tests/training/test_adaptive.py::test_a_step_adds_noise_for_the_norm_it_clipped_to",
     ),
     Mutant(
         "correlated noise carried under a fresh key",
         "dpx/training/beginning.py",
-        "without_past_noise(state) if first_step == epoch.from_step else state",
+        "state.in_a_new_epoch() if first_step == epoch.from_step else state",
         "state",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
     Mutant(
         "correlated noise carried into a fork",
         "dpx/training/beginning.py",
-        "    state = without_past_noise(state)\n    checkpoints.save(first_step",
+        "    state = state.in_a_new_epoch()\n    checkpoints.save(first_step",
         "    checkpoints.save(first_step",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
@@ -393,9 +392,9 @@ MUTANTS = (
     ),
     Mutant(
         "rounding left out of the sensitivity",
-        "dpx/mechanism/grid.py",
-        "math.nextafter(math.sqrt(parameters), math.inf) * step",
-        "0 * step",
+        "dpx/mechanism/discrete_gaussian.py",
+        "root * self.spacing(clipping_norm)",
+        "0 * self.spacing(clipping_norm)",
         "tests/mechanism/test_rounded.py::test_the_sensitivity_holds_under_adversarial_rounding_and_the_norm_alone_does_not",
     ),
     Mutant(
@@ -486,7 +485,7 @@ MUTANTS = (
     ),
     Mutant(
         "sampler shards share their draws",
-        "dpx/sampler.py",
+        POISSON,
         "probability, generator_for(step, shard)",
         "probability, generator_for(step, 0)",
         "tests/test_sampler.py::test_virtual_shards_draw_independently",
@@ -514,9 +513,9 @@ MUTANTS = (
     ),
     Mutant(
         "a fixed size may differ from the declared one",
-        "dpx/privacy/statement.py",
-        'in ("truncated_poisson", "fixed_size")',
-        'in ("truncated_poisson",)',
+        "dpx/sampler/fixed_size.py",
+        "    depends_on_size: ClassVar[bool] = True\n",
+        "",
         "tests/privacy/test_statement.py::test_a_sampler_accounted_at_another_size_has_no_guarantee",
     ),
 )

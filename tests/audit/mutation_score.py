@@ -64,7 +64,7 @@ def _in(folder: str, names: str) -> tuple[str, ...]:
 
 ROOMS = {
     "randomness": Room(("dpx/randomness.py",), ("tests/test_randomness.py",)),
-    "sampler": Room(("dpx/sampler.py",), ("tests/test_sampler.py",)),
+    "sampler": Room(("dpx/sampler/*.py",), ("tests/test_sampler.py",)),
     "mechanism": Room(
         ("dpx/mechanism/*.py",),
         _in("mechanism", "declarations discrete_gaussian telemetry quantile gaussian rounded banded noise"),

@@ -18,12 +18,13 @@ from dpx.data.prepare import prepare
 from dpx.declaration import Refused
 from dpx.experiment import Schedule
 from dpx.job.train import Train
+from dpx.mechanism import noise
+from dpx.mechanism.clip import Flat
 from dpx.mechanism.declarations import Multiplier
 from dpx.privacy.calibration import calibrate
 from dpx.privacy.declarations import Pld, Privacy
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
-from dpx.training import step
 from dpx.training.checkpoint import released
 from tests.training.conftest import declare
 
@@ -153,10 +154,10 @@ def test_gradient_canaries_are_scored_by_what_was_released(sound, experiment):
 @pytest.mark.parametrize("broken", ["no noise", pytest.param("no clip", marks=pytest.mark.slow)])
 def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch, broken):
     if broken == "no noise":
-        sound_noise = step.add_noise
-        monkeypatch.setattr(step, "add_noise", lambda total, keys, deviation: sound_noise(total, keys, 0 * deviation))
+        sound_noise = noise.add_noise
+        monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound_noise(total, keys, 0 * deviation))
     else:
-        monkeypatch.setattr(step, "clip_weights", lambda *_: jnp.ones_like)
+        monkeypatch.setattr(Flat, "weights", lambda *_: jnp.ones_like)
     with pytest.raises(Refused, match="^audit: the lower bound .* exceeds the claim"):
         run(experiment, tmp_path)
     stated = read(tmp_path, "release", "privacy.json")

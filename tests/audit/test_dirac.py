@@ -7,8 +7,9 @@ import pytest
 from dpx.audit.declarations import Primary
 from dpx.audit.verdict import judge
 from dpx.clipping.rounding import MARGINS
+from dpx.mechanism import noise
+from dpx.mechanism.clip import Flat
 from dpx.randomness import RootSecret
-from dpx.training import step
 
 REPLICATES = 20
 
@@ -25,8 +26,8 @@ def verdicts(attack, replicates=REPLICATES):
 
 
 def scaled_noise(monkeypatch, factor):
-    sound = step.add_noise
-    monkeypatch.setattr(step, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(factor)))
+    sound = noise.add_noise
+    monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(factor)))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_noise_for_the_mean_on_the_sum_is_caught(canaries, monkeypatch):
 
 
 def test_a_clip_that_is_off_is_caught(canaries, monkeypatch):
-    monkeypatch.setattr(step, "clip_weights", lambda *_: jnp.ones_like)
+    monkeypatch.setattr(Flat, "weights", lambda *_: jnp.ones_like)
     assert all(verdict.primary.refutes for verdict, _ in verdicts(canaries(), 3))
 
 

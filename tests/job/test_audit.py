@@ -11,8 +11,8 @@ import pytest
 
 from dpx import config, recipes
 from dpx.declaration import Refused
+from dpx.mechanism import noise
 from dpx.run_folder import RunFolder
-from dpx.training import step
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +41,8 @@ def test_the_same_audit_again_is_the_same(tmp_path):
 
 
 def test_half_the_noise_fails_in_one_line_after_writing(tmp_path, monkeypatch):
-    sound = step.add_noise
-    monkeypatch.setattr(step, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(0.5)))
+    sound = noise.add_noise
+    monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(0.5)))
     with pytest.raises(Refused, match=r"^audit: the lower bound .* exceeds the claim") as caught:
         audit(tmp_path, "seed=1")
     assert "\n" not in str(caught.value)
@@ -50,8 +50,8 @@ def test_half_the_noise_fails_in_one_line_after_writing(tmp_path, monkeypatch):
 
 
 def test_noise_of_another_variance_fails(tmp_path, monkeypatch):
-    sound = step.add_noise
-    monkeypatch.setattr(step, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(1.2)))
+    sound = noise.add_noise
+    monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(1.2)))
     with pytest.raises(Refused, match="^audit: the released noise has not the variance stated"):
         audit(tmp_path)
 
@@ -75,8 +75,8 @@ def test_a_failed_audit_leaves_with_code_2(tmp_path):
     """A claim of epsilon 2 for data that gives every coin away: the primary is fed the coins through a clip that is off."""
     code = (
         "import sys, jax.numpy as jnp\n"
-        "from dpx.training import step\n"
-        "step.clip_weights = lambda *_: jnp.ones_like\n"
+        "from dpx.mechanism.clip import Flat\n"
+        "Flat.weights = lambda *_: jnp.ones_like\n"
         f"sys.argv = ['dpx', 'job=audit', 'hydra.run.dir={tmp_path}/run']\n"
         "from dpx.__main__ import main\n"
         "main()\n"

@@ -9,7 +9,7 @@ from dp_accounting import pld
 
 from dpx import extras
 from dpx.declaration import Refused
-from dpx.mechanism import banded, bands
+from dpx.mechanism import banded
 from dpx.mechanism.declarations import Banded, Quantile, ReleasedTelemetry, TargetEpsilon
 from dpx.mechanism.noise import add_noise, slice_keys
 from dpx.privacy import calibration, ledger
@@ -33,12 +33,13 @@ def make(**changes):
 @pytest.mark.parametrize("strategy", [STRATEGY, np.asarray([0.7, 0.5, 0.3, 0.2, 0.1], np.float32)], ids=len)
 def test_the_noise_times_the_strategy_is_independent_noise(strategy):
     params = {"w": jnp.zeros((5, 7)), "b": jnp.zeros((3,))}
-    past = banded.initial(make(mechanism=Banded(bands=len(strategy))), params)["past_noise"]
+    mechanism = Banded(bands=len(strategy))
+    past = mechanism.initial_state(params)
     assert past["w"].shape == (len(strategy) - 1, 5, 7) and not past["w"].any()
     released, fresh = [], []
     for step in range(6):
         keys = jax.tree.map(jnp.asarray, slice_keys(SECRET, step, params))
-        noisy, squares, past = banded.with_noise(params, keys, jnp.float32(2.0), past, jnp.asarray(strategy), add_noise)
+        _, noisy, squares, past = mechanism.noisy_sum(params, (keys, jnp.asarray(strategy)), jnp.float32(2.0), past, 0.1)
         released.append(np.asarray(noisy["w"], np.float64))
         fresh.append(np.asarray(add_noise(params["w"], keys["w"], jnp.float32(2.0))[0], np.float64))
         total = sum(float(np.sum(np.square(np.asarray(leaf, np.float64)))) for leaf in jax.tree.leaves(noisy))
@@ -50,7 +51,7 @@ def test_the_noise_times_the_strategy_is_independent_noise(strategy):
 
 def test_a_strategy_has_columns_of_norm_one_and_beats_independent_noise():
     pytest.importorskip("jax_privacy")
-    found = bands.checked(bands.optimised(40, 4), 4).astype(np.float64)
+    found = banded.checked(banded.optimised(40, 4), 4).astype(np.float64)
     assert 1 - 1e-5 < np.linalg.norm(found) <= 1
     strategy = sum(c * np.eye(40, k=-back) for back, c in enumerate(found))
     prefix = np.tril(np.ones((40, 40)))
@@ -60,24 +61,24 @@ def test_a_strategy_has_columns_of_norm_one_and_beats_independent_noise():
 @pytest.mark.parametrize("wrong", [[0.9, 0.5, 0.2], [0.5, 0.5], [0.0, 0.5, 0.5], [float("nan"), 0.1, 0.1]])
 def test_a_strategy_whose_columns_are_too_long_is_refused(wrong):
     with pytest.raises(Refused, match="strategy.json: is not a strategy"):
-        bands.checked(wrong, 3)
+        banded.checked(wrong, 3)
 
 
 def test_a_strategy_is_settled_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(bands, "optimised", lambda *_: STRATEGY)
-    assert np.array_equal(bands.settle(make(), tmp_path), STRATEGY)
-    monkeypatch.setattr(bands, "optimised", lambda *_: pytest.fail("settled before"))
-    assert np.array_equal(bands.settle(make(), tmp_path), STRATEGY)
-    assert bands.settle(declare(), tmp_path) is None
+    monkeypatch.setattr(banded, "optimised", lambda *_: STRATEGY)
+    assert np.array_equal(Banded(bands=3).load_strategy(10, tmp_path), STRATEGY)
+    monkeypatch.setattr(banded, "optimised", lambda *_: pytest.fail("settled before"))
+    assert np.array_equal(Banded(bands=3).load_strategy(10, tmp_path), STRATEGY)
+    assert declare().mechanism.load_strategy(10, tmp_path) is None
 
 
 def test_without_the_library_one_line_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(extras, "is_installed", lambda _: False)
-    for needs_it in (lambda: bands.optimised(10, 3), lambda: bands.require_library(make(), tmp_path)):
+    for needs_it in (lambda: banded.optimised(10, 3), lambda: Banded(bands=3).require_library(tmp_path)):
         with pytest.raises(Refused, match=r"^mechanism=banded: needs jax_privacy, which is not installed. Install the extra correlated: "):
             needs_it()
     (tmp_path / "strategy.json").touch()
-    bands.require_library(make(), tmp_path)
+    Banded(bands=3).require_library(tmp_path)
 
 
 def test_rows_rest_for_a_cycle_between_two_steps_and_keep_their_rate():
@@ -125,8 +126,10 @@ def test_a_target_is_met_by_the_amplified_event():
     ],
 )
 def test_what_the_proof_does_not_cover_is_refused(change, named):
+    experiment = make(**change)
     with pytest.raises(Refused, match=named) as caught:
-        bands.check(make(**change))
+        experiment.sampler.check(experiment.privacy, experiment.accountant)
+        experiment.mechanism.check(experiment)
     assert "\n" not in str(caught.value)
 
 

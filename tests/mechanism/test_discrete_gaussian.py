@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpx.mechanism import discrete_gaussian as module
-from dpx.mechanism.discrete_gaussian import _below_exp, _exactly_below, _geometric, _uniform, discrete_gaussian
+from dpx.mechanism import exact_draws as module
+from dpx.mechanism.exact_draws import _below_exp, _exactly_below, _geometric, _uniform, discrete_gaussian
 from dpx.randomness import BitStream, RootSecret
 
 SECRET = RootSecret.from_seed(21)

@@ -1,26 +1,27 @@
 """The adaptive norm: what a step clips to, what moves it, and how far one example can."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dpx.declaration import Refused
-from dpx.mechanism import quantile
-from dpx.mechanism.declarations import NoPrivacy, Quantile
+from dpx.mechanism.adaptive_clip import RANGE
+from dpx.mechanism.declarations import Flat, NoPrivacy, Quantile
 from dpx.mechanism.gaussian import gaussian
 from dpx.randomness import RootSecret
+from dpx.training.step import make_step
 from tests.training.conftest import declare
 
 CLIP = Quantile(clipping_norm=0.1, target_quantile=0.7, learning_rate=0.5, count_noise_multiplier=6.0)
-EXPERIMENT = declare(clip=CLIP)
 SECRET = RootSecret.from_seed(9)
 BATCH = jnp.float32(10)
 
 
 def following(norm, examples, clipped, step=0, non_finite=0.0):
     counts = {"units": jnp.float32(examples), "clipped": jnp.float32(clipped), "non_finite": jnp.float32(non_finite)}
-    key = jnp.asarray(quantile.count_key(EXPERIMENT, SECRET, step))
-    return float(quantile.following(EXPERIMENT, {"clipping_norm": jnp.float32(norm)}, counts, key, BATCH)["clipping_norm"])
+    key = jnp.asarray(CLIP.draw(SECRET, step, norm))
+    return float(CLIP.next_clipping_norm(jnp.float32(norm), counts, key, BATCH))
 
 
 def test_the_norm_moves_by_the_noisy_fraction_as_stated():
@@ -43,7 +44,7 @@ def test_one_example_moves_the_count_by_a_half_at_most():
 
 
 def test_the_count_noise_has_its_own_key_at_every_step():
-    keys = {tuple(quantile.count_key(EXPERIMENT, SECRET, step)) for step in range(50)}
+    keys = {tuple(np.asarray(CLIP.draw(SECRET, step, 0.1))) for step in range(50)}
     assert len(keys) == 50
     assert tuple(SECRET.key("noise", 0)) not in keys
     noise = [np.log(following(1.0, 0, 0, step=step)) / -0.5 + 0.2 for step in range(400)]
@@ -53,25 +54,29 @@ def test_the_count_noise_has_its_own_key_at_every_step():
 def test_the_norm_finds_the_quantile_of_what_it_sees():
     rng, norm = np.random.default_rng(0), 0.1
     lengths = rng.lognormal(0.0, 0.5, 1000)
-    experiment = declare(clip=Quantile(clipping_norm=0.1, target_quantile=0.7, learning_rate=0.2, count_noise_multiplier=10.0))
+    clip = Quantile(clipping_norm=0.1, target_quantile=0.7, learning_rate=0.2, count_noise_multiplier=10.0)
     for step in range(120):
         counts = {"units": 1000.0, "clipped": float(np.sum(lengths > norm)), "non_finite": 0.0}
         counts = {name: jnp.float32(value) for name, value in counts.items()}
-        key = jnp.asarray(quantile.count_key(experiment, SECRET, step))
-        norm = float(quantile.following(experiment, {"clipping_norm": jnp.float32(norm)}, counts, key, jnp.float32(1000))["clipping_norm"])
+        key = jnp.asarray(clip.draw(SECRET, step, norm))
+        norm = float(clip.next_clipping_norm(jnp.float32(norm), counts, key, jnp.float32(1000)))
     assert norm == pytest.approx(np.quantile(lengths, 0.7), rel=0.05)
 
 
 def test_noise_alone_cannot_drive_the_norm_out_of_range():
-    assert following(0.1 * quantile.RANGE, 1e6, 1e6) == pytest.approx(0.1 * quantile.RANGE)
+    assert following(0.1 * RANGE, 1e6, 1e6) == pytest.approx(0.1 * RANGE)
 
 
-def test_only_an_adaptive_norm_of_a_private_run_is_state():
-    plain, none = declare(), declare(clip=CLIP, mechanism=NoPrivacy())
-    for experiment in (plain, none):
-        assert quantile.initial(experiment) == {} and quantile.count_key(experiment, SECRET, 0) is None
-    assert float(quantile.in_force(plain, {})) == pytest.approx(0.1)
-    assert float(quantile.in_force(EXPERIMENT, {"clipping_norm": jnp.float32(7)})) == 7.0
+def test_only_an_adaptive_norm_of_a_private_run_is_state(micro):
+    _, objective = micro
+    for changes in ({}, {"clip": CLIP, "mechanism": NoPrivacy()}, {"clip": CLIP}):
+        experiment = declare(**changes)
+        state = jax.eval_shape(make_step(experiment, objective, experiment.mesh.make(), 2).init, np.zeros(2, np.uint32))
+        assert (state.clip is None) == (len(changes) != 1)
+    for clip in (Flat(clipping_norm=0.1), CLIP):
+        assert clip.draw(SECRET, 0, None) is None and clip.next_clipping_norm(None, {}, None, BATCH) is None and clip.released(None) == {}
+        assert float(clip.in_force(None)) == pytest.approx(0.1)
+    assert float(CLIP.in_force(jnp.float32(7))) == 7.0
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from dp_accounting import NeighboringRelation, rdp
 
 from dpx.audit.dirac import variance_p_value
 from dpx.declaration import Refused
-from dpx.mechanism import grid
-from dpx.mechanism.declarations import DiscreteGaussian, Flat, Quantile, TargetEpsilon
-from dpx.mechanism.rounded import grid_noise, to_grid, with_grid_noise
+from dpx.mechanism.declarations import DiscreteGaussian, Quantile, TargetEpsilon
+from dpx.mechanism.discrete_gaussian import grid_noise, to_grid, with_grid_noise
 from dpx.optimizer import Adam
 from dpx.privacy import accounting, events, ledger, statement
 from dpx.privacy.calibration import calibrate, entry, planned
@@ -25,36 +24,34 @@ from dpx.training.step import make_step
 from tests.training.conftest import declare
 
 SECRET = RootSecret.from_seed(4)
-HARDENED = declare(mechanism=DiscreteGaussian(grid_bits=10))
+NORM, HARDENED = 0.1, DiscreteGaussian(grid_bits=10)
 N = 5_000
 
 
 def test_the_spacing_is_a_power_of_two_near_the_declared_fraction_of_the_norm():
-    assert grid.spacing(HARDENED) == 2.0**-14 <= 0.1 * 2**-10
-    assert grid.spacing(declare(mechanism=DiscreteGaussian(grid_bits=10), clip=Flat(clipping_norm=2.0))) == 2.0**-9
-    assert grid.spacing(declare()) is None
+    assert HARDENED.spacing(NORM) == 2.0**-14 <= NORM * 2**-10
+    assert HARDENED.spacing(2.0) == 2.0**-9
 
 
 def test_the_sensitivity_holds_under_adversarial_rounding_and_the_norm_alone_does_not():
-    size, norm, step = 400, 0.1, grid.spacing(HARDENED)
-    assert step is not None
+    size, norm, step = 400, NORM, HARDENED.spacing(NORM)
     # What the others add up to lies just below half a step everywhere, and one example of norm C pushes each coordinate past it.
     others = np.full(size, 0.49 * step, np.float32)
     example = np.full(size, norm / np.sqrt(size), np.float32)
     with_it, without = (to_grid({"w": jnp.asarray(value)}, step)["w"] for value in (others + example, others))
     moved = float(np.linalg.norm(np.asarray(with_it - without, np.float64))) * step
-    assert norm * (1 + 1e-6) < moved <= grid.sensitivity(HARDENED, size)
+    assert norm * (1 + 1e-6) < moved <= HARDENED.sensitivity(NORM, size)
     rng = np.random.default_rng(0)
     for _ in range(200):
         example = rng.normal(size=size)
         example *= norm / np.linalg.norm(example)
         others = rng.uniform(-50, 50, size) * step
         with_it, without = (np.asarray(to_grid(jnp.asarray(value, jnp.float32), step), np.float64) for value in (others + example, others))
-        assert np.linalg.norm(with_it - without) * step <= grid.sensitivity(HARDENED, size)
+        assert np.linalg.norm(with_it - without) * step <= HARDENED.sensitivity(NORM, size)
 
 
 def test_the_noise_is_stated_relative_to_the_sensitivity_with_rounding():
-    found = grid.deviation(HARDENED, 0.5, 10_000)
+    found = HARDENED.deviation(0.5, NORM, 10_000)
     assert isinstance(found, Fraction)
     assert float(found) == pytest.approx(0.5 * (0.1 + 100 * 2.0**-14) * 2**14, rel=1e-9)
     assert found >= Fraction(0.5) * (Fraction(0.1) + 100 * Fraction(2.0**-14)) * 2**14
@@ -104,7 +101,7 @@ def test_only_integer_orders_are_composed():
 )
 def test_what_the_proof_does_not_cover_is_refused(change, named):
     with pytest.raises(Refused, match=named) as caught:
-        grid.check(declare(mechanism=DiscreteGaussian(), **change))
+        DiscreteGaussian().check(declare(mechanism=DiscreteGaussian(), **change))
     assert "\n" not in str(caught.value)
 
 
@@ -140,15 +137,15 @@ def test_integers_wrap_around_alike_in_sum_and_noise():
 
 def test_a_step_releases_multiples_of_the_spacing_with_the_stated_variance(micro):
     changes = {"optimizer": Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), "mechanism": DiscreteGaussian(grid_bits=12)}
-    experiment, objective = declare(**changes), micro[1]
+    experiment, objective, mechanism = declare(**changes), micro[1], changes["mechanism"]
     step = make_step(experiment, objective, experiment.mesh.make(), 2, 2)
-    state, spacing = step.init(np.zeros(2, np.uint32)), grid.spacing(experiment)
-    size = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
-    deviation = grid.deviation(experiment, 0.5, size)
-    noise = grid_noise(SECRET, 0, state["params"], deviation)
+    state, spacing = step.init(np.zeros(2, np.uint32)), mechanism.spacing(NORM)
+    size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    deviation = mechanism.deviation(0.5, NORM, size)
+    noise = grid_noise(SECRET, 0, state.params, deviation)
     state, metrics = step.finish(state, step.reduce(step.zero()), noise, np.float32(0), np.float32(8), np.float32(0))
-    for leaf in jax.tree.leaves(state["moments"][0].mu):
+    for leaf in jax.tree.leaves(state.moments[0].mu):
         steps = np.asarray(leaf, np.float64) * 8 / spacing
         assert np.array_equal(steps, np.round(steps))
         assert variance_p_value(float(np.sum(steps**2)) / float(deviation) ** 2, leaf.size) > 1e-8
-    assert float(metrics["noise_norm"]) == pytest.approx(0.5 * grid.sensitivity(experiment, size) * np.sqrt(size) / 8, rel=0.02)
+    assert float(metrics["noise_norm"]) == pytest.approx(0.5 * mechanism.sensitivity(NORM, size) * np.sqrt(size) / 8, rel=0.02)

@@ -6,22 +6,22 @@ import pytest
 
 from dpx.clipping.clipped_sum import ClippedSum
 from dpx.declaration import Refused
-from dpx.mechanism import grid, telemetry
-from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry
+from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian
 from dpx.privacy.joint import joint
 from dpx.randomness import RootSecret
 from dpx.task.declarations import Classification
 from tests.training.conftest import declare
 
-EXPERIMENT = declare(telemetry=ReleasedTelemetry(noise_multiplier=5.0, loss_limit=8.0))
+TELEMETRY = ReleasedTelemetry(noise_multiplier=5.0, loss_limit=8.0)
+TASK = declare().task
 SECRET = RootSecret.from_seed(2)
 
 
 def sums(losses, correct, predicted, counted):
     counts = {"mlm_correct": jnp.asarray(correct, jnp.float32), "mlm_predicted": jnp.asarray(predicted, jnp.float32)}
     result = ClippedSum(None, None, jnp.asarray(losses, jnp.float32), counts, jnp.asarray(counted))
-    return {name: float(value) for name, value in telemetry.centred_sums(EXPERIMENT, result).items()}
+    return {name: float(value) for name, value in TELEMETRY.centred_sums(TASK, result).items()}
 
 
 @pytest.mark.parametrize(("loss", "moved"), [(0.0, -4.0), (3.0, -1.0), (8.0, 4.0), (1e9, 4.0), (-2.0, -4.0)])
@@ -39,20 +39,18 @@ def test_one_predicted_word_is_all_or_nothing():
 
 
 def test_a_label_is_right_or_wrong():
-    experiment = declare(telemetry=ReleasedTelemetry())
-    # Rows with labels would need data of their own; here only the names of the counts matter.
-    object.__setattr__(experiment, "task", Classification(classes=2))
+    task = Classification(classes=2)
     counts = {"correct": jnp.asarray([1.0, 1.0, 0.0])}
     result = ClippedSum(None, None, jnp.zeros(3), counts, jnp.asarray([True] * 3))
-    assert float(telemetry.centred_sums(experiment, result)["released_" + experiment.task.metric]) == 0.5 + 0.5 - 0.5
+    assert float(ReleasedTelemetry().centred_sums(task, result)["released_" + task.metric]) == 0.5 + 0.5 - 0.5
 
 
 def test_a_release_is_the_sum_and_its_own_noise_over_the_expected_batch():
-    key = jnp.asarray(telemetry.noise_key(EXPERIMENT, SECRET, 7))
+    key = jnp.asarray(TELEMETRY.draw(SECRET, 7))
     assert np.array_equal(key, SECRET.key("telemetry_noise", 7))
     noise = np.asarray(gaussian(key, 2, 1))[:, 0]
     counts = {"released_loss": jnp.float32(-6), "released_mlm_accuracy": jnp.float32(2.5)}
-    found = telemetry.released(EXPERIMENT, counts, key, jnp.float32(20))
+    found = TELEMETRY.released(TASK.metric, counts, key, jnp.float32(20))
     assert float(found["released/loss"]) == pytest.approx((-6 + 2**0.5 * 5 * 4 * noise[0]) / 20 + 4, rel=1e-5)
     assert float(found["released/mlm_accuracy"]) == pytest.approx((2.5 + 2**0.5 * 5 / 2 * noise[1]) / 20 + 0.5, rel=1e-5)
 
@@ -64,9 +62,9 @@ def test_what_is_not_counted_moves_nothing():
 def test_noise_has_the_stated_deviation_and_a_key_of_its_own():
     found = {"loss": [], "mlm_accuracy": []}
     for step in range(300):
-        key = jnp.asarray(telemetry.noise_key(EXPERIMENT, SECRET, step))
+        key = jnp.asarray(TELEMETRY.draw(SECRET, step))
         zero = {name: jnp.float32(0) for name in ("released_loss", "released_mlm_accuracy")}
-        for name, value in telemetry.released(EXPERIMENT, zero, key, jnp.float32(20)).items():
+        for name, value in TELEMETRY.released(TASK.metric, zero, key, jnp.float32(20)).items():
             found[name.removeprefix("released/")].append(float(value))
     # sqrt(2) * 5 times half the range, over the expected batch; jointly that is a noise multiplier of 5.
     for name, width in (("loss", 8.0), ("mlm_accuracy", 1.0)):
@@ -77,13 +75,13 @@ def test_noise_has_the_stated_deviation_and_a_key_of_its_own():
 
 
 def test_secret_telemetry_releases_nothing():
-    experiment = declare()
-    assert telemetry.ranges(experiment) == {} and telemetry.noise_key(experiment, SECRET, 0) is None
-    assert telemetry.released(experiment, {}, None, jnp.float32(1)) == {}
+    telemetry = SecretTelemetry()
+    assert telemetry.ranges(TASK.metric) == {} and telemetry.draw(SECRET, 0) is None and telemetry.centred_sums(TASK, None) == {}
+    assert telemetry.released(TASK.metric, {}, None, jnp.float32(1)) == TELEMETRY.released(TASK.metric, {}, None, jnp.float32(1)) == {}
 
 
 def test_combinations_without_a_claim_are_refused():
     with pytest.raises(Refused, match="telemetry=released: mechanism=none has no claim"):
         declare(telemetry=ReleasedTelemetry(), mechanism=NoPrivacy())
     with pytest.raises(Refused, match="telemetry=released: the noise of released values is float32"):
-        grid.check(declare(telemetry=ReleasedTelemetry(), mechanism=DiscreteGaussian()))
+        DiscreteGaussian().check(declare(telemetry=ReleasedTelemetry(), mechanism=DiscreteGaussian()))

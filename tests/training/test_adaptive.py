@@ -67,7 +67,7 @@ def lines(path, name):
 
 def test_each_norm_follows_from_the_noisy_count_of_the_step_before(whole):
     released, private = lines(whole[0], "release/telemetry.jsonl"), lines(whole[0], "private/metrics.jsonl")
-    norms = [line["clipping_norm"] for line in released] + [float(whole[1]["clipping_norm"])]
+    norms = [line["clipping_norm"] for line in released] + [float(whole[1].clip)]
     assert norms[0] == pytest.approx(0.1) and len(set(norms)) == STEPS + 1
     secret = RootSecret.from_seed(SEED)
     for step, seen in enumerate(private):
@@ -79,7 +79,7 @@ def test_each_norm_follows_from_the_noisy_count_of_the_step_before(whole):
 
 def test_a_step_adds_noise_for_the_norm_it_clipped_to(whole):
     path, final, _ = whole
-    size = sum(leaf.size for leaf in jax.tree.leaves(final["params"]))
+    size = sum(leaf.size for leaf in jax.tree.leaves(final.params))
     for released, seen in zip(lines(path, "release/telemetry.jsonl"), lines(path, "private/metrics.jsonl"), strict=True):
         assert seen["grad/noise_norm"] * 10 == pytest.approx(0.5 * released["clipping_norm"] * np.sqrt(size), rel=0.02)
 

@@ -12,6 +12,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints
+from dpx.training.state import State
 from dpx.training.step import Step
 
 from .conftest import declare
@@ -24,7 +25,7 @@ def _nothing(*_: Any) -> Any:
     raise AssertionError("no step is computed here")
 
 
-STEP = Step(lambda _: {"params": {"w": jnp.zeros(3)}}, _nothing, _nothing, _nothing, _nothing, _nothing, chunk=1, rows=1)
+STEP = Step(lambda _: State({"w": jnp.zeros(3)}, None), _nothing, _nothing, _nothing, _nothing, _nothing, chunk=1, rows=1)
 
 
 @contextlib.contextmanager

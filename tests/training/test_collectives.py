@@ -46,13 +46,13 @@ def compiled(request, micro):
         state = step.init(np.zeros(2, np.uint32))
         rows, is_padding, count = as_chunk(make_rows(7), step)
         key, one = np.zeros(2, np.uint32), np.float32(1)
-        accumulate = step.accumulate.lower(step.gather(state["params"]), step.zero(), rows, is_padding, np.int32(count), key, key)
-        keys = slice_keys(RootSecret.from_seed(0), 0, state["params"])
+        accumulate = step.accumulate.lower(step.gather(state.params), step.zero(), rows, is_padding, np.int32(count), key, key)
+        keys = slice_keys(RootSecret.from_seed(0), 0, state.params)
         reduce = step.reduce.lower(step.zero(), (one, one))
         finish = step.finish.lower(state, step.reduce(step.zero(), (one, one)), keys, one, one, one)
-        gather = step.gather.lower(state["params"])
+        gather = step.gather.lower(state.params)
         texts = [lowered.compile().as_text() or "" for lowered in (gather, accumulate, reduce, finish)]
-        yield Texts(*texts, params=state["params"], mesh=mesh)
+        yield Texts(*texts, params=state.params, mesh=mesh)
 
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")

@@ -27,9 +27,9 @@ def released(objective, mesh, seed=0):
     experiment = declare(optimizer=Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), mesh=mesh)
     step, secret = make_step(experiment, objective, mesh.make(), 2, 2), RootSecret.from_seed(seed)
     state = step.init(np.zeros(2, np.uint32))
-    keys = slice_keys(secret, 0, state["params"])
+    keys = slice_keys(secret, 0, state.params)
     state, _ = step.finish(state, step.reduce(step.zero()), keys, np.float32(DEVIATION), np.float32(EXPECTED), np.float32(0))
-    return {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state["moments"][0].mu)}
+    return {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state.moments[0].mu)}
 
 
 def p_values(objective, mesh, expected=float(EXPECTED)):

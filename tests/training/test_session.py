@@ -60,7 +60,7 @@ def _train(experiment, path, fork=None, die_after=None, monkeypatch=None):
     try:
         with folder.claimed(), Session.open(experiment, folder) as session:
             session.train()
-            return jax.tree.map(np.array, session.final["params"])
+            return jax.tree.map(np.array, session.final.params)
     finally:
         if die_after is not None:
             monkeypatch.setattr(loop, "one_step", whole)

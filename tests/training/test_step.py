@@ -77,15 +77,15 @@ def test_an_empty_draw_is_a_noise_only_step(micro, plain):
     experiment, _ = micro
     step = plain[0]
     state = step.init(INIT)
-    sums = _sums(step, state["params"], {name: value[:0] for name, value in make_rows(3).items()})
+    sums = _sums(step, state.params, {name: value[:0] for name, value in make_rows(3).items()})
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(_total(sums)))
-    before = jax.tree.map(np.array, state["params"])
-    keys = slice_keys(SECRET, 0, state["params"])
+    before = jax.tree.map(np.array, state.params)
+    keys = slice_keys(SECRET, 0, state.params)
     state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(before))
     assert float(metrics["noise_norm"]) == pytest.approx(0.05 / 10 * np.sqrt(parameters), rel=0.02)
     assert float(metrics["gradient_norm"]) == 0
-    assert all(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(state["params"]), strict=True))
+    assert all(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(state.params), strict=True))
 
 
 def test_the_divisor_is_the_expected_size_not_the_drawn_one(micro, plain):
@@ -94,10 +94,10 @@ def test_the_divisor_is_the_expected_size_not_the_drawn_one(micro, plain):
     norms = []
     for count in (4, 8):
         state = step.init(INIT)
-        sums = _sums(step, state["params"], make_rows(count))
+        sums = _sums(step, state.params, make_rows(count))
         drawn = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(_total(sums))))
         _, metrics = step.finish(
-            state, step.reduce(sums), slice_keys(SECRET, 0, state["params"]), np.float32(0.05), np.float32(10), np.float32(1e-2)
+            state, step.reduce(sums), slice_keys(SECRET, 0, state.params), np.float32(0.05), np.float32(10), np.float32(1e-2)
         )
         assert float(metrics["gradient_norm"]) == pytest.approx(drawn / 10, rel=1e-5)
         norms.append(drawn)
@@ -113,10 +113,10 @@ def _norms_by_layer(tree):
 
 def test_norms_of_weights_and_of_the_mean_gradient_are_told_leaf_by_leaf_and_layer_by_layer(plain):
     step, state = plain[0], plain[0].init(INIT)
-    sums = _sums(step, state["params"], make_rows(5))
-    keys, gradients = slice_keys(SECRET, 0, state["params"]), _norms_by_layer(_total(sums))
+    sums = _sums(step, state.params, make_rows(5))
+    keys, gradients = slice_keys(SECRET, 0, state.params), _norms_by_layer(_total(sums))
     state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
-    for name, norms in _norms_by_layer(state["params"]).items():
+    for name, norms in _norms_by_layer(state.params).items():
         np.testing.assert_allclose(np.reshape(metrics[f"weights/{name}"], -1), norms, rtol=1e-5)
         np.testing.assert_allclose(np.reshape(metrics[f"gradients/{name}"], -1), gradients[name] / 10, rtol=1e-5, atol=1e-9)
     assert metrics["weights/layers/qkv/kernel"].shape == (2,)
@@ -136,7 +136,7 @@ def test_units_of_several_rows_are_padded_and_laid_out_row_by_row(plain):
 def test_a_non_finite_example_contributes_exactly_zero(micro, plain):
     step, state = plain
     rows = make_rows(6)
-    poisoned = jax.tree.map(lambda leaf: leaf, state["params"])
+    poisoned = jax.tree.map(lambda leaf: leaf, state.params)
     word = np.array(poisoned["embeddings"]["word"])
     rows["tokens"][2, 1] = 60
     word[60] = np.nan
@@ -152,7 +152,7 @@ def test_sensitivity_one_row_moves_the_sum_by_at_most_the_norm(micro, plain):
     step, state = plain
     rows = make_rows(9)
     without = {name: np.delete(value, 5, axis=0) for name, value in rows.items()}
-    difference = jax.tree.map(lambda a, b: a - b, _total(_sums(step, state["params"], rows)), _total(_sums(step, state["params"], without)))
+    difference = jax.tree.map(lambda a, b: a - b, _total(_sums(step, state.params, rows)), _total(_sums(step, state.params, without)))
     norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(difference)))
     assert norm == pytest.approx(experiment.clip.clipping_norm * (1 - MARGIN), rel=1e-4)
     assert norm <= experiment.clip.clipping_norm
@@ -164,8 +164,8 @@ def test_mechanism_none_sums_plain_gradients(micro):
     state = step.init(INIT)
     rows = make_rows(7)
     batch = objective.batch(MASK, rows)
-    wanted = jax.grad(lambda params: jnp.sum(objective.losses(params, batch)[0]))(state["params"])
-    sums = _sums(step, state["params"], rows)
+    wanted = jax.grad(lambda params: jnp.sum(objective.losses(params, batch)[0]))(state.params)
+    sums = _sums(step, state.params, rows)
     _assert_close(_total(sums), wanted, atol=2e-6)
     state, metrics = step.finish(state, step.reduce(sums), None, np.float32(0), np.float32(10), np.float32(1e-2))
     assert float(metrics["gradient_norm"]) > 0
@@ -214,11 +214,11 @@ def _trained(objective, mesh, method, steps=20):
     step = _make(_on(mesh, method), objective, microbatch=max(1, 4 // devices))
     state = step.init(INIT)
     for number in range(steps):
-        keys = slice_keys(SECRET, number, state["params"])
-        sums = _sums(step, state["params"], make_rows(number % 14, first_record=number))
+        keys = slice_keys(SECRET, number, state.params)
+        sums = _sums(step, state.params, make_rows(number % 14, first_record=number))
         state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-3))
     assert np.isfinite(float(metrics["snr"]))
-    return jax.tree.map(np.asarray, state["params"])
+    return jax.tree.map(np.asarray, state.params)
 
 
 @needs_8

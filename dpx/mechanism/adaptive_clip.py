@@ -1,0 +1,101 @@
+"""`clip=quantile`: a clipping norm that is state of the run, moved after each step by that step's noisy count (Andrew et al. 2021).
+
+Step t clips to C_t and scales its noise by C_t, both fixed before its rows are drawn; what its rows say about the norm reaches C_{t+1}
+through the noisy count alone. All C_t are therefore released values.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from dpx.declaration import declaration, require
+from dpx.mechanism.clip import Clip, Weights, flat_weights
+from dpx.randomness import RootSecret
+
+# An example counts +1/2 or -1/2, one that is missing 0.
+COUNT_SENSITIVITY = 0.5
+
+# The norm stays within this factor of the first one: noise alone must not drive it out of float32.
+RANGE = 1e6
+
+
+@declaration
+class AdaptiveClip(Clip):
+    """Flat clipping at a norm C_t that follows a quantile of the examples' norms (Andrew et al. 2021).
+
+    C_0 is `clipping_norm`. Each step also releases how many of its examples lie within C_t, on the same draw as the sum and with noise of
+    its own; C_{t+1} = C_t exp(-`learning_rate` (noisy fraction - `target_quantile`)). An example counts +1/2 within C_t and -1/2 beyond
+    it, so `count_noise_multiplier` is the noise's deviation over a sensitivity of 1/2 (the paper's sigma_b is half of it).
+    """
+
+    clipping_norm: float
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise_multiplier: float = 20.0
+    kind: Literal["quantile"] = "quantile"
+    is_adaptive: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0 < self.target_quantile < 1,
+            f"clip.target_quantile={self.target_quantile}",
+            "a quantile lies in (0, 1)",
+            "Use 0.5 for the median",
+        )
+        require(
+            0 < self.learning_rate <= 1,
+            f"clip.learning_rate={self.learning_rate}",
+            "the norm would stand still or jump",
+            "Use a value in (0, 1]",
+        )
+        require(
+            self.count_noise_multiplier > 0,
+            f"clip.count_noise_multiplier={self.count_noise_multiplier}",
+            "a count without noise has no guarantee",
+            "Give a value above 0",
+        )
+
+    def weights(self, limit: Any) -> Weights:
+        return flat_weights(limit)
+
+    def initial_state(self) -> Any:
+        """C_0, float32 []."""
+        import jax.numpy as jnp
+
+        return jnp.float32(self.clipping_norm)
+
+    def draw(self, secret: RootSecret, step: int, state: Any) -> np.ndarray | None:
+        return None if state is None else secret.key("count_noise", step)
+
+    def next_clipping_norm(self, state: Any, counts: dict[str, Any], key: Any, expected_batch: Any) -> Any:
+        """C_{t+1}, float32 [], from C_t and a step's counts (`units`, `non_finite`, `clipped`).
+
+        The fraction within C_t is (sum of +-1/2 + noise) / B + 1/2 with B the expected batch size: unbiased, with a public divisor.
+        """
+        import jax.numpy as jnp
+
+        from dpx.mechanism.gaussian import gaussian
+
+        if key is None:
+            return state
+        counted = counts["units"] - counts["non_finite"]
+        centred = COUNT_SENSITIVITY * counted - counts["clipped"]
+        noise = COUNT_SENSITIVITY * self.count_noise_multiplier * gaussian(key, 1, 1)[0, 0]
+        within = (centred + noise) / expected_batch + 0.5
+        moved = state * jnp.exp(-self.learning_rate * (within - self.target_quantile))
+        return jnp.clip(moved, self.clipping_norm / RANGE, self.clipping_norm * RANGE)
+
+    def release(self) -> dict[str, Any]:
+        """The norm is each step's own, so the entry names none."""
+        return {"clipping_norm": None, "count_noise_multiplier": self.count_noise_multiplier}
+
+    def released(self, state: Any) -> dict[str, Any]:
+        return {} if state is None else {"released/clipping_norm": state}
+
+    def releases(self) -> list[str]:
+        return ["the clipping norm of every step, which follows noisy counts of examples within it (release/telemetry.jsonl)"]
+
+    def explanation(self) -> str:
+        noise = f"noise of {self.count_noise_multiplier / 2:.4g} examples"
+        return f"a norm that starts at {self.clipping_norm:.4g} and follows the {self.target_quantile:.4g} quantile by counts with {noise}"

@@ -1,0 +1,121 @@
+"""What a clip is: a norm, the weights that hold examples to it, and what it carries from step to step. It is part of the claim; how the
+clipped sum is computed is `clipping`.
+
+A clip answers for itself: `weights` under jit, `initial_state`, `in_force`, `draw` and `next_clipping_norm` where the norm moves, `release`
+for the ledger, `released`, `releases` and `explanation` for what is shown. All but the weights stand here for a norm that stays.
+
+Shape legend: B examples, K groups of parameters clipped apart.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from dpx.declaration import declaration, require
+from dpx.randomness import RootSecret
+
+Weights = Callable[[Any], Any]
+
+
+class Clip:
+    """A clip whose norm stays what was declared. State is `None`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str: ...
+        @property
+        def clipping_norm(self) -> float: ...
+
+    # Whether the norm moves with what examples say, through a noisy count released beside each sum.
+    is_adaptive: ClassVar[bool] = False
+
+    def weights(self, limit: Any) -> Weights:
+        """`norms_B -> c_B`, float32, with c * norm <= `limit`: a number, or a traced float32 []. Runs under jit."""
+        raise NotImplementedError
+
+    def initial_state(self) -> Any:
+        """What the clip carries from step to step, as an array; `None` for nothing."""
+        return None
+
+    def in_force(self, state: Any) -> Any:
+        """The norm that the next step clips to, float32 []: a device scalar, not waited for, where it adapts."""
+        return np.float32(self.clipping_norm) if state is None else state
+
+    def draw(self, secret: RootSecret, step: int, state: Any) -> np.ndarray | None:
+        """The key of what the clip releases beside a step's sum, under a purpose of its own; `None` where it releases nothing."""
+        return None
+
+    def next_clipping_norm(self, state: Any, counts: dict[str, Any], key: Any, expected_batch: Any) -> Any:
+        """The state of the next step, from this one's counts (float32 [] each), under jit. Without a key nothing moves."""
+        return state
+
+    def release(self) -> dict[str, Any]:
+        """The fields of a ledger entry that are the clip's: its norm, where that is known beforehand, and its own release's noise."""
+        return {"clipping_norm": self.clipping_norm, "count_noise_multiplier": None}
+
+    def released(self, state: Any) -> dict[str, Any]:
+        """Metrics of a step that the claim pays for, by name."""
+        return {}
+
+    def releases(self) -> list[str]:
+        """What a run gives away of the clip under its claim, in words."""
+        return []
+
+    def explanation(self) -> str:
+        """What gradients are held to, in words."""
+        return f"norm {self.clipping_norm:.4g}"
+
+    def __post_init__(self) -> None:
+        require(
+            self.clipping_norm > 0, f"clip.clipping_norm={self.clipping_norm}", "the clipping norm must be positive", "Give a norm above 0"
+        )
+
+
+@declaration
+class Flat(Clip):
+    """clip(g) = g * min(1, C / ||g||), over the whole parameter vector."""
+
+    clipping_norm: float
+    kind: Literal["flat"] = "flat"
+
+    def weights(self, limit: Any) -> Weights:
+        return flat_weights(limit)
+
+
+@declaration
+class Normalised(Clip):
+    """clip(g) = C * g / (||g|| + stability): every example weighs nearly C (Bu et al. 2023, AUTO-S)."""
+
+    clipping_norm: float
+    stability: float = 0.01
+    kind: Literal["normalised"] = "normalised"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.stability > 0, f"clip.stability={self.stability}", "a zero gradient would divide by zero", "Give a value above 0")
+
+    def weights(self, limit: Any) -> Weights:
+        return lambda norms_B: limit / (norms_B + self.stability)
+
+
+@declaration
+class PerLayer(Clip):
+    """Each group of parameters (a layer, the embeddings, a head) clipped by itself to C / sqrt(groups); the whole has norm at most C."""
+
+    clipping_norm: float
+    kind: Literal["per_layer"] = "per_layer"
+
+    def weights(self, limit: Any) -> Weights:
+        """`norms_KB -> c_KB`, one norm a group."""
+        from dpx.clipping.weights import PerLayerWeights
+
+        return PerLayerWeights(limit)
+
+
+def flat_weights(limit: Any) -> Weights:
+    """min(1, C / norm)."""
+    import jax.numpy as jnp
+
+    return lambda norms_B: limit / jnp.maximum(norms_B, limit)

@@ -1,0 +1,32 @@
+"""`mechanism=dp_sgd`: independent Gaussian noise on every step's clipped sum."""
+
+from typing import Any, ClassVar, Literal
+
+from dpx.declaration import declaration
+from dpx.mechanism.protocol import Mechanism, NoisySum
+from dpx.randomness import RootSecret
+
+
+@declaration
+class DpSgd(Mechanism):
+    """Per-example clipped sums, Gaussian noise once per logical batch (Abadi et al. 2016; any optimiser on top)."""
+
+    name: Literal["dp_sgd"] = "dp_sgd"
+    is_independent_gaussian: ClassVar[bool] = True
+
+    def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
+        """Keys of the slices of every parameter, uint32 [S, 2]."""
+        from dpx.mechanism import noise
+
+        return noise.slice_keys(secret, step, params)
+
+    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
+        import jax
+        import jax.numpy as jnp
+
+        from dpx.mechanism import noise
+
+        leaves, tree = jax.tree.flatten(total)
+        noisy = [noise.add_noise(leaf, key_S2, deviation) for leaf, key_S2 in zip(leaves, jax.tree.leaves(drawn), strict=True)]
+        noise_squares = jnp.sum(jnp.stack([squares for _, squares in noisy]))
+        return NoisySum(total, jax.tree.unflatten(tree, [leaf for leaf, _ in noisy]), noise_squares, state)

@@ -1,0 +1,128 @@
+"""What a mechanism is: one declaration that says everything of itself, in one file (`dpx.mechanism.dp_sgd` is the plainest).
+
+The step, the loop, calibration, the plan and the statement ask these questions of whichever mechanism a config names; none of them knows
+which ones there are. A new mechanism is a file like those, a YAML that names its class, and a test. In the order in which a run asks:
+
+1. `check`, `release`: which other declarations its proof covers, and what a step enters in the ledger.
+2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
+3. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
+4. `summand`, on the device, for each microbatch: what of a clipped sum is added up.
+5. `noisy_sum`, on the device, once a step, after everything was added up over devices.
+6. `extra_memory_bytes`, `noise_facts`, `floating_point`, `explanation`: what the plan and the statement say of it.
+
+Declarations import no jax, so methods that work on arrays import it themselves and state shapes in their docstrings.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from dpx.mechanism.clip import Clip
+from dpx.mechanism.telemetry import Telemetry
+from dpx.privacy.declarations import Accountant, Privacy
+from dpx.randomness import RootSecret
+from dpx.sampler import Sampler
+
+# The largest absolute value that a Gaussian draw takes, in deviations: sqrt(2 ln 2^64), rounded down (`dpx.mechanism.gaussian`).
+REACH = 9.41
+
+
+@runtime_checkable
+class Declared(Protocol):
+    """The declarations that one proof must cover together: what of an experiment a `check` may read."""
+
+    @property
+    def privacy(self) -> Privacy: ...
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def clip(self) -> Clip: ...
+    @property
+    def telemetry(self) -> Telemetry: ...
+    @property
+    def accountant(self) -> Accountant: ...
+
+
+class NoisySum(NamedTuple):
+    """`total` and `noisy` are trees like the parameters, float32, in the gradient's units; `noise_squares` is the sum of squares of the
+    noise, float32 []; `state` is the mechanism's for the next step."""
+
+    total: Any
+    noisy: Any
+    noise_squares: Any
+    state: Any
+
+
+class Mechanism:
+    """The questions, answered for independent Gaussian noise in float32 wherever most mechanisms answer alike."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str: ...
+
+    is_private: ClassVar[bool] = True
+    # What canaries and compiled dry runs assume: every step's noise is Gaussian, real-valued and independent of all other steps'.
+    is_independent_gaussian: ClassVar[bool] = False
+    # In which type clipped sums are added up.
+    sum_dtype: ClassVar[str] = "float32"
+    # What of the noise's low-order bits is not covered by the proof.
+    floating_point: ClassVar[str] = "noise is float32, so the low-order bits of an output are not those of a real Gaussian"
+
+    def check(self, declared: Declared) -> None:
+        """Raises `Refused` for what the proof does not cover."""
+
+    def release(self) -> dict[str, Any]:
+        """The fields of a ledger entry that are the mechanism's (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise."""
+        return {"noise": "gaussian"}
+
+    def require_library(self, private: Path) -> None:
+        """Raises `Refused` where `load_strategy` would need a library that is missing: before any work, not after data was prepared."""
+
+    def load_strategy(self, steps: int, private: Path) -> np.ndarray | None:
+        """What is chosen once for the whole run, kept under `private`; `None` where there is nothing to choose."""
+        return None
+
+    def initial_state(self, params: Any) -> Any:
+        """What is carried from step to step, as a tree; `None` for noise without a memory. A new noise epoch starts at zeros."""
+        return None
+
+    def draw(
+        self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: np.ndarray | None
+    ) -> Any:
+        """What `noisy_sum` makes a step's noise of, as host arrays; `params` gives shapes and paths alone.
+
+        `clipping_norm` is the declared one. Keys come from `secret` by (purpose, step, parameter path, slice).
+        """
+        raise NotImplementedError
+
+    def summand(self, total: Any, clipping_norm: float) -> Any:
+        """What of one microbatch's clipped sum (a float32 tree) is added up: a tree of `sum_dtype`. Runs under jit."""
+        return total
+
+    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
+        """The sum over all examples with its noise, under jit.
+
+        `total` is a tree of `sum_dtype`, `drawn` what `draw` gave, `deviation` a float32 []: the noise multiplier times the norm of this
+        step. `clipping_norm` is the declared one.
+        """
+        raise NotImplementedError
+
+    def extra_memory_bytes(self, parameters: int) -> int:
+        """Bytes that the mechanism holds while a step is finished, beyond one noisy sum."""
+        return 0
+
+    def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
+        """What the noise is drawn with, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
+        return {
+            "grid_margin": 0.0,
+            "generator": "threefry2x32 keys derived by keyed BLAKE2b from one root secret",
+            "generator_strength_bits": 64,
+            "noise_reach_in_deviations": REACH,
+        }
+
+    def explanation(self) -> list[str]:
+        """What is particular about the noise, in sentences for a lay reader."""
+        return []

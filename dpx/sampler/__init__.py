@@ -1,0 +1,13 @@
+"""Who takes part in a step: indices on the host, and what an accountant may assume of them. One file a sampler, or a kind of samplers."""
+
+from dpx.sampler.cyclic_poisson import CyclicPoisson as CyclicPoisson
+from dpx.sampler.fixed_size import FixedSize as FixedSize
+from dpx.sampler.passes import IN_PASSES as IN_PASSES
+from dpx.sampler.passes import BallsInBins as BallsInBins
+from dpx.sampler.passes import Deterministic as Deterministic
+from dpx.sampler.passes import Shuffled as Shuffled
+from dpx.sampler.passes import steps_per_pass as steps_per_pass
+from dpx.sampler.poisson import Poisson as Poisson
+from dpx.sampler.protocol import Sampler as Sampler
+from dpx.sampler.protocol import draw as draw
+from dpx.sampler.truncated_poisson import TruncatedPoisson as TruncatedPoisson

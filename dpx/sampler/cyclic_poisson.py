@@ -1,0 +1,66 @@
+"""`sampler=cyclic_poisson`: groups that take turns, so that a row rests between its steps."""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from dpx.declaration import declaration, require
+from dpx.privacy.declarations import Accountant, Privacy
+from dpx.sampler import poisson
+from dpx.sampler.protocol import GeneratorFor, Sampler
+
+
+@declaration
+class CyclicPoisson(Sampler):
+    """Row i belongs to group i mod `cycle`; step t draws each row of group t mod `cycle` independently with probability `cycle` q_t.
+
+    A row's steps are `cycle` apart at least, which correlated noise needs (Choquette-Choo et al. 2023, section 4).
+    """
+
+    cycle: int
+    assumed: None = None
+    name: Literal["cyclic_poisson"] = "cyclic_poisson"
+    needs_one_batch_size: ClassVar[bool] = True
+    explanation: ClassVar[str] = (
+        "rows are dealt into groups that take turns; a row of the group is drawn independently, and the draw stays hidden"
+    )
+
+    def __post_init__(self) -> None:
+        require(self.cycle >= 1, f"sampler.cycle={self.cycle}", "there is one group at least", "Use 1 or more")
+
+    @property
+    def rest(self) -> int:
+        return self.cycle
+
+    def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
+        group = step % self.cycle
+        members = len(range(group, size, self.cycle))
+        return group + self.cycle * poisson.independent(members, min(1.0, sampling_probability * self.cycle), generator_for, step)
+
+    def largest_batch(self, size: int) -> int:
+        return size // self.cycle
+
+    def check(self, privacy: Privacy, accountant: Accountant) -> None:
+        name = "sampler=cyclic_poisson"
+        require(
+            privacy.adjacency != "add_remove",
+            f"{name}, privacy.adjacency=add_remove",
+            "one row more moves others to another group",
+            "Use privacy.adjacency=zero_out",
+        )
+        require(
+            privacy.rows_per_unit_max == 1,
+            f"{name}, privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
+            "rows of one unit may lie in several groups",
+            "Use privacy.unit=row",
+        )
+        require(
+            accountant.name != "gdp_clt",
+            f"{name}, accountant=gdp_clt",
+            "the limit is known for plain Poisson sampling",
+            "Use accountant=pld",
+        )
+
+    def release(self, size: int, batch: int) -> dict[str, Any]:
+        """q is that of plain sampling: `cycle` says how often, and with which probability, a row's group comes round."""
+        return super().release(size, batch) | {"cycle": self.cycle}

@@ -1,0 +1,100 @@
+"""Samplers that pass over the data, every row once in each pass of ceil(N/B) steps: `shuffled`, `deterministic`, `balls_in_bins`.
+
+No amplification is claimed of them: one Gaussian release per pass begun.
+"""
+
+import math
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dpx.declaration import declaration
+from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
+
+# The kinds of release that are charged by the pass.
+IN_PASSES = ("shuffled", "deterministic", "balls_in_bins")
+
+
+def steps_per_pass(sampling_probability: float) -> int:
+    """ceil(1/q), unharmed by the last bits of q = B/N."""
+    return math.ceil(1 / sampling_probability * (1 - 1e-12))
+
+
+class _InPasses(Sampler):
+    """Step t is slot t mod ceil(N/B) of its pass; over a pass every row appears exactly once."""
+
+    needs_one_batch_size: ClassVar[bool] = True
+
+    def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
+        slots = steps_per_pass(sampling_probability)
+        number, slot = divmod(step, slots)
+        generator = generator_for("pass", number)
+        first, last = self._places(size, slots, slot, generator)
+        return self._in_order(np.arange(first, last, dtype=np.int64), size, generator)
+
+    def _places(self, size: int, slots: int, slot: int, generator: np.random.Generator) -> tuple[int, int]:
+        """The slot's first place in the pass's order, and the one after its last."""
+        return slot * size // slots, (slot + 1) * size // slots
+
+    def _in_order(self, places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+        """The rows at these places of the pass's order, ascending."""
+        return np.sort(permuted(places, size, generator))
+
+
+@declaration
+class Shuffled(_InPasses):
+    """Passes over the data in a fresh random order, ceil(N/B) steps each."""
+
+    assumed: Assumed = None
+    name: Literal["shuffled"] = "shuffled"
+    explanation: ClassVar[str] = "the {drawn}s are passed over in a fresh random order; no protection is claimed from the order"
+
+
+@declaration
+class Deterministic(_InPasses):
+    """Passes over the data in its stored order, ceil(N/B) steps each."""
+
+    assumed: Assumed = None
+    name: Literal["deterministic"] = "deterministic"
+    explanation: ClassVar[str] = "the {drawn}s are passed over in a fixed order; no protection is claimed from sampling"
+
+    def _in_order(self, places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+        return places
+
+
+@declaration
+class BallsInBins(_InPasses):
+    """In each pass every row falls into one of its ceil(N/B) steps, independently and uniformly."""
+
+    assumed: Assumed = None
+    name: Literal["balls_in_bins"] = "balls_in_bins"
+    explanation: ClassVar[str] = "each {drawn} falls into one random step of each pass; no protection is claimed from that"
+
+    def _places(self, size: int, slots: int, slot: int, generator: np.random.Generator) -> tuple[int, int]:
+        ends = np.cumsum(generator.multinomial(size, np.full(slots, 1 / slots)))
+        return int(ends[slot - 1]) if slot else 0, int(ends[slot])
+
+
+def permuted(places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+    """Images of `places` under one random-looking permutation of `range(size)`, in time proportional to `places`.
+
+    A Feistel network over the next power of four, walked until it lands below `size`. The order need only look random: no epsilon
+    here rests on it.
+    """
+    half = max(1, math.ceil(math.log2(max(size, 2)) / 2))
+    keys = generator.integers(1 << 62, size=8, dtype=np.uint64)
+    found = _feistel(places.astype(np.uint64), half, keys)
+    while (outside := found >= size).any():
+        found[outside] = _feistel(found[outside], half, keys)
+    return found.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        # The splitmix64 finaliser; unsigned products wrap by definition.
+        mixed = (right + key) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & mask)
+    return (left << shift) | right

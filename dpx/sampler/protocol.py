@@ -1,0 +1,70 @@
+"""What a sampler is: a draw, and the release that is true of it.
+
+`name` is the kind of release (`dpx.privacy.events`), so that a ledger says by itself what its steps cost. `assumed` names the sampler whose
+epsilon a paper quotes: that value is reported as unsupported, and a target epsilon is met under it. A new sampler is a file with a `draw`
+and its facts, a YAML that names its class, and a test; where no known release is true of its draw, also a row of the table of events.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from dpx.declaration import require
+from dpx.privacy.declarations import Accountant, Privacy
+
+# `generator_for(step, shard)` for what is drawn at each step, `generator_for("pass", number)` for an order that lasts a pass.
+GeneratorFor = Callable[..., np.random.Generator]
+Assumed = Literal["poisson"] | None
+
+
+class Sampler:
+    """The questions, answered where most samplers answer alike. N counts what is drawn (rows, or units), q = B/N, B the expected batch."""
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def assumed(self) -> Assumed: ...
+
+    # Whether its draw is true of one batch size alone.
+    needs_one_batch_size: ClassVar[bool] = False
+    # Whether its event depends on N, so that the claim needs the true one.
+    depends_on_size: ClassVar[bool] = False
+    # Whether its bounds are proved for integer noise too.
+    covers_integer_noise: ClassVar[bool] = True
+    # Who takes part, in words, of a `{drawn}`.
+    explanation: ClassVar[str]
+
+    @property
+    def rest(self) -> int | None:
+        """A row takes part once in any so many steps; `None` where it may come back at once."""
+        return None
+
+    def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
+        """Distinct `int64` indices below `size`: one step's batch. Time and memory are proportional to the batch, not to `size`."""
+        raise NotImplementedError
+
+    def largest_batch(self, size: int) -> int:
+        """The largest expected batch that N = `size` allows."""
+        return size
+
+    def check(self, privacy: Privacy, accountant: Accountant) -> None:
+        """Raises `Refused` for what the proof of its release does not cover."""
+
+    def release(self, size: int, batch: int) -> dict[str, Any]:
+        """The fields of a ledger entry that are the sampler's (`dpx.privacy.ledger.LedgerEntry`), at N and B."""
+        return {"sampler": self.name, "q": batch / size}
+
+
+def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0) -> np.ndarray:
+    """`sampler.draw`, for a probability that is one; raises `Refused` for any other."""
+    require(
+        0 <= sampling_probability <= 1,
+        f"q={sampling_probability}",
+        "a sampling probability lies in 0..1",
+        "Use a batch size of at most N",
+    )
+    return sampler.draw(size, sampling_probability, generator_for, step)
