@@ -62,6 +62,10 @@ class Banded(Mechanism):
             reason = "the joint release with correlated noise is not proved here"
             require(not is_refused, f"mechanism=banded, {value}", reason, "Leave one of them out")
 
+    def release(self) -> dict[str, Any]:
+        """Gaussian: columns of C have norm 1, so what a row adds to C x is held to the clipping norm."""
+        return {"noise": "gaussian"}
+
     def require_library(self, private: Path) -> None:
         if not (private / "strategy.json").exists():
             require_extra("mechanism=banded", "correlated")

@@ -14,6 +14,9 @@ class DpSgd(Mechanism):
     name: Literal["dp_sgd"] = "dp_sgd"
     is_independent_gaussian: ClassVar[bool] = True
 
+    def release(self) -> dict[str, Any]:
+        return {"noise": "gaussian"}
+
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
         """Keys of the slices of every parameter, uint32 [S, 2]."""
         from dpx.mechanism import noise

@@ -56,7 +56,8 @@ class NoisySum(NamedTuple):
 
 
 class Mechanism:
-    """The questions, answered for independent Gaussian noise in float32 wherever most mechanisms answer alike."""
+    """The questions, answered for float32 noise without a memory wherever most mechanisms answer alike; `release`, `draw` and
+    `noisy_sum` each answers for itself."""
 
     if TYPE_CHECKING:
 
@@ -75,8 +76,11 @@ class Mechanism:
         """Raises `Refused` for what the proof does not cover."""
 
     def release(self) -> dict[str, Any]:
-        """The fields of a ledger entry that are the mechanism's (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise."""
-        return {"noise": "gaussian"}
+        """The fields of a ledger entry that are the mechanism's (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise.
+
+        Every private mechanism says this for itself: a claim is not inherited.
+        """
+        raise NotImplementedError
 
     def require_library(self, private: Path) -> None:
         """Raises `Refused` where `load_strategy` would need a library that is missing: before any work, not after data was prepared."""
