@@ -12,9 +12,10 @@ from jaxtyping import Array
 from dpx.clipping import forms, groups, joint
 from dpx.clipping.clipped_sum import ClippedSum, zero_unless
 from dpx.clipping.joint import Norms
-from dpx.clipping.probes import path_name
+from dpx.clipping.passes import by_leaf
+from dpx.clipping.probes import leaf_names, path_name
 from dpx.clipping.program import Program, zero_sums
-from dpx.clipping.readers import Site
+from dpx.clipping.sites import Site
 from dpx.clipping.units import Units
 
 
@@ -24,7 +25,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
     losses_B, records, counts = recorded(program, units.of_rows(jnp.ones_like(units.is_padding_U, jnp.float32)), given)
     losses_B, counts = units.summed((losses_B, counts))
 
-    by_path = dict(zip(program.paths, jax.tree.leaves(params), strict=True))
+    by_path = program.by_path(given)
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
     own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
     losses_B = jnp.where(is_finite(records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
@@ -44,7 +45,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
 def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) -> tuple[Array, list[Any], list[Any], Any]:
     """(losses_B, what each op has by itself, all squared norms, the sum of gradients), for this cotangent of the losses."""
     losses_B, records, _ = recorded(program, cotangent_B, given)
-    by_path = dict(zip(program.paths, jax.tree.leaves(given[0]), strict=True))
+    by_path = program.by_path(given)
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
     own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
     ones = {site: jax.tree.map(jnp.ones_like, own[site]) for site in program.sites}
@@ -87,10 +88,11 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
     totals = dict(zip(program.paths, jax.tree.leaves(zero_sums(params)), strict=True))
     is_met: set[str] = set()
     for site in program.sites:
-        summed = jax.tree.leaves(_site_total(site, leaves[site], records[site], parts[site], keep_U))
-        for reference, leaf in zip(site.leaves, summed, strict=True):
+        summed = _site_total(site, leaves[site], records[site], parts[site], keep_U)
+        for reference, leaf in zip(site.leaves, by_leaf(site.op, site.shapes, summed), strict=True):
             if reference is None:
                 continue
+            assert leaf is not None
             index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.taken)
             if index:
                 totals[reference.path] = totals[reference.path].at[index].add(leaf)
@@ -104,7 +106,7 @@ def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], 
     """The weighted sum of each leaf: stacked along the loops that run along it, added up over the others."""
 
     def one(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
-        if any(reference is None for reference in site.leaves):
+        if any(reference is None for reference in site.leaves) and not site.op.resting:
             return _sum_of_forms(site, record if keep_U is None else site.op.masked(record, keep_U), parts)
         if keep_U is None:
             return site.op.weighted_sum(leaves, record, parts)
@@ -117,7 +119,8 @@ def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], 
 
 def _along(site: Site, depth: int, inner: Any) -> Any:
     """`inner` for all rounds of a loop, one at a time: the scaled cotangents of a layer are as large as its record."""
-    along = [reference is not None and depth in reference.depths for reference in site.leaves]
+    along = [reference is not None and depth in reference.depths for reference in site.values]
+    summed_along = [is_along for is_along, name in zip(along, leaf_names(site.shapes), strict=True) if site.op.trains(name)]
 
     def run(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
         flat, tree = jax.tree.flatten(leaves)
@@ -127,7 +130,7 @@ def _along(site: Site, depth: int, inner: Any) -> Any:
             rest = iter(sliced)
             given = [next(rest) if is_along else leaf for leaf, is_along in zip(flat, along, strict=True)]
             found = jax.tree.leaves(inner(jax.tree.unflatten(tree, given), record, parts))
-            split = lambda wanted: [leaf for leaf, is_along in zip(found, along, strict=True) if is_along is wanted]  # noqa: E731
+            split = lambda wanted: [leaf for leaf, is_along in zip(found, summed_along, strict=True) if is_along is wanted]  # noqa: E731
             return split(True), split(False)
 
         def body(total: list, xs: Any) -> tuple[list, list]:
@@ -138,7 +141,7 @@ def _along(site: Site, depth: int, inner: Any) -> Any:
         shapes = jax.eval_shape(one, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))[1]
         added, stacked = jax.lax.scan(body, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes], xs)
         stacked, added = iter(stacked), iter(added)
-        return jax.tree.unflatten(tree, [next(stacked) if is_along else next(added) for is_along in along])
+        return [next(stacked) if is_along else next(added) for is_along in summed_along]
 
     return run
 

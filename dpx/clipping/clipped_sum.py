@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dpx.clipping import groups, norms, probes
+from dpx.clipping import groups, norms, probes, reach
+from dpx.clipping.frozen import bound
 from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
 from dpx.clipping.units import Units
 from dpx.clipping.weights import Weights
@@ -43,6 +44,7 @@ def clipped_sum(
     batch: Any,
     *,
     weights: Weights,
+    frozen: Any = None,
     is_padding_B: Bool[Array, " B"] | None = None,
     method: str = "book_keeping",
     kept_bytes: int = KEPT_BYTES,
@@ -59,10 +61,13 @@ def clipped_sum(
     models from using their hand-scheduled blocks.
     With `rows_per_unit` R > 1, each R rows in a row are one unit: its loss is the sum of its rows' losses (padding rows stand in
     none), and the norm clipped is that of the sum of their gradients. A unit with a non-finite gradient contributes zero as a whole.
+    With `frozen`, a nested dict like `params`, the loss takes both as one tree: what is in `params` is trained, what is `frozen`
+    rests. Nothing is recorded, kept or summed for what rests, and nothing below the lowest trained parameter is differentiated.
     Raises `Refused` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
-    has no rule for units of several rows.
+    has no rule for units of several rows; with `frozen` (which may be empty) also for a parameter that is in both trees, or that
+    no path from the loss reaches.
     """
-    _check_untracked(params, batch)
+    _check_untracked(params, frozen, batch)
     examples = batch_size(batch)
     is_padding_B = jnp.zeros((examples,), bool) if is_padding_B is None else is_padding_B
     flags = is_padding_B.shape
@@ -70,13 +75,16 @@ def clipped_sum(
     units = Units(rows_per_unit, is_padding_B)
     batch = units.filled(batch)
     if method == "vmap":
-        return _vmap(losses_fn, params, batch, weights, units)
+        reach.check(losses_fn, params, frozen, batch)
+        return _vmap(bound(losses_fn, frozen), params, batch, weights, units)
     if method in ("ghost", "book_keeping"):
         from dpx.clipping import book_keeping, ghost, joint
         from dpx.clipping.separate import check_separate
 
         options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
-        program = traced(losses_fn, params, batch, options, examples)
+        program = traced(losses_fn, params, batch, options, examples, frozen)
+        if frozen is not None:
+            reach.check_program(program)
         clip = (ghost if method == "ghost" else book_keeping).clipped_sum
         norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
         if checked:
@@ -91,21 +99,27 @@ def plain_sum(
     batch: Any,
     is_padding_B: Bool[Array, " B"] | None = None,
     *,
+    frozen: Any = None,
     fused: bool = True,
     rows_per_unit: int = 1,
 ) -> ClippedSum:
     """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum.
 
-    `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it.
+    `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it. `frozen` is as
+    for `clipped_sum`.
     """
-    _check_untracked(params, batch)
+    _check_untracked(params, frozen, batch)
     examples = batch_size(batch)
     is_real_B = jnp.ones((examples,), bool) if is_padding_B is None else ~is_padding_B
     units = Units(rows_per_unit, ~is_real_B)
-    program = traced(losses_fn, params, batch, {"kept_bytes": KEPT_BYTES}, examples) if fused else None
+    program = traced(losses_fn, params, batch, {"kept_bytes": KEPT_BYTES}, examples, frozen) if fused else None
+    if program is None:
+        reach.check(losses_fn, params, frozen, batch)
+    elif frozen is not None:
+        reach.check_program(program)
 
     def total_loss(leaves):
-        run = losses_fn(leaves, batch) if program is None else program(lambda _: "plain", {}, leaves)
+        run = bound(losses_fn, frozen)(leaves, batch) if program is None else program(lambda _: "plain", {}, leaves)
         losses_B, counts = with_counts(run)
         return jnp.sum(jnp.where(is_real_B, losses_B, 0)), (losses_B, counts)
 

@@ -17,7 +17,7 @@ from dpx.clipping.clipped_sum import ClippedSum, zero_unless
 from dpx.clipping.joint import Norms
 from dpx.clipping.passes import Pass
 from dpx.clipping.program import Program, zero_sums
-from dpx.clipping.readers import Site
+from dpx.clipping.sites import Site
 from dpx.clipping.units import Units
 
 
@@ -25,7 +25,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
     """See `dpx.clipped_sum`. Clipping per layer, narrow types, or a non-finite example make the second pass weigh op by op instead."""
     params = given[0] if given else program.params
     per_layer = getattr(weights, "per_layer", False)
-    by_path = dict(zip(program.paths, jax.tree.leaves(params), strict=True))
+    by_path = program.by_path(given)
 
     def kind(site: Site) -> Pass:
         return "joint" if site in norms.joint_sites else "norm"

@@ -17,15 +17,15 @@ from jaxtyping import Array
 from dpx.clipping import forms, groups
 from dpx.clipping.forms import Form, Use
 from dpx.clipping.groups import Squares
-from dpx.clipping.probes import ELSEWHERE, path_name
+from dpx.clipping.probes import ELSEWHERE, leaf_names
 from dpx.clipping.program import Program
-from dpx.clipping.readers import Layer, Reference, Site
+from dpx.clipping.sites import Layer, Reference, Site
 from dpx.declaration import Refused
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a site's op: the places of its leaves among all of the op's."""
+    """A part of a site's op: the places of its leaves among all of the op's, less those that the op knows to rest."""
 
     site: Site
     number: int
@@ -69,8 +69,9 @@ def layer_of(reference: Reference) -> groups.Layer:
 
 def parts_of(site: Site) -> list[Part]:
     found: list[list[int]] = [[] for _ in range(site.op.parts)]
-    for place, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(site.shapes)):
-        found[site.op.part(path_name(path))].append(place)
+    for place, name in enumerate(leaf_names(site.shapes)):
+        if site.op.trains(name):
+            found[site.op.part(name)].append(place)
     return [Part(site, number, tuple(places)) for number, places in enumerate(found)]
 
 
@@ -158,7 +159,7 @@ def _static(site: Site) -> tuple[Any, Any]:
 
 
 def _place_name(site: Site, place: int) -> str:
-    return path_name(jax.tree_util.tree_leaves_with_path(site.shapes)[place][0])
+    return leaf_names(site.shapes)[place]
 
 
 def _shared_square(uses: list[tuple[Part, int]], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
@@ -196,11 +197,11 @@ def _over_loops(site: Site, record: Any) -> dict[str, Form]:
 
 
 def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
-    """The op's parameters, axes of the loops along them in front; zeros for what is not trained, whose value no norm or sum needs."""
+    """The op's parameters, axes of the loops along them in front; zeros for those whose value no norm or sum needs."""
     shapes, tree = jax.tree.flatten(site.shapes)
     values = [
         jnp.zeros(shape.shape, shape.dtype) if reference is None else reference.of(by_path[reference.path])
-        for reference, shape in zip(site.leaves, shapes, strict=True)
+        for reference, shape in zip(site.values, shapes, strict=True)
     ]
     return jax.tree.unflatten(tree, values)
 
@@ -208,7 +209,7 @@ def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
 def axes(site: Site, depth: int) -> Any:
     """`in_axes` of the op's parameters for the loop at that depth."""
     tree = jax.tree.structure(site.shapes)
-    return jax.tree.unflatten(tree, [0 if reference is not None and depth in reference.depths else None for reference in site.leaves])
+    return jax.tree.unflatten(tree, [0 if reference is not None and depth in reference.depths else None for reference in site.values])
 
 
 def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array, ...]:

@@ -43,6 +43,7 @@ class Dense(Op):
     axes: int = 1
     name: str = "dense"
     rows_per_unit: int = 1
+    resting: tuple[str, ...] = ()
 
     def matrix(self, kernel):
         """The kernel as [p, d]."""
@@ -62,32 +63,40 @@ class Dense(Op):
         x, kernel = residuals, leaves["kernel"]
         g = self.flat(cotangent, kernel.ndim - self.axes)
         a_BTp, g_BTd = self.tokens(self.flat(x, self.axes)), self.tokens(g)
-        record = {"kernel": norms.per_example(a_BTp, g_BTd)} if self.form == "kept" else {"a": a_BTp, "g": g_BTd}
-        if "bias" in leaves:
+        record = {}
+        if self.trains("kernel"):
+            record = {"kernel": norms.per_example(a_BTp, g_BTd)} if self.form == "kept" else {"a": a_BTp, "g": g_BTd}
+        if "bias" in leaves and self.trains("bias"):
             record["sum"] = norms.wide(g_BTd).sum(1)
         return ((g @ self.matrix(kernel).astype(x.dtype).T).reshape(x.shape),), record
 
     def squared_norm(self, leaves, record):
         bias_B = norms.squares(record["sum"]) if "sum" in record else 0.0
+        if not self.trains("kernel"):
+            return (bias_B,)
         if self.form == "gram":
             return (norms.gram(record["a"], record["g"]) + bias_B,)
         kernel_Bpd = record["kernel"] if self.form == "kept" else norms.per_example(record["a"], record["g"])
         return (norms.squares(kernel_Bpd) + bias_B,)
 
     def weighted_sum(self, leaves, record, weights):
-        (w_B,) = weights
-        if self.form == "kept":
-            summed = {"kernel": jnp.tensordot(w_B, record["kernel"], 1, precision="highest")}
-        else:
-            summed = {"kernel": norms.summed(norms.wide(record["a"]), rows(w_B, record["g"]))}
-        summed["kernel"] = summed["kernel"].reshape(leaves["kernel"].shape)
+        (w_B,), summed = weights, {}
+        if self.trains("kernel"):
+            summed["kernel"] = self._kernel_sum(record, w_B).reshape(leaves["kernel"].shape)
         if "sum" in record:
             bias_d = jnp.tensordot(w_B, record["sum"], 1, precision="highest")
             summed["bias"] = bias_d.reshape(leaves["kernel"].shape[self.axes :])
         return summed
 
+    def _kernel_sum(self, record, w_B):
+        if self.form == "kept":
+            return jnp.tensordot(w_B, record["kernel"], 1, precision="highest")
+        return norms.summed(norms.wide(record["a"]), rows(w_B, record["g"]))
+
     def gradients(self, shapes, record):
         found: dict[str, forms.Form] = {"bias": forms.Whole(record["sum"])} if "sum" in record else {}
+        if not self.trains("kernel"):
+            return found
         kernel = forms.Whole(record["kernel"]) if self.form == "kept" else forms.Outer(record["a"], record["g"])
         return found | {"kernel": kernel}
 
@@ -148,6 +157,7 @@ class Normalise(Formed):
     centred: bool = True
     name: str = "layer_norm"
     rows_per_unit: int = 1
+    resting: tuple[str, ...] = ()
 
     def forward(self, leaves, inputs):
         x = norms.wide(inputs[0])
@@ -162,7 +172,8 @@ class Normalise(Formed):
         normalised, scale = residuals
         g = norms.wide(cotangent)
         record = {"scale": self.tokens(g * normalised).sum(1)} | ({"bias": self.tokens(g).sum(1)} if "bias" in leaves else {})
-        return (normalise_cotangent(g * leaves["scale"], normalised, scale, self.centred).astype(cotangent.dtype),), record
+        g_x = normalise_cotangent(g * leaves["scale"], normalised, scale, self.centred).astype(cotangent.dtype)
+        return (g_x,), self.trained(record)
 
 
 def normalise_cotangent(g: Array, normalised: Array, scale: Array, centred: bool = True) -> Array:
@@ -253,6 +264,7 @@ class Decode(Op):
     parts: int
     name: str = "decode"
     rows_per_unit: int = 1
+    resting: tuple[str, ...] = ()
 
     def part(self, path: str) -> int:
         return 0 if path == "table" else 1
@@ -266,23 +278,33 @@ class Decode(Op):
     def input_cotangent(self, leaves, residuals, cotangent):
         h_BMd = residuals
         g_BMd = jnp.einsum("bmv,vd->bmd", cotangent.astype(h_BMd.dtype), leaves["table"].astype(h_BMd.dtype))
-        return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
+        if self.trains("table"):
+            return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
+        is_bias = "bias" in leaves and self.trains("bias")
+        return (g_BMd,), {"bias": norms.wide(self.tokens(cotangent)).sum(1)} if is_bias else {}
 
     def squared_norm(self, leaves, record):
         """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
+        if not self.trains("table"):
+            bias_B = norms.squares(record["bias"])
+            return jnp.zeros_like(bias_B), bias_B
         others = [norms.wide(record["h"])] + [jnp.ones_like(record["h"][:, :, :1])] * (self.parts - 1)
         return tuple(jnp.maximum(square_B, 0) for square_B in norms.symmetric(record["g"], *others))
 
     def weighted_sum(self, leaves, record, weights):
+        if not self.trains("table"):
+            return {"bias": jnp.tensordot(weights[1], record["bias"], 1, precision="highest")}
         g_BMV = record["g"]
         summed = {"table": norms.product("bmv,bmd->dv", g_BMV, rows(weights[0], record["h"])).T}
-        if self.parts == 1:
+        if self.parts == 1 or not self.trains("bias"):
             return summed
         return summed | {"bias": norms.product("bmv,bm->v", g_BMV, jnp.broadcast_to(weights[1][:, None], g_BMV.shape[:2]))}
 
     def gradients(self, shapes, record):
+        if not self.trains("table"):
+            return {"bias": forms.Whole(record["bias"])}
         found: dict[str, forms.Form] = {"table": forms.Outer(record["g"], record["h"])}
-        return found | ({"bias": forms.Whole(norms.wide(record["g"]).sum(1))} if self.parts == 2 else {})
+        return self.trained(found | ({"bias": forms.Whole(norms.wide(record["g"]).sum(1))} if self.parts == 2 else {}))
 
 
 def decode(h_BMd: Array, table: Any, bias: Any = None, tie: Tie | None = None) -> Array:

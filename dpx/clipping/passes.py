@@ -13,12 +13,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping.probes import Op
+from dpx.clipping.probes import Op, leaf_names
 
 # record: the tap's cotangent is the record. norm: it is the squared norms, and the sums' is the gradient, weighted by whatever cotangent
 # came in. joint: record and sums (for norms that take several ops). weighted: the tap holds weights, and the sums' cotangent is the
-# gradient weighted by them, rows of weight zero masked. plain: the sums' alone.
-Pass = Literal["record", "norm", "joint", "weighted", "plain"]
+# gradient weighted by them, rows of weight zero masked. plain: the sums' alone. through: nothing, of an op that trains nothing.
+Pass = Literal["record", "norm", "joint", "weighted", "plain", "through"]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -36,24 +36,32 @@ def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
     values, residuals, weights, wanted = saved
     if kind == "plain":
         inputs, gradient = op.gradient(values, residuals, cotangent)
-        return None, inputs, None, _of_wanted(gradient, wanted)
+        return None, inputs, None, _of_wanted(op, values, gradient, wanted)
     inputs, record = op.input_cotangent(values, residuals, cotangent)
+    if kind == "through":
+        return None, inputs, None, (None,) * len(wanted)
     if kind == "record":
         return None, inputs, record, (None,) * len(wanted)
     if kind == "weighted":
         keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
         keep_U = keep_U if op.norm_sees_all else keep_U & op.is_finite(record, keep_U.shape[0])
         gradient = op.masked_sum(values, record, weights, keep_U)
-        return None, inputs, jax.tree.map(jnp.zeros_like, weights), _of_wanted(gradient, wanted)
-    gradient = _of_wanted(op.weighted_sum(values, record, op.ones(cotangent)), wanted)
+        return None, inputs, jax.tree.map(jnp.zeros_like, weights), _of_wanted(op, values, gradient, wanted)
+    gradient = _of_wanted(op, values, op.weighted_sum(values, record, op.ones(cotangent)), wanted)
     return None, inputs, record if kind == "joint" else _finite_squares(op, values, record), gradient
 
 
 run.defvjp(_forward, _backward)
 
 
-def _of_wanted(gradient: Any, wanted: tuple[bool, ...]) -> tuple:
-    return tuple(leaf if is_wanted else None for leaf, is_wanted in zip(jax.tree.leaves(gradient), wanted, strict=True))
+def _of_wanted(op: Op, values: Any, gradient: Any, wanted: tuple[bool, ...]) -> tuple:
+    return tuple(leaf if is_wanted else None for leaf, is_wanted in zip(by_leaf(op, values, gradient), wanted, strict=True))
+
+
+def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
+    """An op's sums, one entry for each of its leaves: None for those that rest."""
+    found = iter(jax.tree.leaves(summed))
+    return [next(found) if op.trains(name) else None for name in leaf_names(leaves)]
 
 
 def _finite_squares(op: Op, values: Any, record: Any) -> tuple:

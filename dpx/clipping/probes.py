@@ -34,12 +34,17 @@ class Op:
 
     Where what is clipped is a unit of several rows, inputs hold rows and records units: an op that can says so by a field
     `rows_per_unit: int = 1`, and its records' leading axis is the unit, the products between its rows included.
+
+    Where only some leaves are trained, an op that can says so by a field `resting: tuple[str, ...] = ()`, the names of the
+    others: it records nothing for them, and its norms, sums and gradients are of the rest (sums hold nothing, or None, for
+    them). Any other op records as ever, and is asked for the `gradients` of what is trained.
     """
 
     name: str = "op"
     parts: int = 1
     stacked: bool = False
     rows_per_unit = 1
+    resting: tuple[str, ...] = ()
     # Whether a norm is not finite wherever the sum would not be. Where that is not known, records are looked through.
     norm_sees_all = False
 
@@ -47,10 +52,31 @@ class Op:
         """This op for units of that many rows; raises `Refused` where it has no rule for their joint gradient."""
         if rows_per_unit == self.rows_per_unit:
             return self
-        if not any(field.name == "rows_per_unit" for field in dataclasses.fields(self)):  # pyright: ignore[reportArgumentType]
+        if not self._has("rows_per_unit"):
             reason = "clips row by row: it has no rule for the products between the rows of one unit"
             raise Refused(f"op={self.name}", reason, "Use clipping=vmap, or privacy.unit_mode=group")
         return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def of_leaves(self, resting: tuple[str, ...]) -> "Op":
+        """This op where the leaves of these names are not trained."""
+        if not resting or not self._has("resting"):
+            return self
+        return dataclasses.replace(self, resting=resting)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def _has(self, name: str) -> bool:
+        return any(field.name == name for field in dataclasses.fields(self))  # pyright: ignore[reportArgumentType]
+
+    def trains(self, name: str) -> bool:
+        """Whether the leaf of that name, if there is one, is trained."""
+        return name not in self.resting
+
+    def trained(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Of something by leaf, what is of trained ones."""
+        return {name: leaf for name, leaf in found.items() if self.trains(name)} if self.resting else found
+
+    def values_needed(self) -> tuple[str, ...]:
+        """Resting leaves whose values `squared_norm` or `weighted_sum` need; of all others they see zeros."""
+        return ()
 
     def tokens(self, x: Array) -> Array:
         """[B, ..., d] as [U, T, d]: the positions of all rows of a unit in one line."""
@@ -77,7 +103,7 @@ class Op:
         raise NotImplementedError
 
     def weighted_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...]) -> Any:
-        """sum_b w_b grad_b for every leaf, float32; one weight vector a part."""
+        """sum_b w_b grad_b for every trained leaf, float32; one weight vector a part."""
         raise NotImplementedError
 
     def gradients(self, shapes: Any, record: Any) -> dict[str, Form]:
@@ -195,6 +221,11 @@ def path_name(path: Any) -> str:
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
+def leaf_names(leaves: Any) -> list[str]:
+    """Each leaf's place in `leaves`, such as "norm/scale"."""
+    return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(leaves)]
+
+
 def is_probed(leaf: Any) -> bool:
     return isinstance(leaf, Probed)
 
@@ -227,15 +258,19 @@ op_p = Primitive("dpx_op")
 op_p.multiple_results = True
 
 
-def apply(op: Op, leaves: Any, inputs: tuple) -> Any:
-    """The op's outputs. Leaves may be wrapped or bare: bare ones are constants, which nothing trains."""
-    session = session_of(leaves)
+def apply(op: Op, leaves: Any, inputs: tuple, session: Session | None = None) -> Any:
+    """The op's outputs. Leaves may be wrapped or bare: bare ones are constants, which nothing trains.
+
+    Where all are bare, an op that knows of `resting` leaves stands in the program of a `session` all the same: for its backward pass.
+    """
+    session = session_of(leaves) or session
     if session is None:
         return op.forward(leaves, inputs)[0]
     op = op.of_units(session.rows_per_unit)
     values = jax.tree.map(lambda leaf: leaf.value if is_probed(leaf) else jnp.asarray(leaf), leaves, is_leaf=is_probed)
     named = tuple(leaf.path if is_probed(leaf) else None for leaf in jax.tree.leaves(leaves, is_leaf=is_probed))
-    return bound(op, values, named, inputs)
+    resting = tuple(name for name, path in zip(leaf_names(values), named, strict=True) if path is None)
+    return bound(op.of_leaves(resting), values, named, inputs)
 
 
 def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> Any:

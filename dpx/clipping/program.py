@@ -16,65 +16,87 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jaxtyping import Array
 
+from dpx.clipping import frozen as rest
 from dpx.clipping import passes, readers
-from dpx.clipping.probes import ELSEWHERE, Session, shapes_of, wrap
-from dpx.clipping.readers import Scope, Site
+from dpx.clipping.probes import ELSEWHERE, Session, path_name, shapes_of, wrap
+from dpx.clipping.readers import Scope
+from dpx.clipping.sites import Site
 from dpx.declaration import Refused
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """`losses_fn(params, batch)` as a program whose parameters all go through ops, `sites`."""
+    """`losses_fn(params and frozen, batch)` as a program whose parameters all go through ops: `sites`, those that train something."""
 
     closed: core.ClosedJaxpr
     outputs: Any
     params: Any
+    frozen: Any
     batch: Any
     scope: Scope
-    sites: list[Site]
+    all_sites: list[Site]
     session: Session
     examples: int
 
     @cached_property
+    def sites(self) -> list[Site]:
+        return [site for site in self.all_sites if site.is_trained]
+
+    @cached_property
     def is_narrow(self) -> bool:
         """Whether anything is rounded to less than float32, in an op or between them."""
-        return any(site.is_narrow for site in self.sites) or readers.has_narrow(self.closed.jaxpr)
+        return any(site.is_narrow for site in self.all_sites) or readers.has_narrow(self.closed.jaxpr)
 
     @cached_property
     def paths(self) -> list[str]:
         return list(self.session.shapes)
 
+    def by_path(self, given: Any = None) -> dict[str, Any]:
+        """Values of all parameters, trained or not."""
+        params, frozen = given[:2] if given else (self.params, self.frozen)
+        resting = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)}
+        return resting | dict(zip(self.paths, jax.tree.leaves(params), strict=True))
+
     def __call__(self, kind: Callable[[Site], passes.Pass], taps: Mapping[Site, Any], sums: Any = None, given: Any = None) -> Any:
         """(losses_B, counts). `taps`: one for each site, `sums`: zeros in the shape of the parameters, through whose cotangents
-        gradients come back; `given`: (params, batch, consts) other than those it was traced with."""
-        params, batch, consts = given or (self.params, self.batch, self.closed.consts)
-        arguments = [*jax.tree.leaves(params), *jax.tree.leaves(batch)]
+        gradients come back; `given`: (params, frozen, batch, consts) other than those it was traced with."""
+        params, frozen, batch, consts = given or (self.params, self.frozen, self.batch, self.closed.consts)
+        arguments = jax.tree.leaves((params, frozen, batch))
         jaxpr = self.closed.jaxpr
         shadows = {} if sums is None else dict(zip(jaxpr.invars, jax.tree.leaves(sums), strict=False))
         found = _evaluate(jaxpr, consts, arguments, shadows, self.scope, dict(taps), kind)
         return jax.tree.unflatten(self.outputs, found)
 
 
-def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int) -> Program:
+def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int, frozen: Any = None) -> Program:
     """Raises `Refused` where a loss is not one number an example, or a parameter does not go through ops alone (readers.py)."""
     session = Session(shapes_of(params), **session_options)
+    frozen = {} if frozen is None else frozen
 
-    def run(params, batch):
-        return with_counts(losses_fn(wrap(params, session), batch))
+    def run(params, frozen, batch):
+        return with_counts(losses_fn(rest.merged(wrap(params, session), frozen), batch))
 
     try:
-        closed, out = jax.make_jaxpr(run, return_shape=True)(params, batch)
+        closed, out = jax.make_jaxpr(run, return_shape=True)(params, frozen, batch)
     except Refused:
         raise
     except Exception as error:
-        jax.eval_shape(losses_fn, params, batch)  # the loss's own error, if it is one
+        _raise_own_error(losses_fn, params, frozen, batch)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Refused("the loss", f"does something with parameters outside ops ({first})", ELSEWHERE) from error
     check_losses(out[0], examples)
-    count = len(jax.tree.leaves(params))
     units = examples // session.rows_per_unit
-    scope, sites = readers.walk(closed.jaxpr, list(session.shapes), closed.jaxpr.invars[count:], examples, units)
-    return Program(closed, jax.tree.structure(out), params, batch, scope, sites, session, examples)
+    resting = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
+    scope, sites = readers.walk(closed.jaxpr, list(session.shapes), resting, examples, units)
+    return Program(closed, jax.tree.structure(out), params, frozen, batch, scope, sites, session, examples)
+
+
+def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
+    """Raises what the loss raises with bare parameters, if it does."""
+    try:
+        jax.eval_shape(losses_fn, rest.merged(params, frozen), batch)
+    except Exception as error:
+        raise rest.missing(error) if frozen else error from error
 
 
 def with_counts(returned: Any) -> tuple[Any, Any]:
@@ -126,7 +148,8 @@ def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: di
     if isinstance(here, Site):
         values, inputs = jax.tree.unflatten(eqn.params["tree"], given)
         sums = tuple(total if leaf is not None else None for total, leaf in zip(shadow, here.leaves, strict=False))
-        return jax.tree.leaves(passes.run(here.op, kind(here), values, inputs, taps.get(here), sums)), nothing
+        asked = kind(here) if here.is_trained else "through"
+        return jax.tree.leaves(passes.run(here.op, asked, values, inputs, taps.get(here), sums)), nothing
     if here is None:
         return _as_it_is(eqn, given, shadow)
     if eqn.primitive is primitives.scan_p:

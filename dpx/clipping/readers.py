@@ -8,60 +8,15 @@ B: examples, U: units.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
 
-from dpx.clipping.probes import ELSEWHERE, Op, op_p
+from dpx.clipping.probes import ELSEWHERE, Op, leaf_names, op_p
+from dpx.clipping.sites import Layer, Reference, Site, is_narrow, made
 from dpx.declaration import Refused
-
-
-class Layer(NamedTuple):
-    """A leading axis of a parameter that a loop runs along; `depth` counts the loops around, the outermost is 0."""
-
-    depth: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """A parameter, or a part of it: what was taken of its leading axes, an index or a loop. `cut`: an index not yet squeezed."""
-
-    path: str
-    taken: tuple[int | Layer, ...] = ()
-    cut: int | None = None
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        return tuple(entry for entry in self.taken if isinstance(entry, int))
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """The loops that run along it; in any other around it, it is used in every round."""
-        return tuple(entry.depth for entry in self.taken if isinstance(entry, Layer))
-
-    def of(self, parameter: Any) -> Any:
-        """The part of the whole parameter: indices taken, axes of loops still in front."""
-        return parameter[tuple(slice(None) if isinstance(entry, Layer) else entry for entry in self.taken)]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Site:
-    """An op at one place of the program. `leaves`: what each is, None for one that is not trained; `loops`: lengths of those around.
-
-    `shapes`: of the leaves as the op sees them; `record`: its shapes, the loops' axes first. `is_narrow`: whether the op rounds to less
-    than float32 anywhere on its way, though its record may be wide.
-    """
-
-    op: Op
-    shapes: Any
-    leaves: tuple[Reference | None, ...]
-    loops: tuple[int, ...]
-    record: Any
-    is_narrow: bool
-
 
 # What stands at an equation that matters: a site, or the scopes of its bodies, by the equation's place.
 Scope = dict[int, Any]
@@ -116,41 +71,43 @@ class _Walk:
             within = {inner: label for inner, _, label in given if label is not None}
             scopes.append(self.over(body, within, loops))
             for var in body.outvars:
-                reference = _label(var, within)
+                reference = _trained(_label(var, within))
                 if reference is not None:
                     raise Refused(reference.path, f"is returned by the body of a {eqn.primitive.name}", ELSEWHERE)
         return scopes
 
     def _site(self, eqn: Any, held: list[Reference | None], loops: tuple[int, ...]) -> Site:
         op, (values, inputs) = eqn.params["op"], jax.tree.unflatten(eqn.params["tree"], [_shape(var) for var in eqn.invars])
-        count = len(jax.tree.leaves(values))
-        for reference, var, named in zip(held[:count], eqn.invars, eqn.params["named"], strict=False):
+        count, trained = len(jax.tree.leaves(values)), [_trained(reference) for reference in held]
+        for reference, var, named in zip(trained[:count], eqn.invars, eqn.params["named"], strict=False):
             if (reference.path if reference else None) != named or (reference and reference.cut is not None):
                 changed = named or (reference.path if reference else "")
                 raise Refused(changed, f"is changed on its way to op {op.name}", f"Give the op the parameter itself. {ELSEWHERE}")
             if reference is None and self._is(var, self.derived):
                 reason = "has a leaf that is computed from parameters, whose gradient it would cut off"
                 raise Refused(f"op {op.name}", reason, ELSEWHERE)
-        for reference in held[count:]:
+        for reference in trained[count:]:
             if reference is not None:
                 raise Refused(reference.path, f"is an input of op {op.name}, not one of its parameters", ELSEWHERE)
         for leaf in jax.tree.leaves(inputs):
             if leaf.shape[:1] != (self.examples,):
                 reason = f"has an input {leaf.shape} whose leading axis is not the {self.examples} examples"
                 raise Refused(f"op {op.name}", reason, "Keep the example axis first")
-        site = _made(op, values, inputs, tuple(held[:count]), loops, self.units)
+        site = made(op, values, inputs, tuple(trained[:count]), loops, self.units, _values(op, values, held[:count]))
         self.sites.append(site)
         return site
 
     def _pass_on(self, eqn: Any, held: list[Reference | None], labels: Labels) -> None:
         """One index of a stack is followed; any other reader is refused, but for one that stops its gradient."""
-        reference = next((label for label in held if label is not None), None)
+        known = [label for label in held if label is not None]
+        reference = next(filter(_trained, known), known[0] if known else None)
         if reference is None or eqn.primitive is primitives.stop_gradient_p:
             return
         part = _indexed(eqn, reference)
-        if part is None:
+        if part is not None:
+            labels[eqn.outvars[0]] = part
+        elif not reference.rests:
             raise Refused(reference.path, f"is used outside any op, by {eqn.primitive.name}, so its gradient there is unknown", ELSEWHERE)
-        labels[eqn.outvars[0]] = part
 
     def _spread(self, eqn: Any, has_site: bool) -> None:
         if has_site or any(self._is(var, self.derived) for var in eqn.invars):
@@ -162,16 +119,17 @@ class _Walk:
         return isinstance(var, core.Var) and var in kind
 
 
-def walk(jaxpr: core.Jaxpr, paths: Sequence[str], data: Sequence[core.Var], examples: int, units: int) -> tuple[Scope, list[Site]]:
-    """Where the ops of a loss stand, whose first inputs are the parameters `paths`, and what each reads.
+def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], examples: int, units: int) -> tuple[Scope, list[Site]]:
+    """Where the ops of a loss stand, and what each reads; its inputs are the parameters `paths`, those `frozen`, and data.
 
     Raises `Refused`, naming the parameter and what reads it.
     """
-    found = _Walk(examples, units, data=set(data))
-    labels = {var: Reference(path) for var, path in zip(jaxpr.invars, paths, strict=False)}
+    references = [*map(Reference, paths), *(Reference(path, rests=True) for path in frozen)]
+    found = _Walk(examples, units, data=set(jaxpr.invars[len(references) :]))
+    labels = dict(zip(jaxpr.invars, references, strict=False))
     scope = found.over(jaxpr, labels, ())
     for out in jaxpr.outvars:
-        reference = _label(out, labels)
+        reference = _trained(_label(out, labels))
         if reference is not None:
             raise Refused(reference.path, "is returned by the loss as it is", "Return what is computed of examples")
     return scope, found.sites
@@ -210,19 +168,36 @@ def _label(var: Any, labels: Labels) -> Reference | None:
     return labels.get(var) if isinstance(var, core.Var) else None
 
 
+def _trained(reference: Reference | None) -> Reference | None:
+    return None if reference is None or reference.rests else reference
+
+
+def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Reference | None, ...]:
+    """What each leaf is whose value an op's norms and sums need."""
+    found, needed = [], op.values_needed()
+    for name, reference in zip(leaf_names(values), held, strict=True):
+        is_known = reference is not None and reference.cut is None
+        if name in needed and not is_known:
+            reason = f"needs the value of {name} again, which is neither a parameter nor frozen"
+            raise Refused(f"op {op.name}", reason, "Pass it in frozen, as it is")
+        found.append(reference if is_known and (_trained(reference) or name in needed) else None)
+    return tuple(found)
+
+
 def _shape(var: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
 
 
 def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Reference | None]:
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
-    for reference in held[consts : consts + carry]:
+    for reference in map(_trained, held[consts : consts + carry]):
         if reference is not None:
             raise Refused(reference.path, "is carried from round to round of a loop", "Close over it, or scan along its layers")
-    if any(reference is not None and reference.cut is not None for reference in held):
-        raise Refused(next(label.path for label in held if label), "is sliced before a loop over it", ELSEWHERE)
+    if any(reference is not None and reference.cut is not None for reference in map(_trained, held)):
+        raise Refused(next(label.path for label in held if _trained(label)), "is sliced before a loop over it", ELSEWHERE)
+    held = [label if label and label.cut is None else None for label in held]
     layers = [label and dataclasses.replace(label, taken=(*label.taken, Layer(depth))) for label in held[consts + carry :]]
-    return [*held[: consts + carry], *layers]
+    return [*held[:consts], *[None] * carry, *layers]
 
 
 def _indexed(eqn: Any, reference: Reference) -> Reference | None:
@@ -233,48 +208,13 @@ def _indexed(eqn: Any, reference: Reference) -> Reference | None:
         whole = starts[1:] == (0,) * (len(shape) - 1) and limits[1:] == shape[1:] and not (strides and set(strides) != {1})
         return dataclasses.replace(reference, cut=starts[0]) if whole and limits[0] - starts[0] == 1 else None
     if eqn.primitive is primitives.squeeze_p and reference.cut is not None and eqn.params["dimensions"] == (0,):
-        return Reference(reference.path, (*reference.taken, reference.cut))
+        return dataclasses.replace(reference, taken=(*reference.taken, reference.cut), cut=None)
     return None
 
 
 def has_narrow(jaxpr: core.Jaxpr) -> bool:
     """Whether any equation gives floats of less than 32 bits."""
     return any(
-        any(_is_narrow(getattr(out.aval, "dtype", int)) for out in eqn.outvars) or any(map(has_narrow, bodies_of(eqn) or []))
+        any(is_narrow(getattr(out.aval, "dtype", int)) for out in eqn.outvars) or any(map(has_narrow, bodies_of(eqn) or []))
         for eqn in jaxpr.eqns
     )
-
-
-def _is_narrow(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-
-
-def _made(op: Op, values: Any, inputs: tuple, leaves: tuple[Reference | None, ...], loops: tuple[int, ...], units: int) -> Site:
-    def record_of(values, inputs):
-        outputs, residuals = op.forward(values, inputs)
-        return *op.input_cotangent(values, residuals, jax.tree.map(jnp.zeros_like, outputs)), (outputs, residuals)
-
-    cotangents, one, on_the_way = jax.eval_shape(record_of, values, inputs)
-    for given, back in zip(inputs, cotangents, strict=True):
-        if back is not None and any(x.shape != y.shape for x, y in zip(*map(jax.tree.leaves, (given, back)), strict=True)):
-            raise Refused(f"op {op.name}", f"has a cotangent of another shape than its input {given.shape}", "Give parameters its shape")
-    if not jax.tree.leaves(one) or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(one)):
-        raise Refused(f"op {op.name}", "keeps a record that is not of floating arrays", "Keep arrays; integers as float32")
-    squares = jax.eval_shape(op.squared_norm, values, one)
-    if not isinstance(squares, tuple):
-        raise Refused(f"op {op.name}", "gives squared norms that are not a tuple", "Give a tuple, one array a part")
-    shape = (jax.tree.leaves(values)[0].shape[0], units) if op.stacked else (units,)
-    if len(squares) != op.parts or any(square.shape != shape for square in squares):
-        reason = f"gives squared norms {[square.shape for square in squares]} for {op.parts} parts of {units} units"
-        raise Refused(f"op {op.name}", reason, "Give each part one number an example")
-    weights = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for _ in squares)
-    summed = jax.eval_shape(op.weighted_sum, values, one, weights)
-    if jax.tree.structure(summed) != jax.tree.structure(values):
-        raise Refused(f"op {op.name}", "gives sums for other leaves than it has", "Give each leaf its sum, and nothing else")
-    for leaf, total, reference in zip(jax.tree.leaves(values), jax.tree.leaves(summed), leaves, strict=True):
-        if leaf.shape != total.shape:
-            reason = f"has shape {leaf.shape} where op {op.name} has a gradient {total.shape} for it"
-            raise Refused(reference.path if reference else "a leaf", reason, "Give the parameter the shape it is used in")
-    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*loops, *leaf.shape), leaf.dtype), one)
-    is_narrow = any(_is_narrow(leaf.dtype) for leaf in jax.tree.leaves((inputs, one, on_the_way)))
-    return Site(op, values, leaves, loops, record, is_narrow)

@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jax.extend import core
 
 from dpx.clipping.book_keeping import unclipped
+from dpx.clipping.frozen import merged
 from dpx.clipping.joint import Norms
 from dpx.clipping.program import Program, check_losses, with_counts
 from dpx.declaration import Refused
@@ -100,8 +101,8 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
     for unit, found in zip(_units(program), trial.together, strict=True):
         for site, own in zip(program.sites, found.own, strict=True):
             if np.delete(own, unit, axis=-1).any():
-                path = next(reference.path for reference in site.leaves if reference is not None)
-                reason = f"holds something of one example in the row of another ({path}): a statistic over the batch, or another axis first"
+                where = f"holds something of one example in the row of another ({site.first})"
+                reason = f"{where}: a statistic over the batch, or another axis first"
                 raise Refused(
                     f"op {site.op.name}", reason, "Keep examples apart and their axis first; batch normalisation cannot be private"
                 )
@@ -133,8 +134,8 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
     rows = program.session.rows_per_unit
     jaxpr, alone_consts = _alone(losses_fn, program, rows)
 
-    def together(params: Any, batch: Any, consts: Any, cotangent_B: Any) -> _Together:
-        losses_B, own, squares, total = unclipped(program, norms, cotangent_B, (params, batch, consts))
+    def together(params: Any, frozen: Any, batch: Any, consts: Any, cotangent_B: Any) -> _Together:
+        losses_B, own, squares, total = unclipped(program, norms, cotangent_B, (params, frozen, batch, consts))
         norms_U = jnp.sqrt(jnp.maximum(sum(entry.total_B for entry in squares), 0))
         return _Together(
             [jnp.stack([square.sum(tuple(range(square.ndim - 1))) for square in found]) for found in own],
@@ -143,8 +144,9 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
             total,
         )
 
-    def alone(params: Any, row: Any, consts: Any) -> Any:
-        loss = lambda params: core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*jax.tree.leaves((params, row)))[0].sum()  # noqa: E731
+    def alone(params: Any, frozen: Any, row: Any, consts: Any) -> Any:
+        run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))
+        loss = lambda params: run(*jax.tree.leaves((params, frozen, row)))[0].sum()  # noqa: E731
         return jax.value_and_grad(loss)(params)
 
     quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
@@ -154,7 +156,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
         # A trial is of its own, also where the loss is being traced into a program of somebody else's.
         with jax.ensure_compile_time_eval():
             known: dict[int, Any] = {}
-            params = jax.tree.map(lambda leaf: _parameter(leaf, drawn), program.params)
+            params, frozen = jax.tree.map(lambda leaf: _parameter(leaf, drawn), (program.params, program.frozen))
             batch = jax.tree.map(lambda leaf: _stand_in(leaf, drawn, rows), program.batch)
             consts, consts_alone = ([_constant(leaf, drawn, known) for leaf in consts] for consts in (program.closed.consts, alone_consts))
             found = []
@@ -162,7 +164,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
                 place = slice(unit * rows, (unit + 1) * rows)
                 cotangent_B = jnp.zeros(program.examples).at[place].set(1)
                 row = jax.tree.map(lambda leaf, place=place: leaf[place], batch)
-                found.append((together(params, batch, consts, cotangent_B), alone(params, row, consts_alone)))
+                found.append((together(params, frozen, batch, consts, cotangent_B), alone(params, frozen, row, consts_alone)))
             return jax.tree.map(np.asarray, _Trial(*(list(each) for each in zip(*found, strict=True))))
 
     return trial
@@ -172,13 +174,13 @@ def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, lis
     """The loss of one unit, with bare parameters."""
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), program.batch)
 
-    def run(params: Any, batch: Any) -> Any:
-        losses_B = with_counts(losses_fn(params, batch))[0]
+    def run(params: Any, frozen: Any, batch: Any) -> Any:
+        losses_B = with_counts(losses_fn(merged(params, frozen), batch))[0]
         check_losses(losses_B, rows)
         return losses_B
 
     try:
-        closed = jax.make_jaxpr(run)(program.params, batch)
+        closed = jax.make_jaxpr(run)(program.params, program.frozen, batch)
     except (TypeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise Refused(
@@ -188,7 +190,9 @@ def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, lis
 
 
 def _parameter(leaf: Any, drawn: Draw) -> Any:
-    """As large as keeps deep programs finite."""
+    """As large as keeps deep programs finite; what is frozen may be of another type, and is itself."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return _stand_in(leaf, drawn, 0) if isinstance(leaf, Tracer) else leaf
     spread = max(0.05, leaf.shape[-2] ** -0.5) if leaf.ndim > 1 else 0.5
     return jnp.asarray(drawn.random.normal(0, spread, leaf.shape), leaf.dtype)
 

@@ -135,7 +135,7 @@ def _post_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, 
 
 
 def _post_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
-    found: dict[str, Any] = {"sums": {}, "a_qkv": r["x"], "a_up": scaled(r["attention_norm"], p["attention_norm"])}
+    found: dict[str, Any] = {"sums": {}, "a_qkv": r.get("x"), "a_up": scaled(r["attention_norm"], p["attention_norm"])}
     found["sums"]["output_norm"], g_z = norm_backward(g_BTH, r["output_norm"], r["output_factor"], p["output_norm"])
     g_y = g_z + feed_forward_backward(place, p, r, g_z, found)
     found["sums"]["attention_norm"], g_z = norm_backward(g_y, r["attention_norm"], r["attention_factor"], p["attention_norm"])

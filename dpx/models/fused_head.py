@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from dpx.clipping import forms, norms
 from dpx.clipping.ops import Tie, is_in, rows
-from dpx.clipping.probes import Op, apply
+from dpx.clipping.probes import Op, Session, apply
 
 F32 = jnp.float32
 
@@ -30,6 +30,7 @@ class TokenLoss(Op):
     parts: int
     name: str = "token_loss"
     rows_per_unit: int = 1
+    resting: tuple[str, ...] = ()
 
     def part(self, path: str) -> int:
         return 0 if path == "table" else 1
@@ -46,37 +47,57 @@ class TokenLoss(Op):
         h_BMH, e_BMV, scale_BM = residuals
         dtype, scale_BM = h_BMH.dtype, scale_BM * cotangent[0][:, None]
         g_h = jnp.einsum("bmv,vh->bmh", e_BMV.astype(dtype), leaves["table"].astype(dtype), preferred_element_type=scale_BM.dtype)
-        record = {"h": self.tokens(norms.wide(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
-        return ((g_h * scale_BM[:, :, None]).astype(dtype), None, None), record | {"scale": scale_BM.reshape(record["e"].shape[:2])}
+        record = self._record(leaves, h_BMH, e_BMV, scale_BM)
+        inputs = (g_h * scale_BM[:, :, None]).astype(dtype), None, None
+        return inputs, record | {"scale": scale_BM.reshape(record["e"].shape[:2])} if "e" in record else record
+
+    def _record(self, leaves, h_BMH, e_BMV, scale_BM):
+        if not self.trains("table"):
+            # The bias alone: its gradient itself, an M-th of e.
+            is_bias = "bias" in leaves and self.trains("bias")
+            return {"bias": self.over_rows(norms.product("bm,bmv->bv", scale_BM, e_BMV))} if is_bias else {}
+        return {"h": self.tokens(norms.wide(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
 
     def squared_norm(self, leaves, record):
+        if not self.trains("table"):
+            bias_B = norms.squares(record["bias"])
+            return jnp.zeros_like(bias_B), bias_B
         others = (record["h"], record["scale"][:, :, None])[: self.parts]
         return tuple(jnp.maximum(square_B, 0) for square_B in norms.symmetric(record["e"], *others))
 
     def masked(self, record, keep_B):
         """e is finite by construction, and too large to copy."""
+        if "e" not in record:
+            return super().masked(record, keep_B)
         return super().masked(record | {"e": keep_B}, keep_B) | {"e": record["e"]}
 
     def weighted_sum(self, leaves, record, weights):
+        if not self.trains("table"):
+            return {"bias": jnp.tensordot(weights[1], record["bias"], 1, precision="highest")}
         e_mV, h_mH = record["e"].reshape(-1, record["e"].shape[-1]), rows(weights[0], record["h"]).reshape(-1, record["h"].shape[-1])
         # Transposed products read e in the order it lies in memory; the other order copies it whole.
         summed = {"table": norms.product("mh,mv->hv", h_mH, e_mV).T}
-        if self.parts == 1:
+        if self.parts == 1 or not self.trains("bias"):
             return summed
         return summed | {"bias": norms.product("m,mv->v", rows(weights[1], record["scale"]).reshape(-1), e_mV)}
 
     def gradients(self, shapes, record):
+        if not self.trains("table"):
+            return {"bias": forms.Whole(record["bias"])}
         found: dict[str, forms.Form] = {"table": forms.Outer(record["e"], record["h"])}
-        return found | ({"bias": forms.Whole(norms.product("bm,bmv->bv", record["scale"], record["e"]))} if self.parts == 2 else {})
+        bias = {"bias": forms.Whole(norms.product("bm,bmv->bv", record["scale"], record["e"]))} if self.parts == 2 else {}
+        return self.trained(found | bias)
 
 
-def token_loss(label_BM: Array, is_slot_BM: Array, h_BMH: Array, table: Any, bias: Any = None, tie: Tie | None = None):
+def token_loss(
+    label_BM: Array, is_slot_BM: Array, h_BMH: Array, table: Any, bias: Any = None, tie: Tie | None = None, session: Session | None = None
+):
     """(losses_B, correct_B): mean cross-entropy over an example's slots, 0 where it has none; and how many were right.
 
-    A label that no logit has is no slot. A `tie` may come along, and changes nothing.
+    A label that no logit has is no slot. A `tie` may come along, and changes nothing. `session`: the loss's, for a head that rests.
     """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
-    return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, is_slot_BM))
+    return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, is_slot_BM), session)
 
 
 def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, is_slot_BM: Array) -> tuple[Array, Array, Array, Array]:

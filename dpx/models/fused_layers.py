@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from dpx.clipping import norms
 from dpx.clipping.ops import form_of, rows
-from dpx.clipping.probes import Op, session_of
+from dpx.clipping.probes import Op, Session, is_probed
 from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
 from dpx.models.shape import Model
 
@@ -35,19 +35,25 @@ def gelu_of(model: Model) -> Any:
 MOST_IN_LINE = 8
 
 
-def layer_stack(model: Model, layers: Any, x_BTH: Array) -> "LayerStack":
-    """The block for wrapped parameters `layers`: the form of each weight's norm from the shapes and the memory the session may use.
+def layer_stack(model: Model, layers: Any, x_BTH: Array, session: Session, first: int = 0) -> "LayerStack":
+    """The block for parameters `layers`, wrapped or not: the form of each weight's norm from the shapes and the memory that the
+    session may use. The layers are all of the model's, or as many as `layers` holds from number `first` on.
 
-    A short stack is in line where memory is plenty: where the gradient of every weight is kept.
+    A short stack is in line where memory is plenty: where the gradient of every weight that is trained is kept.
     """
-    session = session_of(layers)
-    assert session is not None
     B, T, H = x_BTH.shape
-    session.hold("layers", B * T * (7 * H + model.feed_forward) * model.layers * x_BTH.dtype.itemsize)
-    kernels = [layers[weight]["kernel"] for weight in WEIGHTS]
-    forms: tuple[norms.Form, ...] = tuple(form_of(B, T, kernel, kernel.shape[-2:]) for kernel in kernels)
-    is_plenty = model.layers <= MOST_IN_LINE and all(form == "kept" for form in forms)
-    return LayerStack(model, forms, is_loop=model.scan and not is_plenty)
+    kernels = {weight: layers[weight]["kernel"] for weight in WEIGHTS}
+    trained = [weight for weight, kernel in kernels.items() if is_probed(kernel)]
+    if kernels["qkv"].shape[0] != model.layers:
+        model = dataclasses.replace(model, layers=kernels["qkv"].shape[0])
+    if trained:
+        held = B * T * (7 * H + model.feed_forward) * model.layers * x_BTH.dtype.itemsize
+        session.hold("layers", held * len(trained) // len(WEIGHTS))
+    forms: tuple[norms.Form, ...] = tuple(form_of(B, T, kernel, kernel.shape[-2:]) for kernel in kernels.values())
+    is_plenty = model.layers <= MOST_IN_LINE and all(
+        form == "kept" for form, weight in zip(forms, WEIGHTS, strict=True) if weight in trained
+    )
+    return LayerStack(model, forms, is_loop=model.scan and not is_plenty, first=first)
 
 
 def in_line(layers: int, body: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, list[Any]]:
@@ -72,7 +78,10 @@ def stacked(found: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class LayerStack(Op):
-    """`leaves`: the subtree `layers`; inputs: x_BTH, length, keys_B (dropout's record keys, or None). `forms`: one a weight."""
+    """`leaves`: the subtree `layers`; inputs: x_BTH, length, keys_B (dropout's record keys, or None). `forms`: one a weight.
+
+    `first`: the number of the lowest layer, which dropout's masks follow from.
+    """
 
     norm_sees_all = True
     model: Model
@@ -81,10 +90,13 @@ class LayerStack(Op):
     name: str = "layer_stack"
     stacked: bool = True
     rows_per_unit: int = 1
+    resting: tuple[str, ...] = ()
+    first: int = 0
 
     @cached_property
     def form(self) -> dict[str, norms.Form]:
-        return dict(zip(WEIGHTS, self.forms, strict=True))
+        """Of every kernel that is trained."""
+        return {weight: form for weight, form in zip(WEIGHTS, self.forms, strict=True) if self.trains(f"{weight}/kernel")}
 
     @property
     def order(self) -> Order:
@@ -94,12 +106,22 @@ class LayerStack(Op):
     def over(self) -> dict[str, str]:
         """Weights whose cotangent is kept, and in the loop is written over a residual that died: which one."""
         over = OVER if self.is_loop else {}
-        return {weight: residual for weight, residual in over.items() if self.form[weight] != "kept"}
+        return {weight: residual for weight, residual in over.items() if self.form.get(weight, "kept") != "kept"}
 
     @property
     def needed(self) -> set[str]:
         """Residuals that the sums of weights are had from again."""
-        return {self.order.sources[weight] for weight in WEIGHTS if self.form[weight] != "kept"}
+        return {self.order.sources[weight] for weight, form in self.form.items() if form != "kept"}
+
+    @property
+    def numbers(self) -> Array:
+        """Of the layers, counted from the model's lowest."""
+        return jnp.arange(self.model.layers) + self.first if self.first else jnp.arange(self.model.layers)
+
+    def values_needed(self):
+        """Gains that inputs of weights are had from again."""
+        gains = [f"{source}/{leaf}" for source in sorted(self.needed) if source.endswith("norm") for leaf in ("scale", "bias")]
+        return tuple(name for name in gains if not self.trains(name))
 
     def over_layers(self, body: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
         run = lax.scan if self.is_loop else partial(in_line, self.model.layers)
@@ -110,9 +132,10 @@ class LayerStack(Op):
 
         def body(x_BTH, xs):
             p, layer = xs
-            return self.order.forward(Place(self.model, layer, length, keys_B), cast(p, x_BTH), x_BTH)
+            x_BTH, saved = self.order.forward(Place(self.model, layer, length, keys_B), cast(p, x_BTH), x_BTH)
+            return x_BTH, {name: residual for name, residual in saved.items() if name != "x" or self.trains("qkv/kernel")}
 
-        x_BTH, saved = self.over_layers(body, x_BTH, (leaves, jnp.arange(self.model.layers)))
+        x_BTH, saved = self.over_layers(body, x_BTH, (leaves, self.numbers))
         return x_BTH, (saved, length, keys_B)
 
     def input_cotangent(self, leaves, residuals, cotangent):
@@ -132,7 +155,7 @@ class LayerStack(Op):
             return (g_BTH, in_place), record
 
         read_only = {name: value for name, value in saved.items() if name not in in_place}
-        xs = (leaves, read_only, jnp.arange(self.model.layers))
+        xs = (leaves, read_only, self.numbers)
         (g_BTH, in_place), record = self.over_layers(body, (cotangent, in_place), xs, reverse=True)
         return (g_BTH, None, None), record | in_place | {name: read_only[name] for name in self.needed}
 
@@ -145,14 +168,16 @@ class LayerStack(Op):
             g_BTH, found = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
             return g_BTH, self._record(found) | {name: r[name] for name in self.needed}
 
-        g_BTH, record = self.over_layers(body, cotangent, (leaves, saved, jnp.arange(self.model.layers)), reverse=True)
+        g_BTH, record = self.over_layers(body, cotangent, (leaves, saved, self.numbers), reverse=True)
         return (g_BTH, None, None), record
 
     def _record(self, found: Any) -> Any:
         """What one layer leaves behind: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
-        sums = jax.tree.map(self.over_rows, found["sums"])
+        sums = jax.tree.map(self.over_rows, self._trained_sums(found))
+        if not sums and not self.form:
+            return {}
         record = {"sums": sums, "kept": {}, "squares": sum(norms.squares(x) for x in jax.tree.leaves(sums))}
-        for weight in WEIGHTS:
+        for weight in self.form:
             a, g = self.tokens(found[f"a_{weight}"]), self.tokens(found[f"g_{weight}"])
             if self.form[weight] == "gram":
                 record["squares"] += norms.gram(a, g)
@@ -165,6 +190,13 @@ class LayerStack(Op):
                 # No residual of its own dies for it to be written over.
                 record[f"g_{weight}"] = found[f"g_{weight}"]
         return record
+
+    def _trained_sums(self, found: Any) -> Any:
+        """Of small leaves, by the paths of those that are trained."""
+        if not self.resting:
+            return found["sums"]
+        kept = {name: {leaf: x for leaf, x in of.items() if self.trains(f"{name}/{leaf}")} for name, of in found["sums"].items()}
+        return {name: of for name, of in kept.items() if of}
 
     def by_unit(self, record, units):
         if not self.is_loop:
@@ -193,13 +225,13 @@ class LayerStack(Op):
 
     def _layer_sum(self, p: Any, r: Any, w_B: Array) -> Any:
         summed = jax.tree.map(lambda leaf: jnp.tensordot(w_B, leaf, 1, precision="highest"), r["sums"])
-        for weight in WEIGHTS:
-            if self.form[weight] == "kept":
+        for weight, form in self.form.items():
+            if form == "kept":
                 kernel = jnp.tensordot(w_B, r["kept"][weight], 1, precision="highest")
             else:
                 a, g = self._input(p, r, weight), r[self.over.get(weight, f"g_{weight}")]
                 kernel = norms.summed(norms.wide(self.tokens(a)), rows(w_B, self.tokens(g)))
-            summed[weight] = {"kernel": kernel, "bias": summed[weight]["bias"]}
+            summed[weight] = {"kernel": kernel} | summed.get(weight, {})
         return summed
 
     def _input(self, p: Any, r: Any, weight: str) -> Array:
@@ -216,11 +248,11 @@ class LayerStack(Op):
         def body(g_BTH, xs):
             p, r, layer = xs
             g_BTH, found = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
-            summed = jax.tree.map(lambda leaf: leaf.sum(0), found["sums"])
-            for weight in WEIGHTS:
-                summed[weight]["kernel"] = norms.summed(found[f"a_{weight}"], found[f"g_{weight}"], precision=None)
+            summed = jax.tree.map(lambda leaf: leaf.sum(0), self._trained_sums(found))
+            for weight in self.form:
+                summed.setdefault(weight, {})["kernel"] = norms.summed(found[f"a_{weight}"], found[f"g_{weight}"], precision=None)
             return g_BTH, summed
 
-        xs = (leaves, saved, jnp.arange(self.model.layers))
+        xs = (leaves, saved, self.numbers)
         g_BTH, gradient = self.over_layers(body, cotangent, xs, reverse=True)
         return (g_BTH, None, None), stacked(gradient)

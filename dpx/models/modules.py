@@ -14,6 +14,7 @@ B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width,
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -23,6 +24,7 @@ from dpx.models import dropout as drop
 from dpx.models.attention import attend
 from dpx.models.fused_layers import gelu_of, layer_stack
 from dpx.models.shape import Model
+from dpx.models.trainable import BELOW, LAYERS
 
 
 def at_least_float32(x: Array) -> Array:
@@ -120,12 +122,23 @@ class Layer(nn.Module):
 
 
 def stack(module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: Array | None) -> Array:
-    """All layers, the parameters `layers` of `module`: one block where clipping asks for it, else a scan over `Layer`."""
-    stacked = module.variables.get("params", {}).get("layers")
-    session = None if stacked is None else session_of(stacked)
-    if session is not None and session.fused:
-        return apply(layer_stack(model, stacked, x_BTH), stacked, (x_BTH, length, keys_B))
-    in_axes: Any = (0, nn.broadcast, nn.broadcast)
-    unroll = 1 if model.scan else model.layers
-    scanned = nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=model.layers, in_axes=in_axes, unroll=unroll)
-    return scanned(model, name="layers")(x_BTH, jnp.arange(model.layers), length, keys_B)[0]
+    """All layers, the parameters `layers` of `module`: one block where clipping asks for it, else a scan over `Layer`.
+
+    Where only the top layers are trained, those below may come apart, as `layers_below` (see trainable.py): a stack of its own.
+    """
+    params = module.variables.get("params", {})
+    session = session_of(params)
+    first = 0
+    for name in (BELOW, LAYERS) if BELOW in params else (LAYERS,):
+        count = jax.tree.leaves(params[name])[0].shape[0] if name in params else model.layers
+        if session is not None and session.fused:
+            op = layer_stack(model, params[name], x_BTH, session, first)
+            x_BTH = apply(op, params[name], (x_BTH, length, keys_B), session)
+        else:
+            number_L = jnp.arange(count) + first if first else jnp.arange(count)
+            in_axes: Any = (0, nn.broadcast, nn.broadcast)
+            unroll = 1 if model.scan else count
+            scanned = nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=count, in_axes=in_axes, unroll=unroll)
+            x_BTH = scanned(model, name=name)(x_BTH, number_L, length, keys_B)[0]
+        first += count
+    return x_BTH

@@ -35,7 +35,7 @@ def decode_losses(params: Params, label_BM: Array, is_slot_BM: Array) -> Callabl
     """What a head calls as `decode(h, table, bias)`: (losses_B, correct_B) of these labels."""
     session = session_of(params)
     if session is not None and session.fused:
-        return partial(token_loss, label_BM, is_slot_BM)
+        return partial(token_loss, label_BM, is_slot_BM, session=session)
     return lambda *head: token_losses(ops.decode(*head), label_BM, is_slot_BM)
 
 

@@ -1,0 +1,45 @@
+"""Parameters in two trees: those that are trained, and those that rest.
+
+Both are nested dicts, and together they are what a loss takes. Only what is trained has gradients, norms and sums.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpx.declaration import Refused, require
+
+FIX = "Give nested dicts that hold every parameter once, in one of the two"
+
+
+def merged(params: Any, frozen: Any) -> Any:
+    """Both trees as one; `params` as they are where nothing is frozen.
+
+    Raises `Refused` for a parameter that is in both, and for trees that are no nested dicts.
+    """
+    return _merged(params, frozen, "") if jax.tree.leaves(frozen) else params
+
+
+def _merged(params: Any, frozen: Any, path: str) -> Any:
+    both_dicts = isinstance(params, Mapping) and isinstance(frozen, Mapping)
+    require(both_dicts, path or "params and frozen", "is in both trees, or one of them is no nested dict", FIX)
+    found = dict(params)
+    for name, leaf in frozen.items():
+        found[name] = _merged(found[name], leaf, f"{path}/{name}".lstrip("/")) if name in found else leaf
+    return found
+
+
+def bound(losses_fn: Any, frozen: Any) -> Any:
+    """The loss as a function of what is trained alone."""
+    if not jax.tree.leaves(frozen):
+        return losses_fn
+    frozen = jax.tree.map(jnp.asarray, frozen)
+    return lambda params, *rest: losses_fn(merged(params, frozen), *rest)
+
+
+def missing(error: Exception) -> Refused:
+    """What is said where a loss fails with the parameters it was given in two trees."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return Refused("params and frozen", f"are together not what the loss takes ({type(error).__name__}: {first})", FIX)

@@ -1,0 +1,94 @@
+"""Which parameters a differentiable path from the losses reaches: by the traced program, never by numbers.
+
+A sum of zeros says nothing: the first factor of a low-rank adapter has a zero gradient as long as the second one is zero.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.extend.core import primitives
+
+from dpx.clipping.frozen import merged, missing
+from dpx.clipping.probes import shapes_of
+from dpx.clipping.program import Program, with_counts
+from dpx.clipping.readers import bodies_of
+from dpx.declaration import Refused
+
+# What has a derivative of zero wherever it has one; integers and truth values have none by their type.
+FLAT = (primitives.stop_gradient_p, primitives.sign_p, primitives.floor_p, primitives.ceil_p, primitives.round_p)
+
+
+def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
+    """Raises `Refused`, naming it, for a parameter that no path from the losses reaches; of nothing where `frozen` is None."""
+    if frozen is None:
+        return
+
+    def losses(params: Any, frozen: Any, batch: Any) -> Any:
+        return with_counts(losses_fn(merged(params, frozen), batch))[0]
+
+    merged(params, frozen)
+    try:
+        jaxpr = jax.make_jaxpr(losses)(params, frozen, batch).jaxpr
+    except Refused:
+        raise
+    except Exception as error:
+        raise missing(error) if frozen else error from error
+    check_reached(jaxpr, list(shapes_of(params)))
+
+
+def check_program(program: Program) -> None:
+    """As `check`, of a program that is traced already; its first output is the losses."""
+    check_reached(program.closed.jaxpr, program.paths)
+
+
+def check_reached(jaxpr: core.Jaxpr, paths: Sequence[str]) -> None:
+    """Raises `Refused` for the first of the `paths`, which name the first inputs, that the first output does not depend on."""
+    reached = _reached(jaxpr, [True] + [False] * (len(jaxpr.outvars) - 1))
+    for path, is_reached in zip(paths, reached, strict=False):
+        if not is_reached:
+            reason = "is to be trained, and no differentiable path from the loss reaches it"
+            raise Refused(path, reason, "Leave it in frozen, or out of the model")
+
+
+def _reached(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
+    """Which inputs a differentiable path from the `wanted` outputs reaches."""
+    live = {var for var, is_wanted in zip(jaxpr.outvars, wanted, strict=True) if is_wanted and _is_floating(var)}
+    for eqn in reversed(jaxpr.eqns):
+        outputs = [var in live for var in eqn.outvars]
+        if any(outputs) and eqn.primitive not in FLAT:
+            found = _through(eqn, outputs)
+            live.update(var for var, is_reached in zip(eqn.invars, found, strict=True) if is_reached and _is_floating(var))
+    return [var in live for var in jaxpr.invars]
+
+
+def _through(eqn: Any, outputs: list[bool]) -> list[bool]:
+    """Which inputs of an equation its wanted outputs depend on: all of them, but where bodies can be looked into."""
+    bodies = bodies_of(eqn)
+    if bodies is None:
+        return [True] * len(eqn.invars)
+    if eqn.primitive is primitives.scan_p:
+        return _settled(bodies[0], eqn.params["num_consts"], eqn.params["num_carry"], outputs)
+    before = [False] * (len(eqn.invars) - len(bodies[0].invars))
+    return before + _any([_reached(body, outputs) for body in bodies])
+
+
+def _settled(body: core.Jaxpr, consts: int, carry: int, outputs: list[bool]) -> list[bool]:
+    """Of a loop: what one round's carry depends on is wanted of the round before."""
+    wanted = list(outputs)
+    while True:
+        found = _reached(body, wanted)
+        carried = _any([wanted[:carry], found[consts : consts + carry]])
+        if carried == wanted[:carry]:
+            return [*found[:consts], *carried, *found[consts + carry :]]
+        wanted[:carry] = carried
+
+
+def _any(each: Sequence[Sequence[bool]]) -> list[bool]:
+    return [any(found) for found in zip(*each, strict=True)]
+
+
+def _is_floating(var: Any) -> bool:
+    return isinstance(var, core.Var) and jnp.issubdtype(var.aval.dtype, jnp.floating)
