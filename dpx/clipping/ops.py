@@ -182,6 +182,35 @@ def normalise_cotangent(g: Array, normalised: Array, scale: Array, centred: bool
     return scale * (g - g.mean(-1, keepdims=True) - along if centred else g - along)
 
 
+@dataclasses.dataclass(frozen=True)
+class LowRank(Formed):
+    """x @ a @ b for a [p, r] and b [r, d] of a small rank: their per-example gradients are formed, p r and r d numbers."""
+
+    name: str = "low_rank"
+    rows_per_unit: int = 1
+    resting: tuple[str, ...] = ()
+
+    def forward(self, leaves, inputs):
+        (x,) = inputs
+        h = x @ leaves["a"].astype(x.dtype)
+        return h @ leaves["b"].astype(x.dtype), (x, h)
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        x, h = residuals
+        g_h = cotangent @ leaves["b"].astype(x.dtype).T
+        factors = self.trained({"a": (x, g_h), "b": (h, cotangent)})
+        record = {name: norms.per_example(*map(self.tokens, pair)) for name, pair in factors.items()}
+        return (g_h @ leaves["a"].astype(x.dtype).T,), record
+
+
+def low_rank(x: Array, a: Any, b: Any) -> Array:
+    """x @ a @ b for x [B, ..., p]: beside `dense`, an adapter of its kernel (LoRA: Hu et al. 2022). Either factor may rest."""
+    shapes = tuple(a.shape), tuple(b.shape)
+    fits = len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] == shapes[1][0] and x.shape[-1] == shapes[0][0]
+    check((a, b), fits, f"factors{shapes}", f"are not [p, r] and [r, d] for x{x.shape}", "Give matrices that meet")
+    return apply(LowRank(), {"a": a, "b": b}, (x,))
+
+
 def layer_norm(x: Array, scale: Any, bias: Any, eps: float) -> Array:
     """LayerNorm; `bias` may be None."""
     return apply(Normalise(eps), {"scale": scale} | ({} if bias is None else {"bias": bias}), (x,))

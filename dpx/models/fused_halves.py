@@ -1,7 +1,7 @@
 """The two halves of a layer, attention and feed-forward, forward and backward by hand, and the two orders to put them together.
 
-Backward returns the cotangent of a half's input and adds to `found`: each weight's input `a_` and output cotangent `g_`, and
-`sums`, the per-example gradients of the small leaves.
+Backward returns the cotangent of a half's input and adds to `found`: each weight's input `a_` and output cotangent `g_`,
+`sums`, the per-example gradients of the small leaves, and of each adapter (lora.py) the cotangents of h and of its outputs.
 
 B: examples, T: tokens, H: width, F: feed-forward, d: 3 H.
 """
@@ -17,6 +17,7 @@ from jaxtyping import Array
 from dpx.clipping import norms
 from dpx.clipping.ops import normalise_cotangent
 from dpx.models import dropout as drop
+from dpx.models import lora
 from dpx.models.attention import attend, attend_backward
 from dpx.models.shape import Model
 
@@ -74,8 +75,17 @@ def norm_backward(g: Array, normalised: Array, factor: Array, p: Any) -> tuple[d
     return sums, normalise_cotangent(wide * p["scale"], normalised, factor).astype(g.dtype)
 
 
-def linear(x: Array, p: Any) -> Array:
-    return x @ p["kernel"] + p["bias"]
+def linear(x: Array, p: Any, weight: str, saved: dict[str, Array]) -> Array:
+    """x through a dense map and its adapters; `saved` gets what their backward pass needs."""
+    y, own = lora.forward(x @ p[weight]["kernel"] + p[weight]["bias"], x, p.get("lora", {}), weight)
+    saved |= own
+    return y
+
+
+def linear_backward(g: Array, p: Any, r: Any, weight: str, found: Any) -> Array:
+    """Cotangent of the input of `linear`."""
+    g_x, own = g @ p[weight]["kernel"].T, lora.backward(g, p.get("lora", {}), r, weight, found)
+    return g_x if own is None else g_x + own
 
 
 def gelu_and_slope(u: Array, form: str) -> tuple[Array, Array]:
@@ -90,33 +100,36 @@ def gelu_and_slope(u: Array, form: str) -> tuple[Array, Array]:
 
 
 def attention(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
-    qkv_BTd = linear(x_BTH, p["qkv"])
+    saved: dict[str, Array] = {}
+    qkv_BTd = linear(x_BTH, p, "qkv", saved)
     context_BTH = attend(qkv_BTd, place.length, place.model.heads, place.dropped_probabilities, place.model.causal)
-    return place.dropped(linear(context_BTH, p["attention_out"]), drop.ATTENTION_OUT), {"qkv": qkv_BTd, "context": context_BTH}
+    out_BTH = place.dropped(linear(context_BTH, p, "attention_out", saved), drop.ATTENTION_OUT)
+    return out_BTH, saved | {"qkv": qkv_BTd, "context": context_BTH}
 
 
 def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
     model, g_attended = place.model, place.dropped(g_BTH, drop.ATTENTION_OUT)
-    g_context = g_attended @ p["attention_out"]["kernel"].T
+    g_context = linear_backward(g_attended, p, r, "attention_out", found)
     g_qkv = attend_backward(r["qkv"], r["context"], g_context, place.length, model.heads, place.dropped_probabilities, model.causal)
     found |= {"a_attention_out": r["context"], "g_attention_out": g_attended, "g_qkv": g_qkv}
     _sum_biases(found, "attention_out", "qkv")
-    return g_qkv @ p["qkv"]["kernel"].T
+    return linear_backward(g_qkv, p, r, "qkv", found)
 
 
 def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
-    u_BTF = linear(x_BTH, p["up"])
+    saved: dict[str, Array] = {}
+    u_BTF = linear(x_BTH, p, "up", saved)
     activated_BTF = jax.nn.gelu(u_BTF, approximate=place.model.gelu == "tanh")
-    return place.dropped(linear(activated_BTF, p["down"]), drop.OUTPUT), {"u": u_BTF}
+    return place.dropped(linear(activated_BTF, p, "down", saved), drop.OUTPUT), saved | {"u": u_BTF}
 
 
 def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
     dtype, g_down = r["u"].dtype, place.dropped(g_BTH, drop.OUTPUT)
     activated, slope = gelu_and_slope(norms.wide(r["u"]), place.model.gelu)
-    g_up = ((g_down @ p["down"]["kernel"].T) * slope).astype(dtype)
+    g_up = (linear_backward(g_down, p, r, "down", found) * slope).astype(dtype)
     found |= {"a_down": activated.astype(dtype), "g_down": g_down, "g_up": g_up}
     _sum_biases(found, "down", "up")
-    return g_up @ p["up"]["kernel"].T
+    return linear_backward(g_up, p, r, "up", found)
 
 
 def _sum_biases(found: Any, *weights: str) -> None:

@@ -22,6 +22,7 @@ from jaxtyping import Array
 from dpx.clipping import norms
 from dpx.clipping.ops import form_of, rows
 from dpx.clipping.probes import Op, Session, is_probed
+from dpx.models import lora
 from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
 from dpx.models.shape import Model
 
@@ -133,10 +134,17 @@ class LayerStack(Op):
         def body(x_BTH, xs):
             p, layer = xs
             x_BTH, saved = self.order.forward(Place(self.model, layer, length, keys_B), cast(p, x_BTH), x_BTH)
-            return x_BTH, {name: residual for name, residual in saved.items() if name != "x" or self.trains("qkv/kernel")}
+            return x_BTH, {name: residual for name, residual in saved.items() if self._is_kept(name, p)}
 
         x_BTH, saved = self.over_layers(body, x_BTH, (leaves, self.numbers))
         return x_BTH, (saved, length, keys_B)
+
+    def _is_kept(self, residual: str, p: Any) -> bool:
+        """Whether the backward pass needs it: the input of `qkv` and the h of adapters are there for what is trained alone."""
+        if residual == "x":
+            adapters = [name for name, *_ in lora.adapters_of(p.get("lora", {}), "qkv")]
+            return self.trains("qkv/kernel") or any(self.trains(f"lora/{name}/a") for name in adapters)
+        return not residual.startswith("h_") or self.trains(f"lora/{residual[2:]}/b")
 
     def input_cotangent(self, leaves, residuals, cotangent):
         saved, length, keys_B = residuals
@@ -174,6 +182,7 @@ class LayerStack(Op):
     def _record(self, found: Any) -> Any:
         """What one layer leaves behind: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
         sums = jax.tree.map(self.over_rows, self._trained_sums(found))
+        sums |= self._of_adapters(found, lambda a, g: norms.per_example(self.tokens(a), self.tokens(g)))
         if not sums and not self.form:
             return {}
         record = {"sums": sums, "kept": {}, "squares": sum(norms.squares(x) for x in jax.tree.leaves(sums))}
@@ -197,6 +206,15 @@ class LayerStack(Op):
             return found["sums"]
         kept = {name: {leaf: x for leaf, x in of.items() if self.trains(f"{name}/{leaf}")} for name, of in found["sums"].items()}
         return {name: of for name, of in kept.items() if of}
+
+    def _of_adapters(self, found: Any, product: Any) -> Any:
+        """`product` of input and output cotangent for each factor that is trained, under the name `lora`."""
+        gradients = {}
+        for name, (h_BTr, g_BTr, g_BTc) in found.get("lora", {}).items():
+            factors = {"a": (found[f"a_{lora.TARGETS[name].weight}"], g_BTr), "b": (h_BTr, g_BTc)}
+            own = {leaf: product(*pair) for leaf, pair in factors.items() if self.trains(f"lora/{name}/{leaf}")}
+            gradients |= {name: own} if own else {}
+        return {"lora": gradients} if gradients else {}
 
     def by_unit(self, record, units):
         if not self.is_loop:
@@ -251,7 +269,7 @@ class LayerStack(Op):
             summed = jax.tree.map(lambda leaf: leaf.sum(0), self._trained_sums(found))
             for weight in self.form:
                 summed.setdefault(weight, {})["kernel"] = norms.summed(found[f"a_{weight}"], found[f"g_{weight}"], precision=None)
-            return g_BTH, summed
+            return g_BTH, summed | self._of_adapters(found, partial(norms.summed, precision=None))
 
         xs = (leaves, saved, self.numbers)
         g_BTH, gradient = self.over_layers(body, cotangent, xs, reverse=True)

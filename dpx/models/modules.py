@@ -23,6 +23,7 @@ from dpx.clipping.probes import apply, session_of
 from dpx.models import dropout as drop
 from dpx.models.attention import attend
 from dpx.models.fused_layers import gelu_of, layer_stack
+from dpx.models.lora import adapted
 from dpx.models.shape import Model
 from dpx.models.trainable import BELOW, LAYERS
 
@@ -91,7 +92,8 @@ class Embeddings(nn.Module):
 class Layer(nn.Module):
     """One layer, in the form `nn.scan` wants: (carry, scanned, broadcast...) -> (carry, None).
 
-    A Bert normalises after each half's sum (post-LayerNorm), a Decoder before each half (pre-LayerNorm).
+    A Bert normalises after each half's sum (post-LayerNorm), a Decoder before each half (pre-LayerNorm). Adapters of its dense maps,
+    where its parameters hold some, are added (lora.py).
     """
 
     model: Model
@@ -99,18 +101,22 @@ class Layer(nn.Module):
     @nn.compact
     def __call__(self, x_BTH: Array, layer: Array, length: Array, keys_B: Array | None) -> tuple[Array, None]:
         model = self.model
+        lora = self.variables.get("params", {}).get("lora", {})
+
+        def projected(x: Array, name: str, features: int, spread: float = 1.0) -> Array:
+            return adapted(Dense(model, features, spread=spread, name=name)(x), x, lora, name)
 
         def dropped(x: Array, site: int) -> Array:
             return drop.dropout(x, keys_B, layer, site, model.dropout)
 
         def attended(x_BTH: Array) -> Array:
-            qkv_BT3H = Dense(model, 3 * model.width, name="qkv")(x_BTH)
+            qkv_BT3H = projected(x_BTH, "qkv", 3 * model.width)
             context_BTH = attend(qkv_BT3H, length, model.heads, lambda probs: dropped(probs, drop.ATTENTION), model.causal)
-            return dropped(Dense(model, model.width, spread=spread, name="attention_out")(context_BTH), drop.ATTENTION_OUT)
+            return dropped(projected(context_BTH, "attention_out", model.width, spread), drop.ATTENTION_OUT)
 
         def fed_forward(x_BTH: Array) -> Array:
-            up_BTF = gelu_of(model)(Dense(model, model.feed_forward, name="up")(x_BTH))
-            return dropped(Dense(model, model.width, spread=spread, name="down")(up_BTF), drop.OUTPUT)
+            up_BTF = gelu_of(model)(projected(x_BTH, "up", model.feed_forward))
+            return dropped(projected(up_BTF, "down", model.width, spread), drop.OUTPUT)
 
         # GPT-2 shrinks what each half adds to the residual stream as the stack grows.
         spread = (2 * model.layers) ** -0.5 if model.causal else 1.0

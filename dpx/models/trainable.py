@@ -39,13 +39,6 @@ def _is_bias(path: str) -> bool:
     return path.split("/")[-1] in ("bias", "output_bias")
 
 
-ALL = Selection((("all", lambda path: True),))
-# Of dense maps, LayerNorms and the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022).
-BIAS = Selection((("bias", _is_bias),))
-# The head: whatever stands above the layers. Of a tied decoder the table is an embedding, and rests.
-LAST_LAYER = Selection((("last_layer", _is_above),))
-
-
 def top(layers: int) -> Selection:
     """The top layers, and the head."""
     require(layers > 0, f"top {layers} layers", "is no number of layers", "Use 1 or more, or the selection last_layer")
@@ -70,6 +63,16 @@ def _matches(pattern: list[str], names: list[str]) -> bool:
     if pattern[0] == "**":
         return any(_matches(pattern[1:], names[start:]) for start in range(len(names) + 1))
     return bool(names) and fnmatchcase(names[0], pattern[0]) and _matches(pattern[1:], names[1:])
+
+
+ALL = Selection((("all", lambda path: True),))
+# Of dense maps, LayerNorms and the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022).
+BIAS = Selection((("bias", _is_bias),))
+# The head: whatever stands above the layers. Of a tied decoder the table is an embedding, and rests.
+LAST_LAYER = Selection((("last_layer", _is_above),))
+# Adapters (lora.py), and of their factors the second alone.
+LORA = matching("layers/lora/*/a", "layers/lora/*/b")
+LORA_FFA = matching("layers/lora/*/b")
 
 
 def split(params: Any, selection: Selection) -> tuple[Any, Any]:
@@ -109,9 +112,14 @@ def _kept(params: Any, picks: Callable[[str], bool], is_trained: bool, path: str
             leaf = _kept(leaf, picks, is_trained, here)
             if leaf:
                 found[name] = leaf
-        elif (picks(here) and here.split("/")[0] != BELOW) is is_trained:
+        elif (picks(here) and not _is_constant(here)) is is_trained:
             found[name] = leaf
     return found
+
+
+def _is_constant(path: str) -> bool:
+    """Whether no selection trains it: a layer below those, and what adapters are multiplied by."""
+    return path.split("/")[0] == BELOW or fnmatchcase(path, "*/lora/*/scale")
 
 
 def whole(params: Any) -> Any:

@@ -1,0 +1,118 @@
+"""Low-rank adapters of a model's dense maps (LoRA: Hu et al. 2022; with privacy: Yu et al. 2022): y = x W + (alpha / r) x A B, W resting.
+
+Adapters are parameters among others, stacked like the layers: `layers/lora/<target>/a` [L, p, r], `b` [L, r, d] and `scale` [L],
+alpha / r, a constant that no selection trains. Where a tree holds them a model adds them; with zeros for B, as they begin, the model
+computes what it did without. `lora_ffa` (FFA-LoRA: Sun et al. 2024) trains B alone.
+
+L: layers, B: examples, T: tokens, p: inputs, d: outputs of a dense map, c: outputs that are a target's own, r: rank.
+"""
+
+import difflib
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dpx.clipping import ops
+from dpx.declaration import Refused, require
+
+
+class Target(NamedTuple):
+    """What an adapter is of: of the dense map `weight`, whose outputs fall into `parts`, that number."""
+
+    weight: str
+    part: int = 0
+    parts: int = 1
+
+    def columns(self, x: Array) -> Array:
+        """The target's own of all outputs [..., d]."""
+        own = x.shape[-1] // self.parts
+        return x if self.parts == 1 else x[..., self.part * own : (self.part + 1) * own]
+
+    def placed(self, x: Array) -> Array:
+        """[..., c] as all outputs, zeros beside it."""
+        own = x.shape[-1]
+        around = (self.part * own, (self.parts - self.part - 1) * own)
+        return x if self.parts == 1 else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [around])
+
+
+TARGETS = {
+    "query": Target("qkv", 0, 3),
+    "key": Target("qkv", 1, 3),
+    "value": Target("qkv", 2, 3),
+    "attention_out": Target("attention_out"),
+    "up": Target("up"),
+    "down": Target("down"),
+}
+
+
+def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
+    """(name, target, its parameters) of each adapter of one dense map; `lora` is one layer's, and may be empty."""
+    for name, target in TARGETS.items():
+        if target.weight == weight and name in lora:
+            yield name, target, lora[name]
+
+
+def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str) -> Array:
+    """y plus what the adapters of a dense map make of its input, by ops."""
+    for _, target, p in adapters_of(lora, weight):
+        y_BTd = y_BTd + target.placed(ops.low_rank(x_BTp, p["a"], p["b"]) * p["scale"].astype(y_BTd.dtype))
+    return y_BTd
+
+
+def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str) -> tuple[Array, dict[str, Array]]:
+    """(y plus what the adapters make of x, which `backward` goes on from: h_BTr of each, (alpha / r) x A)."""
+    saved = {}
+    for name, target, p in adapters_of(lora, weight):
+        saved[f"h_{name}"] = (x_BTp @ p["a"]) * p["scale"]
+        y_BTd = y_BTd + target.placed(saved[f"h_{name}"] @ p["b"])
+    return y_BTd, saved
+
+
+def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, found: Any) -> Array | None:
+    """What the adapters add to the cotangent of x, None without any. `found` gets h of each and the cotangents of x A and of its
+    outputs, which are the other factors of its gradients."""
+    total = None
+    for name, target, p in adapters_of(lora, weight):
+        g_BTc = target.columns(g_BTd)
+        g_BTr = (g_BTc @ p["b"].T) * p["scale"]
+        found.setdefault("lora", {})[name] = (saved.get(f"h_{name}"), g_BTr, g_BTc)
+        own = g_BTr @ p["a"].T
+        total = own if total is None else total + own
+    return total
+
+
+def add_adapters(params: Any, key: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ("query", "value")) -> Any:
+    """A model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `TARGETS`).
+
+    A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `Refused` for a rank that no matrix has, a pattern that names no target,
+    and parameters that have adapters or no layers.
+    """
+    require("layers" in params and "lora" not in params["layers"], "parameters", "have adapters, or no layers", "Give a plain model's")
+    for pattern in targets:
+        if not any(fnmatchcase(name, pattern) for name in TARGETS):
+            raise Refused(
+                pattern, "is no target of adapters", f"The nearest are {', '.join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))}"
+            )
+    found = {}
+    for place, (name, target) in enumerate(TARGETS.items()):
+        if any(fnmatchcase(name, pattern) for pattern in targets):
+            L, p, d = params["layers"][target.weight]["kernel"].shape
+            fits = 0 < rank <= min(p, d // target.parts)
+            require(fits, f"rank={rank}", f"is none of a matrix {(p, d // target.parts)}", "Use a rank of at least 1 and below both")
+            a_Lpr = jax.random.normal(jax.random.fold_in(key, place), (L, p, rank)) * p**-0.5
+            found[name] = {"a": a_Lpr, "b": jnp.zeros((L, rank, d // target.parts)), "scale": jnp.full((L,), alpha / rank)}
+    return params | {"layers": params["layers"] | {"lora": found}}
+
+
+def merge_adapters(params: Any) -> Any:
+    """Plain weights that compute the same: W + (alpha / r) A B; of a model whose layers are in one stack (`trainable.whole`)."""
+    layers = {name: dict(leaf) for name, leaf in params["layers"].items() if name != "lora"}
+    for name, p in params["layers"].get("lora", {}).items():
+        target = TARGETS[name]
+        product_Lpc = jnp.einsum("l,lpr,lrc->lpc", p["scale"], p["a"], p["b"], precision="highest")
+        layers[target.weight]["kernel"] = layers[target.weight]["kernel"] + target.placed(product_Lpc)
+    return params | {"layers": layers}
