@@ -13,8 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from dpx.clipping import clipped_sum as sums
+from dpx.clipping import reach
 from dpx.clipping.clipped_sum import ClippedSum
 from dpx.clipping.example_loss import Reader, Route, Tracer
+from dpx.clipping.frozen import bound
 from dpx.clipping.probes import Session, is_probed, session_of, shapes_of
 from dpx.clipping.program import Program, traced, with_counts
 from dpx.clipping.weights import Weights
@@ -37,6 +39,7 @@ def clipped_grad(
     batch: Any,
     *,
     weights: Weights,
+    frozen: Any = None,
     is_padding_B: Bool[Array, " B"] | None = None,
     method: str = "book_keeping",
     kept_bytes: int = sums.KEPT_BYTES,
@@ -48,10 +51,15 @@ def clipped_grad(
 
     `batch` holds examples along the first axis of every array; `example` has that axis no more. Any JAX code will do: products and
     lookups are clipped as by `dpx.clipped_sum`, and a parameter with any other reader gets a copy for each example (exact, at the cost
-    of a gradient for each). `strict` refuses copies; `explain` computes nothing and returns the route of every parameter.
-    Raises `Refused` for a loss that is not one floating number, parameters that are not floating, and copies where `strict`.
+    of a gradient for each). `strict` refuses copies; `explain` computes nothing and returns the route of every parameter. `frozen` is as
+    for `dpx.clipped_sum`: the loss takes it with `params` as one nested dict, and nothing is kept for it.
+    Raises `Refused` for a loss that is not one floating number, parameters that are not floating, and copies where `strict`; with
+    `frozen` (which may be empty) also for a parameter that is in both trees, or that no path from the loss reaches.
     """
     examples = sums.batch_size(batch)
+    if frozen is not None:
+        reach.check(loss, params, frozen, jax.tree.map(lambda leaf: leaf[0], batch))
+    loss = bound(loss, frozen)
     one = _traced_one(loss, params, batch)
     readers = _readers(one, params, batch)
     paths = list(shapes_of(params))
