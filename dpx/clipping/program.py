@@ -71,7 +71,7 @@ class Program:
 def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int, frozen: Any = None) -> Program:
     """Raises `Refused` where a loss is not one number an example, or a parameter does not go through ops alone (readers.py)."""
     session = Session(shapes_of(params), **session_options)
-    frozen = {} if frozen is None else frozen
+    frozen = {} if frozen is None else jax.tree.map(jnp.asarray, frozen)
 
     def run(params, frozen, batch):
         return with_counts(losses_fn(rest.merged(wrap(params, session), frozen), batch))

@@ -29,7 +29,6 @@ def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
     def losses(params: Any, frozen: Any, batch: Any) -> Any:
         return with_counts(losses_fn(merged(params, frozen), batch))[0]
 
-    merged(params, frozen)
     try:
         jaxpr = jax.make_jaxpr(losses)(params, frozen, batch).jaxpr
     except Refused:
@@ -91,4 +90,4 @@ def _any(each: Sequence[Sequence[bool]]) -> list[bool]:
 
 
 def _is_floating(var: Any) -> bool:
-    return isinstance(var, core.Var) and jnp.issubdtype(var.aval.dtype, jnp.floating)
+    return isinstance(var, core.Var) and jnp.issubdtype(getattr(var.aval, "dtype", int), jnp.floating)

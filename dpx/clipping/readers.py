@@ -193,8 +193,9 @@ def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Referen
     for reference in map(_trained, held[consts : consts + carry]):
         if reference is not None:
             raise Refused(reference.path, "is carried from round to round of a loop", "Close over it, or scan along its layers")
-    if any(reference is not None and reference.cut is not None for reference in map(_trained, held)):
-        raise Refused(next(label.path for label in held if _trained(label)), "is sliced before a loop over it", ELSEWHERE)
+    for reference in map(_trained, held):
+        if reference is not None and reference.cut is not None:
+            raise Refused(reference.path, "is sliced before a loop over it", ELSEWHERE)
     held = [label if label and label.cut is None else None for label in held]
     layers = [label and dataclasses.replace(label, taken=(*label.taken, Layer(depth))) for label in held[consts + carry :]]
     return [*held[:consts], *[None] * carry, *layers]

@@ -94,9 +94,8 @@ def add_adapters(params: Any, key: Any, *, rank: int, alpha: float, targets: tup
     require("layers" in params and "lora" not in params["layers"], "parameters", "have adapters, or no layers", "Give a plain model's")
     for pattern in targets:
         if not any(fnmatchcase(name, pattern) for name in TARGETS):
-            raise Refused(
-                pattern, "is no target of adapters", f"The nearest are {', '.join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))}"
-            )
+            nearest = ", ".join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))
+            raise Refused(pattern, "is no target of adapters", f"The nearest are {nearest}")
     found = {}
     for place, (name, target) in enumerate(TARGETS.items()):
         if any(fnmatchcase(name, pattern) for pattern in targets):

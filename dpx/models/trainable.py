@@ -52,9 +52,9 @@ def matching(*patterns: str) -> Selection:
 
 def either(*selections: Selection) -> Selection:
     """What any of them picks; of layers below the `top` ones of a selection among them, nothing."""
-    tops = {selection.top for selection in selections} - {None}
-    require(len(tops) < 2, f"top {sorted(tops)} layers", "are two numbers", "Choose one")
-    return Selection(tuple(part for selection in selections for part in selection.parts), next(iter(tops), None))
+    tops = sorted({selection.top for selection in selections if selection.top is not None})
+    require(len(tops) < 2, f"top {tops} layers", "are two numbers", "Choose one")
+    return Selection(tuple(part for selection in selections for part in selection.parts), tops[0] if tops else None)
 
 
 def _matches(pattern: list[str], names: list[str]) -> bool:
