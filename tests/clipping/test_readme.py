@@ -53,7 +53,7 @@ def lines(title):
 
 B, T, D, V = 3, 4, 4, 5
 SHAPES = {"kernel": (D, D), "heads": (D, 2, 3), "bias": (D,), "scale": (D,), "one": (1,), "rows": (6, D), "table": (V, D)}
-SHAPES |= {"layers": (3, D, D)}
+SHAPES |= {"layers": (3, D, D), "a": (D, 2), "b": (2, D)}
 
 
 def told(code):
