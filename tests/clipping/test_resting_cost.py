@@ -1,0 +1,73 @@
+"""What a private step costs that trains some parameters, beside autodiff of just those: traced products, compiled temporaries."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import dpx
+from dpx.clipping.frozen import merged
+from dpx.models import trainable
+from dpx.models.lora import add_adapters
+from dpx.training.cost import matmul_flops, temporary_bytes
+from tests.clipping.test_cost import WEIGHTS, shapes
+
+SELECTIONS = {
+    "bias": trainable.BIAS,
+    "last_layer": trainable.LAST_LAYER,
+    "top third": trainable.top(4),
+    "lora": trainable.LORA,
+    "lora_ffa": trainable.LORA_FFA,
+}
+
+
+@cache
+def subject(size: str, selection: str, examples: int = 32):
+    """(private step, autodiff of what is trained by itself, their arguments) at 128 tokens; nothing is allocated."""
+    of, params, batch = shapes(size, 128, examples)
+
+    def drawn(params, key):
+        given = add_adapters(params, key, rank=8, alpha=16.0) if "lora" in selection else params
+        return trainable.split(given, SELECTIONS[selection])
+
+    trained, frozen = jax.eval_shape(drawn, params, jax.ShapeDtypeStruct((2,), jnp.uint32))
+
+    def private(trained, frozen, batch):
+        return dpx.clipped_sum(of.losses, trained, batch, frozen=frozen, weights=WEIGHTS, checked=False)
+
+    def by_hand(trained, frozen, batch):
+        return jax.grad(lambda trained: of.losses(merged(trained, frozen), batch)[0].sum())(trained)
+
+    return private, by_hand, (trained, frozen, batch)
+
+
+def slow(*names):
+    return [pytest.param(*name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize(
+    "size, selection",
+    [*(("base", name) for name in SELECTIONS), *slow(*(("decoder_small", name) for name in SELECTIONS))],
+)
+def test_products_beside_autodiff_of_just_those_leaves(size, selection):
+    private, by_hand, arguments = subject(size, selection)
+    assert matmul_flops(private, *arguments) <= 1.05 * matmul_flops(by_hand, *arguments)
+
+
+def test_what_rests_costs_no_products():
+    """Below the head nothing is differentiated; where biases are trained, no gradient of a kernel is formed: two thirds of a step."""
+    of, params, batch = shapes("base", 128, 32)
+    whole = matmul_flops(lambda params, batch: dpx.plain_sum(of.losses, params, batch, fused=False).total, params, batch)
+    costs = {}
+    for selection in ("bias", "last_layer"):
+        private, _, arguments = subject("base", selection)
+        costs[selection] = matmul_flops(private, *arguments) / whole
+    assert costs["last_layer"] < 0.37 and costs["bias"] < 0.68
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size, selection", [("base", name) for name in SELECTIONS])
+def test_temporaries_beside_autodiff_of_just_those_leaves(size, selection):
+    private, by_hand, arguments = subject(size, selection)
+    assert temporary_bytes(private, *arguments) <= 1.1 * temporary_bytes(by_hand, *arguments)
