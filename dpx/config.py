@@ -117,7 +117,8 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _does_nothing(key: str, value: Any) -> bool:
-    return (key == "analysis" and value is None) or (key == "telemetry" and value["_target_"].endswith(".SecretTelemetry"))
+    is_default = {"telemetry": ".SecretTelemetry", "train": ".Everything"}
+    return (key == "analysis" and value is None) or (key in is_default and value["_target_"].endswith(is_default[key]))
 
 
 def _short_hash(plain: Any) -> str:

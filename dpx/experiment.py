@@ -11,6 +11,7 @@ from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.mesh import Mesh
 from dpx.models.shape import Model
+from dpx.models.trained import Everything, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.sampler import Sampler
@@ -55,6 +56,7 @@ class Experiment:
     schedule: Schedule
     microbatch: int | Literal["auto"]
     telemetry: Telemetry = SecretTelemetry()
+    train: Trained = Everything()
     replicate: int = 0
     seed: int | None = None
     audit: Audit = NoCanaries()

@@ -102,6 +102,9 @@ class Benchmark:
             "what is measured is the step with independent noise beside plain ones",
             "Use mechanism=dp_sgd, or job=benchmark_noise for what other noise costs",
         )
+        require(
+            experiment.train.is_all, f"train={experiment.train.kind}", "every parameter is trained in what is measured", "Use train=all"
+        )
         dtypes = tuple(self.dtypes) or (experiment.model.dtype,)
         meshes = [recipes.option("mesh", name) for name in self.meshes] or [experiment.mesh]
         own = [variant for variant in self.variants if variant not in PEERS]

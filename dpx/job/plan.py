@@ -56,10 +56,21 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
     return (
         {"name": experiment.name, "model": experiment.model.name, "parameters": parameters, "vocabulary_size": vocabulary}
+        | {"trained_parameters": _trained(experiment, parameters, vocabulary)}
         | _work(experiment, parameters, vocabulary, examples, calibrated.size)
         | _memory(experiment, parameters, vocabulary)
         | _claim(experiment, manifest, calibrated)
     )
+
+
+def _trained(experiment: Experiment, parameters: int, vocabulary: int) -> int:
+    if experiment.train.is_all:
+        return parameters
+    from dpx.task.mlm import Special
+    from dpx.task.objective import objective
+    from dpx.training.resting import counted
+
+    return counted(experiment.train, objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4)))
 
 
 def _compiled(experiment: Experiment, found: dict[str, Any]) -> dict[str, Any]:
@@ -184,9 +195,11 @@ def _show_analysis(document: dict[str, Any], console: Console) -> None:
 
 def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     sigma = document["noise_multiplier"]
+    trained = document["trained_parameters"]
+    part = "" if trained == document["parameters"] else f", {trained:,} trained"
     fits = "" if document["fits"] else "  (more than the device has)"
     return [
-        ("model", f"{document['model']}, {document['parameters']:,} parameters at vocabulary {document['vocabulary_size']:,}"),
+        ("model", f"{document['model']}, {document['parameters']:,} parameters{part} at vocabulary {document['vocabulary_size']:,}"),
         ("steps", f"{document['steps']:,}"),
         ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} {document['drawn']}s"),
         ("FLOPs", f"{document['flops']:.3g} (6 M S per example); {document['flops_of_products']:.3g} counting matrix products"),

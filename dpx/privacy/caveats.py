@@ -58,6 +58,8 @@ def assumptions(experiment: Experiment, manifest: Any, size: int, entered: Ledge
         found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
         found.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
+    if not experiment.train.is_all:
+        found.append(f"train={experiment.train.kind}: what rests was drawn at random, before any protected row was read")
     if entered is not None and any(run["origin"] != entered.identity for run in entered.runs()):
         found.append("whether and where this run was forked did not follow from what was seen, or no further branch will be made")
     if privacy.rows_per_example > 1:

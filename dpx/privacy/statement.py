@@ -40,6 +40,8 @@ def build(
     reasons = reasons_against(experiment, manifest) + chosen_late(entered) + refuted(verdict)
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     common |= tuning_facts(experiment)
+    if not experiment.train.is_all:
+        common["train"] = experiment.train.kind
     if not experiment.is_private:
         plain = {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": not_covered(experiment)}
         return common | plain | {"ledger": chain_facts(entered)}

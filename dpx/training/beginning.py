@@ -17,6 +17,7 @@ from dpx.experiment import Experiment
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
+from dpx.training import resting
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.fingerprint import differences
 from dpx.training.state import State
@@ -32,6 +33,8 @@ class Beginning:
     secret: RootSecret
     state: State
     messages: tuple[str, ...]
+    # What rests, where microbatches are summed.
+    resting: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +126,10 @@ def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
         epoch, secret = epochs.open(first_step, start, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
     state = _state(step, secret, checkpoints, first_step)
-    return Beginning(epoch, first_step, secret, state.in_a_new_epoch() if first_step == epoch.from_step else state, messages)
+    state = state.in_a_new_epoch() if first_step == epoch.from_step else state
+    # Before its first checkpoint a run may have ended before anything was written.
+    rests = resting.placed(folder.private, step) if first_step else resting.keep(folder.private, step, secret.key("init"))
+    return Beginning(epoch, first_step, secret, state, messages, rests)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any]) -> None:
@@ -157,7 +163,8 @@ def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[s
 
 def _fresh(epochs: Epochs, step: Step, why: str) -> Beginning:
     epoch, secret = epochs.open(0, None, why)
-    return Beginning(epoch, 0, secret, step.init(secret.key("init")), ())
+    key = secret.key("init")
+    return Beginning(epoch, 0, secret, step.init(key), (), resting.keep(epochs.folder.private, step, key))
 
 
 def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int) -> State:
@@ -170,12 +177,13 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
     folder, ledger = epochs.folder, epochs.ledger
     assert folder.fork is not None
     first_step, state = _forked(folder.fork, step.init(RootSecret.from_seed(0).key("shape")), ledger)
+    rests = resting.inherit(folder.private, Path(folder.fork.rpartition("@")[0]) / "private", step)
     epoch, secret = epochs.open(first_step, None, f"forked from {folder.fork}")
     state = state.in_a_new_epoch()
     checkpoints.save(first_step, state, facts_of(ledger, epoch))
     checkpoints.wait()
     messages = (f"forked at step {first_step} of {folder.fork}: everything its ledger holds is charged here too",)
-    return Beginning(epoch, first_step, secret, state, messages)
+    return Beginning(epoch, first_step, secret, state, messages, rests)
 
 
 def _forked(fork: str, like: State, ledger: Ledger) -> tuple[int, State]:

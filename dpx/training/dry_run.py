@@ -58,7 +58,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
 
 
 def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: int) -> dict[str, Any]:
-    params = state.params
+    params, rests = state.params, jax.eval_shape(step.draw_resting, KEY)
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
     row = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
@@ -71,7 +71,9 @@ def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: in
     drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
     return {
         "gather": step.gather.lower(params),
-        "accumulate": step.accumulate.lower(gathered, sums, rows, is_padding, count, KEY, KEY),
+        "accumulate": step.accumulate.lower(
+            gathered, sums, rows, is_padding, count, KEY, KEY, resting=jax.eval_shape(step.place_resting, rests)
+        ),
         "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
         "finish": step.finish.lower(state, reduced, drawn, SCALAR, SCALAR, SCALAR),
     }

@@ -42,6 +42,9 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     """The declaration as plain data, less reporting and the way it is computed."""
     plain = dataclasses.asdict(experiment)
     plain["data"].pop("directory")
+    # A run from before there was a choice trained everything.
+    if experiment.train.is_all:
+        plain.pop("train")
     return {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
 
 

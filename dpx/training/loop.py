@@ -36,6 +36,8 @@ class Runtime:
     step: Step
     ledger: Ledger
     strategy: np.ndarray | None = None
+    # What rests, where microbatches are summed; empty where everything is trained.
+    resting: Any = dataclasses.field(default_factory=dict)
 
 
 Observer = Callable[[int, State, dict[str, Any]], None]
@@ -149,7 +151,9 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
-        sums = parts.accumulate(params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm)
+        sums = parts.accumulate(
+            params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm, resting=runtime.resting
+        )
     return sums
 
 

@@ -23,6 +23,7 @@ from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.declaration import Refused
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
+from dpx.training import resting
 from dpx.training.cost import compiled_temporaries
 from dpx.training.synthetic_rows import synthetic_rows
 
@@ -66,9 +67,9 @@ def choose(objective: Any, experiment: Experiment, candidates: Sequence[int] = C
 
 def _rates(objective: Any, experiment: Experiment, candidates: Sequence[int]) -> dict[int, float]:
     """Examples/s by size, smallest first, until memory ends or two sizes in a row are no faster than the best."""
-    params = jax.jit(objective.init)(jax.random.PRNGKey(0))
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    allowed = experiment.mesh.memory_bytes - 4 * COPIES_OF_PARAMETERS * size
+    params = jax.jit(lambda key: resting.drawn(experiment.train, objective, key))(jax.random.PRNGKey(0))
+    trained, rests = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in params)
+    allowed = experiment.mesh.memory_bytes - 4 * (COPIES_OF_PARAMETERS * trained + rests)
     rates: dict[int, float] = {}
     for candidate in candidates:
         batch = synthetic_batch(objective, experiment, candidate)
@@ -90,18 +91,20 @@ def synthetic_batch(objective: Any, experiment: Experiment, examples: int) -> di
 
 
 def microbatch_sum(objective: Any, experiment: Experiment) -> Callable[[Any, Any], Any]:
-    """What the step does with one microbatch: (params, batch) -> sum of gradients, clipped if the run is private."""
+    """What the step does with one microbatch: ((trained, resting), batch) -> sum of gradients, clipped if the run is private."""
     weights = experiment.clip.weights(experiment.clip.clipping_norm) if experiment.is_private else None
     rows_each = experiment.privacy.rows_per_example
 
     def run(params: Any, batch: Any) -> Any:
+        trained, rests = params[0], params[1] or None
+
         def losses(params: Any, batch: Any) -> Any:
             return objective.losses(params, batch, jnp.zeros(2, jnp.uint32))
 
         if weights is None:
-            return plain_sum(losses, params, batch, rows_per_unit=rows_each).total
+            return plain_sum(losses, trained, batch, frozen=rests, rows_per_unit=rows_each).total
         options = {"method": experiment.clipping.method, "rows_per_unit": rows_each, "checked": False}
-        return clipped_sum(losses, params, batch, weights=weights, **options).total
+        return clipped_sum(losses, trained, batch, weights=weights, frozen=rests, **options).total
 
     return run
 
@@ -124,7 +127,7 @@ def _cache() -> Path:
 def _key(objective: Any, experiment: Experiment, candidates: Sequence[int]) -> str:
     device = jax.devices()[0]
     facts = (objective.model, objective.task, objective.vocabulary_size, experiment.data.sequence_length, experiment.is_private)
-    facts += (experiment.privacy.rows_per_example,)
+    facts += (experiment.privacy.rows_per_example, experiment.train)
     facts += (experiment.clipping, type(experiment.clip).__name__, experiment.mesh.memory_bytes, tuple(candidates))
     facts += (device.device_kind, os.cpu_count(), jax.__version__)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

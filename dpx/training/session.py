@@ -14,6 +14,7 @@ from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant, require_same_audit
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import LENGTH, Audited, without
+from dpx.clipping.frozen import merged
 from dpx.console import stage
 from dpx.data.prepare import prepare, say_stage
 from dpx.experiment import Experiment
@@ -24,6 +25,7 @@ from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
 from dpx.task.objective import objective as make_objective
+from dpx.training import resting
 from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
@@ -97,7 +99,7 @@ class Session:
             spending = Spending(experiment, ledger)
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps))
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
-            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy)
+            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy, beginning.resting)
             evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
             yield cls(
                 folder=folder,
@@ -140,7 +142,8 @@ class Session:
         self.checkpoints.wait()
         self._conclude(state)
         self.publish()
-        export(self.folder.release / "params", without(state.params, CANARIES), facts_of(self.runtime.ledger, self.epoch))
+        params = resting.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
+        export(self.folder.release / "params", params, facts_of(self.runtime.ledger, self.epoch))
         metric = experiment.task.metric
         results = {
             "steps": experiment.steps,
@@ -162,7 +165,11 @@ class Session:
 
     def _evaluated(self, state: State) -> dict[str, float]:
         """Held-out figures of the model's own parameters."""
-        return self.evaluate(without(state.params, CANARIES))
+        return self.evaluate(without(self._merged(state), CANARIES))
+
+    def _merged(self, state: State) -> Any:
+        """What is trained and what rests, as the model takes them."""
+        return merged(state.params, self.runtime.resting)
 
     def _conclude(self, state: State) -> None:
         """The verdict of the run's audit, where it has one: from the noisy gradients and the final parameters alone."""
@@ -175,7 +182,7 @@ class Session:
             runtime.experiment,
             runtime.ledger,
             self.objective,
-            state.params,
+            self._merged(state),
             runtime.store,
             planted,
             self.beginning.secret,

@@ -76,9 +76,18 @@ def layout(path: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
     shards = _shards(shape, mesh)
     axis = None
     if "tensor" in shards and path.startswith(STACKED) and len(shape) > 2:
-        axis = len(shape) - (2 if path.split("/")[-2] in READERS else 1)
-        axis = axis if shape[axis] % mesh.shape["tensor"] == 0 else None
+        axis = _split_over_tensor(path.split("/"), len(shape))
+        axis = axis if axis is not None and shape[axis] % mesh.shape["tensor"] == 0 else None
     return Layout(len(shape), shards, axis)
+
+
+def _split_over_tensor(names: list[str], ndim: int) -> int | None:
+    """A matrix is split by output, or by input where it reads what another has split. Of an adapter's two factors one is split as its
+    target is and the other is whole: the rank between them is never split."""
+    reads = names[-2] in READERS
+    if "lora" in names and (names[-1] == "a") != reads:
+        return None
+    return ndim - (2 if reads else 1)
 
 
 def _shards(shape: tuple[int, ...], mesh: Mesh) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.mechanism.noise import path_name
 from dpx.mechanism.telemetry import count_name
-from dpx.training import sharding, update
+from dpx.training import resting, sharding, update
 from dpx.training.checksum import checksum
 from dpx.training.state import State
 
@@ -36,7 +36,11 @@ Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum":
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each."""
+    """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each.
+
+    A state holds what is trained. What rests is drawn by `draw_resting`, and `place_resting` brings it to where microbatches are summed;
+    `accumulate` takes it as `resting`.
+    """
 
     init: Callable[[Any], State]
     gather: Callable[[Any], Any]
@@ -44,6 +48,9 @@ class Step:
     accumulate: Callable[..., Sums]
     reduce: Callable[..., Reduced]
     finish: Callable[..., tuple[State, dict[str, Array]]]
+    draw_resting: Callable[[Any], Any]
+    place_resting: Callable[[Any], Any]
+    has_resting: bool
     chunk: int
     rows: int
 
@@ -65,14 +72,14 @@ def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: 
 
 def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
     """The functions of one run on `mesh`; `microbatch` is the number of examples one device holds at a time."""
-    shapes = jax.eval_shape(objective.init, KEY)
-    layouts = sharding.layouts(shapes, mesh)
+    shapes, resting_shapes = jax.eval_shape(lambda key: resting.drawn(experiment.train, objective, key), KEY)
+    layouts, resting_layouts = sharding.layouts(shapes, mesh), sharding.layouts(resting_shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     names = (*COUNTS, *experiment.task.counts, *map(count_name, experiment.telemetry.ranges(experiment.task.metric)))
 
     def init(key: Array) -> State:
-        params = objective.init(key)
+        params, _ = resting.drawn(experiment.train, objective, key)
         clip = experiment.clip.initial_state() if experiment.is_private else None
         return State(params, transform.init(params), clip, experiment.mechanism.initial_state(params))
 
@@ -89,7 +96,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     accumulate = jax.shard_map(
         _accumulate(experiment, objective),
         mesh=mesh,
-        in_specs=(P(), split, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P(), P()),
+        in_specs=(P(), split, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P(), P(), P()),
         out_specs=split,
         axis_names={"data", "fsdp"},
         check_vma=False,
@@ -99,10 +106,17 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         gather=_gather(mesh, layouts, jnp.dtype(experiment.model.dtype)),
         zero=jax.jit(zero, out_shardings=sum_shardings),
         accumulate=jax.jit(
-            lambda *arguments, clipping_norm=None: accumulate(*arguments, clipping_norm), donate_argnums=(1,), out_shardings=sum_shardings
+            lambda *arguments, clipping_norm=None, resting=None: accumulate(*arguments, clipping_norm, resting),
+            donate_argnums=(1,),
+            out_shardings=sum_shardings,
         ),
         reduce=_reduce(mesh, layouts, summed),
         finish=_finish(experiment, transform, mesh, state_shardings),
+        draw_resting=jax.jit(
+            lambda key: resting.drawn(experiment.train, objective, key)[1], out_shardings=sharding.at_rest(resting_shapes, mesh)
+        ),
+        place_resting=_gather(mesh, resting_layouts, jnp.dtype(experiment.model.dtype)),
+        has_resting=bool(jax.tree.leaves(resting_shapes)),
         chunk=chunk,
         rows=microbatch * devices,
     )
@@ -116,14 +130,16 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
     clip, mechanism, margin = experiment.clip, experiment.mechanism, MARGINS[experiment.model.dtype]
     rows_each = experiment.privacy.rows_per_example
 
-    def microbatch_sum(params: Any, rows: Any, is_padding_B: Array, mask_key: Array, dropout_key: Array, norm: Any) -> ClippedSum:
+    def microbatch_sum(
+        params: Any, rests: Any, rows: Any, is_padding_B: Array, mask_key: Array, dropout_key: Array, norm: Any
+    ) -> ClippedSum:
         weights = clip.weights(norm * (1 - margin)) if experiment.is_private else None
         batch = objective.batch(mask_key, rows)
         losses = lambda p, b: objective.losses(p, b, dropout_key)  # noqa: E731
         if weights is None:
-            return plain_sum(losses, params, batch, is_padding_B, rows_per_unit=rows_each)
+            return plain_sum(losses, params, batch, is_padding_B, frozen=rests or None, rows_per_unit=rows_each)
         # That our own losses keep examples apart is held by the tests of every family, not tried anew in every run.
-        options = {"method": experiment.clipping.method, "rows_per_unit": rows_each, "checked": False}
+        options = {"method": experiment.clipping.method, "rows_per_unit": rows_each, "checked": False, "frozen": rests or None}
         return clipped_sum(losses, params, batch, weights=weights, is_padding_B=is_padding_B, **options)
 
     def accumulate(
@@ -135,6 +151,7 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
         mask_key: Array,
         dropout_key: Array,
         clipping_norm: Array | None,
+        rests: Any,
     ) -> Sums:
         norm = clip.clipping_norm if clipping_norm is None else clipping_norm
         norm_limit = norm if experiment.is_private else None
@@ -143,7 +160,7 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
             rows_B, is_padding_B = jax.tree.map(
                 lambda a: _flat(jax.lax.dynamic_index_in_dim(a, index, keepdims=False), rows_each), (rows_KB, is_padding_KB)
             )
-            result = microbatch_sum(params, rows_B, is_padding_B, mask_key, dropout_key, norm)
+            result = microbatch_sum(params, rests, rows_B, is_padding_B, mask_key, dropout_key, norm)
             counted = _counts(result, norm_limit, is_padding_B) | experiment.telemetry.centred_sums(experiment.task, result)
             total = mechanism.summand(result.total, clip.clipping_norm)
             return {

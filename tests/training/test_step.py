@@ -15,6 +15,7 @@ from dpx.clipping.weights import clip_weights
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import path_name, slice_keys
 from dpx.mesh import Mesh
+from dpx.models.trained import Adapters
 from dpx.randomness import RootSecret
 from dpx.training import sharding
 from dpx.training.step import _flat, as_chunk, make_step
@@ -27,13 +28,13 @@ MARGIN = MARGINS["float32"]
 SECRET = RootSecret.from_seed(3)
 
 
-def _sums(step, params, rows):
+def _sums(step, params, rows, **resting):
     sums = step.zero()
     gathered = step.gather(params)
     capacity = step.chunk * step.rows
     for start in range(0, len(rows["record"]), capacity):
         padded, is_padding, count = as_chunk({name: value[start : start + capacity] for name, value in rows.items()}, step)
-        sums = step.accumulate(gathered, sums, padded, is_padding, np.int32(count), MASK, MASK)
+        sums = step.accumulate(gathered, sums, padded, is_padding, np.int32(count), MASK, MASK, **resting)
     return sums
 
 
@@ -195,6 +196,24 @@ def test_a_model_axis_changes_neither_norms_nor_sums(micro, plain, method):
     sums = _sums(step, params, rows)
     np.testing.assert_allclose(sums["count"]["norm"], alone.norms_B, rtol=1e-5)
     _assert_close(_total(sums), alone.total)
+
+
+@needs_8
+def test_a_model_axis_keeps_the_rank_of_adapters_whole(micro):
+    adapters = Adapters(rank=4, alpha=4.0, targets=("query", "attention_out", "down"))
+    rows, found = make_rows(4), []
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        step = _make(dataclasses.replace(_on(mesh, "book_keeping"), train=adapters), micro[1], microbatch=1)
+        # B begins as zeros, which would leave A without a gradient.
+        params = jax.tree.map(lambda leaf: np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape) / leaf.size, step.init(INIT).params)
+        resting = step.place_resting(step.draw_resting(INIT))
+        found.append(_sums(step, params, rows, resting=resting))
+        lora = step.gather(params)["layers"]["lora"]
+    specs = {name: {factor: str(leaf.sharding.spec) for factor, leaf in of.items()} for name, of in lora.items()}
+    assert all("tensor" in specs[name][factor] for name, factor in (("query", "b"), ("down", "a"), ("attention_out", "a")))
+    assert not any("tensor" in specs[name][factor] for name, factor in (("query", "a"), ("down", "b"), ("attention_out", "b")))
+    np.testing.assert_allclose(found[1]["count"]["norm"].sum(), found[0]["count"]["norm"].sum(), rtol=1e-5)
+    _assert_close(_total(found[1]), _total(found[0]))
 
 
 @needs_8

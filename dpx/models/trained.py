@@ -1,0 +1,130 @@
+"""What of a model is trained, as declared (`train=...`); everything else rests: it has no gradient, no noise and no moments. No jax.
+
+`trainable.py` turns a declaration into two trees of parameters, `lora.py` makes adapters.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from dpx.declaration import declaration, require
+
+
+class Part:
+    """What a declaration answers: which parameters are trained, and what they are chosen from."""
+
+    is_all: ClassVar[bool] = False
+
+    def selection(self) -> Any:
+        """A `trainable.Selection`."""
+        raise NotImplementedError
+
+    def prepared(self, params: Any, key: Any) -> Any:
+        """A model's parameters, with what is added to them to be trained; `key` decides what that is drawn from."""
+        del key
+        return params
+
+
+@declaration
+class Everything(Part):
+    """Every parameter."""
+
+    kind: Literal["all"] = "all"
+    is_all: ClassVar[bool] = True
+
+    def selection(self) -> Any:
+        from dpx.models import trainable
+
+        return trainable.ALL
+
+
+@declaration
+class Biases(Part):
+    """Biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022)."""
+
+    kind: Literal["bias"] = "bias"
+
+    def selection(self) -> Any:
+        from dpx.models import trainable
+
+        return trainable.BIAS
+
+
+@declaration
+class LastLayer(Part):
+    """The head: whatever stands above the layers."""
+
+    kind: Literal["last_layer"] = "last_layer"
+
+    def selection(self) -> Any:
+        from dpx.models import trainable
+
+        return trainable.LAST_LAYER
+
+
+@declaration
+class TopLayers(Part):
+    """The top `layers` layers, and the head."""
+
+    layers: int
+    kind: Literal["top"] = "top"
+
+    def __post_init__(self) -> None:
+        require(self.layers > 0, f"train.layers={self.layers}", "no layer would be trained", "Use 1 or more, or train=last_layer")
+
+    def selection(self) -> Any:
+        from dpx.models import trainable
+
+        return trainable.top(self.layers)
+
+
+@declaration
+class Matching(Part):
+    """Parameters whose path, such as `layers/qkv/bias`, matches one of `paths` (* within a name, ** for any names); of the layers only
+    the top `layers`, where that is given."""
+
+    paths: Sequence[str]
+    layers: int | None = None
+    kind: Literal["matching"] = "matching"
+
+    def __post_init__(self) -> None:
+        require(bool(self.paths), "train.paths=[]", "nothing would be trained", "Name a path, such as '**/bias'")
+        require(self.layers is None or self.layers > 0, f"train.layers={self.layers}", "no number of layers", "Use 1 or more, or null")
+
+    def selection(self) -> Any:
+        from dpx.models import trainable
+
+        return trainable.matching(*self.paths)._replace(top=self.layers)
+
+
+@declaration
+class Adapters(Part):
+    """Low-rank adapters (LoRA: Hu et al. 2022) of the dense maps `targets`; with `kind="lora_ffa"` of their two factors the second
+    alone is trained (FFA-LoRA: Sun et al. 2024)."""
+
+    rank: int
+    alpha: float
+    targets: Sequence[str] = ("query", "value")
+    kind: Literal["lora", "lora_ffa"] = "lora"
+
+    def __post_init__(self) -> None:
+        require(self.rank > 0, f"train.rank={self.rank}", "adapters without a rank", "Use 1 or more")
+        require(
+            self.alpha > 0, f"train.alpha={self.alpha}", "adapters would change nothing", "Use a positive number, such as twice the rank"
+        )
+        require(
+            bool(self.targets), "train.targets=[]", "nothing would be adapted", "Name some of query, key, value, attention_out, up, down"
+        )
+
+    def selection(self) -> Any:
+        from dpx.models import trainable
+
+        return trainable.LORA if self.kind == "lora" else trainable.LORA_FFA
+
+    def prepared(self, params: Any, key: Any) -> Any:
+        """With adapters drawn by `key`; what the model computes stays what it was."""
+        from dpx.models.lora import add_adapters
+
+        return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets))
+
+
+Trained = Everything | Biases | LastLayer | TopLayers | Matching | Adapters

@@ -1,0 +1,73 @@
+"""What rests in a run: drawn with its parameters, written once under `private/`, and placed on the devices once.
+
+Checkpoints hold what is trained alone. Resting parameters cannot be drawn anew when a run goes on: another noise epoch has another secret.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpx.clipping.frozen import merged
+from dpx.declaration import require
+from dpx.models.trainable import split, whole
+from dpx.models.trained import Trained
+from dpx.training.checkpoint import export, released
+from dpx.training.update import CANARIES
+
+FOLDER = "resting"
+# What adapters are drawn with, apart from the model's own parameters.
+ADAPTERS = 1
+
+
+def drawn(train: Trained, objective: Any, key: Any) -> tuple[Any, Any]:
+    """(trained, resting) of an objective's parameters, drawn with `key`; an audit's canaries are always trained."""
+    params = objective.init(key)
+    if train.is_all:
+        return params, {}
+    canaries = {CANARIES: params[CANARIES]} if CANARIES in params else {}
+    own = {name: leaf for name, leaf in params.items() if name != CANARIES}
+    trained, resting = split(train.prepared(own, jax.random.fold_in(key, ADAPTERS)), train.selection())
+    return trained | canaries, resting
+
+
+def counted(train: Trained, objective: Any) -> int:
+    """How many numbers are trained."""
+    trained, _ = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    return sum(leaf.size for leaf in jax.tree.leaves(trained))
+
+
+def keep(private: Path, step: Any, key: Any) -> Any:
+    """Draws what rests in a new run and writes it; empty where nothing does. What was written before stays."""
+    path = private / FOLDER
+    if step.has_resting and not path.exists():
+        export(path, step.draw_resting(key), {})
+    return placed(private, step)
+
+
+def inherit(private: Path, parent: Path, step: Any) -> Any:
+    """What rests in a fork is what rests in its parent."""
+    path = private / FOLDER
+    if step.has_resting and not path.exists():
+        require((parent / FOLDER).is_dir(), parent / FOLDER, "what rests in the parent is not there", "Restore it, or fork with train=all")
+        shutil.copytree(parent / FOLDER, path)
+    return placed(private, step)
+
+
+def placed(private: Path, step: Any) -> Any:
+    """What rests, on the devices and in the type it is computed in. Raises `Refused` where it is lost."""
+    return step.place_resting(loaded(private)) if step.has_resting else {}
+
+
+def loaded(private: Path) -> Any:
+    """What rests, as it was drawn."""
+    path = private / FOLDER
+    require(path.is_dir(), path, "what rests in this run is not there, and cannot be drawn again", "Restore the folder, or begin a new run")
+    return released(path)
+
+
+def all_parameters(private: Path, step: Any, trained: Any) -> Any:
+    """The model's ordinary parameters, as a file or another program takes them."""
+    return whole(merged(trained, loaded(private))) if step.has_resting else trained

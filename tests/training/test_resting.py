@@ -1,0 +1,156 @@
+"""Runs in which only some parameters are trained: what rests stays as it was drawn, through restarts, forks and fresh noise."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from orbax.checkpoint import v1 as ocp
+
+import dpx
+from dpx import config, recipes
+from dpx.clipping.probes import path_name
+from dpx.declaration import Refused
+from dpx.job.evaluate import Evaluate
+from dpx.run_folder import RunFolder
+from dpx.training import loop, resting
+
+PLAIN = ["model=micro", "model.layers=3", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
+PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+TRAINED = {
+    "train=bias": "bias",
+    "train=last_layer": "mlm/",
+    "train=top train.layers=1": "mlm/ layers/",
+    "train=lora train.rank=2": "lora/",
+    "train=lora_ffa train.rank=2": "/b",
+    "train=matching train.paths=[layers/qkv/*] train.layers=2": "layers/qkv/",
+}
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL before a chosen step."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+def train(data: Path, path: Path, *overrides: str, fork: str | None = None, until: int | None = None) -> dict[str, np.ndarray]:
+    """The released parameters by path, of a run in `path`, killed before step `until` (then none)."""
+    cfg = recipes.compose([*PLAIN, f"data.directory={data}", "schedule.checkpoint_every=2", *overrides])
+    experiment, job = config.build(cfg)
+    folder, whole = RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), fork), loop.one_step
+
+    def mortal(*arguments):
+        if arguments[-2] == until:
+            raise Killed
+        return whole(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(loop, "one_step", mortal)
+        job(experiment, folder)
+        return by_path(dpx.load(path).params)
+    return {}
+
+
+def by_path(tree) -> dict[str, np.ndarray]:
+    return {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+@pytest.fixture(scope="module", params=TRAINED, ids=lambda line: line.split()[0].removeprefix("train="))
+def finished(request, data, tmp_path_factory):
+    """(overrides, folder, released parameters) of one run to its end."""
+    path = tmp_path_factory.mktemp("resting") / "run"
+    return request.param, path, train(data, path, *request.param.split())
+
+
+def test_what_rests_is_released_as_it_was_drawn_and_all_else_has_moved(finished):
+    line, path, released = finished
+    newest = max((path / "private" / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
+    saved = ocp.metadata(str(newest.absolute())).metadata["params"]
+    trained = {path_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(saved)}
+    assert trained and all(any(part in name for part in TRAINED[line].split()) for name in trained)
+    metrics = json.loads((path / "private" / "metrics.jsonl").read_text().splitlines()[-1])
+    measured = {name.removeprefix("gradients/").partition("/layer_")[0] for name in metrics if name.startswith("gradients/")}
+    assert measured == trained
+    rests = by_path(resting.loaded(path / "private"))
+    for name, leaf in rests.items():
+        # Layers below those that are trained come first in the ordinary stack.
+        whole = released[name.replace("layers_below/", "layers/")]
+        assert np.array_equal(whole[: len(leaf)] if name.startswith("layers_below/") else whole[len(whole) - len(leaf) :], leaf)
+    # Biases and B begin as zeros: noise reaches every number that is trained.
+    assert all(np.all(released[name][-1] != 0) for name in trained if name.endswith(("bias", "/b")))
+
+
+@pytest.fixture(scope="module")
+def adapted(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("adapted") / "run"
+    return path, train(data, path, "train=lora", "train.rank=2")
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bits(adapted, data, tmp_path):
+    train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
+    found = train(data, tmp_path / "run", "train=lora", "train.rank=2")
+    assert found.keys() == adapted[1].keys() and all(np.array_equal(found[name], leaf) for name, leaf in adapted[1].items())
+
+
+def test_a_fork_rests_on_what_its_parent_rests_on(adapted, data, tmp_path):
+    found = train(data, tmp_path / "fork", "train=lora", "train.rank=2", "seed=8", fork=f"{adapted[0]}@2")
+    assert all(np.array_equal(found[name], leaf) == ("lora" not in name or "scale" in name) for name, leaf in adapted[1].items())
+
+
+def test_what_rests_is_not_drawn_again_where_it_was_lost(adapted, data, tmp_path):
+    train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
+    shutil.rmtree(tmp_path / "run" / "private" / resting.FOLDER)
+    with pytest.raises(Refused, match="private/resting: what rests in this run is not there"):
+        train(data, tmp_path / "run", "train=lora", "train.rank=2")
+
+
+def test_another_part_is_another_run(adapted, data, tmp_path):
+    path = shutil.copytree(adapted[0], tmp_path / "run")
+    with pytest.raises(Refused, match="the config differs from the one this run began with"):
+        train(data, path, "train=bias")
+
+
+def test_a_released_run_is_evaluated_whole(adapted, capsys):
+    cfg, path = config.load(str(adapted[0]))
+    experiment, _ = config.build(cfg)
+    Evaluate()(experiment, RunFolder(path))
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_canaries_of_an_audit_train_beside_any_part(data, tmp_path):
+    found = train(data, tmp_path / "run", "train=bias", "audit=canaries", "audit.gradients=40", "audit.primary.guesses=20")
+    assert found and "canaries/table" not in found
+    stated = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
+    assert stated["train"] == "bias" and any("what rests was drawn at random" in line for line in stated["assumptions"])
+
+
+def test_a_plan_counts_what_is_trained(tmp_path):
+    cfg = recipes.compose([*PLAIN, "train=lora", "train.rank=2", "job=plan", "data.declared_size=20000"])
+    experiment, job = config.build(cfg)
+    document = job.document(experiment)
+    width, layers = experiment.model.width, experiment.model.layers
+    # Two targets, each of two factors.
+    assert document["trained_parameters"] == 2 * 2 * layers * 2 * width < document["parameters"]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("train=matching train.paths=[layers/qvk/kernel]", "layers/qvk/kernel: picks no parameter. The nearest are layers/qkv/kernel"),
+        ("train=top train.layers=9", "top 9 layers: are more than the 3 there are"),
+        ("train=lora train.rank=1000", "rank=1000: is none of a matrix"),
+        ("train=lora train.targets=[keys]", "keys: is no target of adapters. The nearest are key"),
+        ("train=top train.layers=0", "train.layers=0: no layer would be trained"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_drawn(line, words, data, tmp_path):
+    with pytest.raises(Refused, match=words.replace("[", r"\[")):
+        train(data, tmp_path / "run", *line.split())
+    assert not (tmp_path / "run" / "private" / "ledger").exists()
