@@ -18,6 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 # What an option needs beside it: the user's files, pairs for a task over pairs, a decoder's task and a decoder for it, rows with labels.
 GIVEN = {
     "data=text": ["data.source.paths=[corpus.txt]"],
+    "train=matching": ["train.paths=[layers/qkv/*]"],
     "task=mlm_nsp": ["data.pairs=same_document"],
     "task=causal_lm": ["model=decoder_tiny"],
     "task=classification": ["data=random"],
