@@ -34,7 +34,7 @@ CANDIDATES = (2, 4, 8, 16, 32, 64, 128, 256)
 COPIES_OF_PARAMETERS = 6
 
 
-def settle(objective: Any, experiment: Experiment, private: Path) -> int:
+def resolve_microbatch(objective: Any, experiment: Experiment, private: Path) -> int:
     """The run's microbatch: the config's number, or the answer of `auto`, which is written to `private` once and then kept."""
     if experiment.microbatch != "auto":
         return int(experiment.microbatch)

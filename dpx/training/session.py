@@ -32,7 +32,7 @@ from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
-from dpx.training.microbatch import settle
+from dpx.training.microbatch import resolve_microbatch
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.spending import Spending
@@ -77,7 +77,7 @@ class Session:
         mesh = experiment.mesh.make()
         vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
         objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
-        microbatch = settle(objective, experiment, folder.private)
+        microbatch = resolve_microbatch(objective, experiment, folder.private)
         audit, trained = experiment.audit, objective
         if isinstance(audit, Canaries):
             trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)

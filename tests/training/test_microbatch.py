@@ -33,11 +33,11 @@ def test_the_fastest_is_chosen_and_cached(experiment, instant, tmp_path, monkeyp
 def test_a_run_keeps_its_answer_whatever_the_cache_says(experiment, instant, tmp_path, monkeypatch):
     monkeypatch.setenv("DPX_CACHE", str(tmp_path / "cache"))
     private = tmp_path / "run" / "private"
-    assert microbatch.settle(SUBJECT, experiment, private) == 4
+    assert microbatch.resolve_microbatch(SUBJECT, experiment, private) == 4
     for path in (tmp_path / "cache").rglob("*.json"):
         path.write_text(json.dumps({"microbatch": 8}))
-    assert microbatch.settle(SUBJECT, experiment, private) == 4
-    assert microbatch.settle(SUBJECT, experiment, tmp_path / "other") == 8
+    assert microbatch.resolve_microbatch(SUBJECT, experiment, private) == 4
+    assert microbatch.resolve_microbatch(SUBJECT, experiment, tmp_path / "other") == 8
 
 
 def test_nothing_fits(experiment, monkeypatch, tmp_path):
