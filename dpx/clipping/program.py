@@ -72,6 +72,7 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     """Raises `Refused` where a loss is not one number an example, or a parameter does not go through ops alone (readers.py)."""
     session = Session(shapes_of(params), **session_options)
     frozen = {} if frozen is None else jax.tree.map(jnp.asarray, frozen)
+    shapes_of(rest.merged(params, frozen))
 
     def run(params, frozen, batch):
         return with_counts(losses_fn(rest.merged(wrap(params, session), frozen), batch))
@@ -96,7 +97,9 @@ def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> No
     try:
         jax.eval_shape(losses_fn, rest.merged(params, frozen), batch)
     except Exception as error:
-        raise rest.missing(error) if frozen else error from error
+        if not frozen:
+            raise
+        raise rest.missing(error) from error
 
 
 def with_counts(returned: Any) -> tuple[Any, Any]:

@@ -34,7 +34,9 @@ def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
     except Refused:
         raise
     except Exception as error:
-        raise missing(error) if frozen else error from error
+        if not frozen:
+            raise
+        raise missing(error) from error
     check_reached(jaxpr, list(shapes_of(params)))
 
 

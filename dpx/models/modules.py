@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import ops
+from dpx.clipping.groups import LAYERS
 from dpx.clipping.probes import apply, session_of
 from dpx.models import dropout as drop
 from dpx.models.attention import attend
 from dpx.models.fused_layers import gelu_of, layer_stack
 from dpx.models.lora import adapted
 from dpx.models.shape import Model
-from dpx.models.trainable import BELOW, LAYERS
+from dpx.models.trainable import BELOW
 
 
 def at_least_float32(x: Array) -> Array:

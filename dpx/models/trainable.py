@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpx.clipping.groups import LAYERS
 from dpx.clipping.probes import path_name
 from dpx.declaration import Refused, require
 
-LAYERS, BELOW = "layers", "layers_below"
+BELOW = "layers_below"
 
 
 class Selection(NamedTuple):

@@ -1,0 +1,136 @@
+"""What an op is: four functions, and what follows from them. Those of dpx are in ops.py; README.md adds one.
+
+B: examples, U: units of R rows each (of one, unless said), L: stacked layers.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from dpx.clipping.forms import Form
+from dpx.declaration import Refused
+
+
+class Op:
+    """One parametrised op or block. Subclasses are frozen dataclasses of static facts; arrays never hide in them.
+
+    `leaves` is a pytree of parameters, `inputs` a tuple of arrays whose leading axis is the example. A record is a pytree of
+    floating arrays (integers travel as float32, exact below 2^24). The leaves fall into `parts`; each has its own squared
+    norm, [B] (or [L, B] if the op is `stacked`), so that parts may be clipped apart.
+
+    Where what is clipped is a unit of several rows, inputs hold rows and records units: an op that can says so by a field
+    `rows_per_unit: int = 1`, and its records' leading axis is the unit, the products between its rows included.
+
+    Where only some leaves are trained, an op that can says so by a field `resting: tuple[str, ...] = ()`, the names of the
+    others: it records nothing for them, and its norms, sums and gradients are of the rest (sums hold nothing, or None, for
+    them). Any other op records as ever, and is asked for the `gradients` of what is trained.
+    """
+
+    name: str = "op"
+    parts: int = 1
+    stacked: bool = False
+    rows_per_unit = 1
+    resting: tuple[str, ...] = ()
+    # Whether a norm is not finite wherever the sum would not be. Where that is not known, records are looked through.
+    norm_sees_all = False
+
+    def of_units(self, rows_per_unit: int) -> "Op":
+        """This op for units of that many rows; raises `Refused` where it has no rule for their joint gradient."""
+        if rows_per_unit == self.rows_per_unit:
+            return self
+        if not self._has("rows_per_unit"):
+            reason = "clips row by row: it has no rule for the products between the rows of one unit"
+            raise Refused(f"op={self.name}", reason, "Use clipping=vmap, or privacy.unit_mode=group")
+        return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def of_leaves(self, resting: tuple[str, ...]) -> "Op":
+        """This op where the leaves of these names are not trained."""
+        if not resting or not self._has("resting"):
+            return self
+        return dataclasses.replace(self, resting=resting)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def _has(self, name: str) -> bool:
+        return any(field.name == name for field in dataclasses.fields(self))  # pyright: ignore[reportArgumentType]
+
+    def trains(self, name: str) -> bool:
+        """Whether the leaf of that name, if there is one, is trained."""
+        return name not in self.resting
+
+    def trained(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Of something by leaf, what is of trained ones."""
+        return {name: leaf for name, leaf in found.items() if self.trains(name)} if self.resting else found
+
+    def values_needed(self) -> tuple[str, ...]:
+        """Resting leaves whose values `squared_norm` or `weighted_sum` need; of all others they see zeros."""
+        return ()
+
+    def tokens(self, x: Array) -> Array:
+        """[B, ..., d] as [U, T, d]: the positions of all rows of a unit in one line."""
+        return x.reshape(x.shape[0] // self.rows_per_unit, self.rows_per_unit * math.prod(x.shape[1:-1]), x.shape[-1])
+
+    def over_rows(self, x: Array) -> Array:
+        """[B, ...] as [U, ...]: the rows of a unit added up."""
+        return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
+
+    def part(self, path: str) -> int:
+        """The part a leaf belongs to; `path` is the leaf's place in `leaves`, such as "norm/scale"."""
+        return 0
+
+    def forward(self, leaves: Any, inputs: tuple) -> tuple[Any, Any]:
+        """(outputs, residuals). Differentiable: with bare parameters it is what autodiff sees."""
+        raise NotImplementedError
+
+    def input_cotangent(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
+        """(cotangents of `inputs`, None for integers; the record)."""
+        raise NotImplementedError
+
+    def squared_norm(self, leaves: Any, record: Any) -> tuple[Array, ...]:
+        """Each part's per-example squared gradient norm, float32."""
+        raise NotImplementedError
+
+    def weighted_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...]) -> Any:
+        """sum_b w_b grad_b for every trained leaf, float32; one weight vector a part."""
+        raise NotImplementedError
+
+    def gradients(self, shapes: Any, record: Any) -> dict[str, Form]:
+        """Each leaf's per-example gradient, by its place in `leaves`, in a form that meets others of the same parameter (forms.py).
+
+        Asked for where a parameter is used more than once, or only some of the leaves are parameters. {}: there is no such rule.
+        `shapes` are those of the leaves.
+        """
+        return {}
+
+    def gradient(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
+        """(cotangents of `inputs`, gradient of `leaves`): the backward pass without clipping."""
+        inputs, record = self.input_cotangent(leaves, residuals, cotangent)
+        return inputs, self.weighted_sum(leaves, record, self.ones(cotangent))
+
+    def ones(self, cotangent: Any) -> tuple[Array, ...]:
+        """Weights of one for every unit, one vector a part."""
+        units = jax.tree.leaves(cotangent)[0].shape[0] // self.rows_per_unit
+        return (jnp.ones((units,), jnp.float32),) * self.parts
+
+    def masked(self, record: Any, keep_B: Array) -> Any:
+        """The record with exact zeros where not kept; a where, so that NaN does not survive. Leaves may hold units or their rows."""
+
+        def one(leaf: Array) -> Array:
+            keep = jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0])
+            return jnp.where(keep.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
+
+        return jax.tree.map(one, record)
+
+    def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
+        """`weighted_sum` over the rows kept alone, whatever stands in the others."""
+        return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
+
+    def by_unit(self, record: Any, units: int) -> list[Array]:
+        """Every array of the record as [U, ...]: what a unit's sum is made from."""
+        return [leaf.reshape(units, leaf.size // units) for leaf in jax.tree.leaves(record)]
+
+    def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
+        """Whether all that a unit's sum is made from is finite, its norm being so or not."""
+        return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
