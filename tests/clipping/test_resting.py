@@ -159,6 +159,7 @@ def refused(match, changed, params, frozen, **options):
 def test_trees_that_do_not_make_one_are_refused(method):
     params, frozen = rest("head/*")
     refused("^head/bias: is in both trees", losses, params, frozen | {"head": {"bias": jnp.ones(4)}}, method=method)
+    refused("^head/bias: is the path of two parameters", losses, params, frozen | {"head/bias": jnp.ones(4)}, method="book_keeping")
     del frozen["shift"]
     refused("^params and frozen: are together not what the loss takes .*shift", losses, params, frozen, method=method)
 
