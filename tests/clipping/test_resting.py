@@ -22,7 +22,7 @@ CASES = [
     ("bert", "lora", "book_keeping"),
     ("decoder", "last_layer", "ghost"),
 ]
-FAMILIES = ("bert", "roberta", "decoder", "bert_untied", "decoder_untied", "roberta_classifier")
+FAMILIES = ("bert", "roberta", "decoder")
 METHODS = ("book_keeping", "ghost")
 ALL = [(family, name, method) for family in FAMILIES for name in SELECTIONS for method in (*METHODS, "vmap")]
 
