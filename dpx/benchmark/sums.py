@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
-from dpx.clipping.weights import clip_weights
 from dpx.mechanism.declarations import Clip
 
 
@@ -24,13 +23,13 @@ def microbatch_sum(objective: Any, clip: Clip, variant: str, physical_batch: int
         return _loop(losses, clip)
     if variant == "jax_privacy":
         return _jax_privacy(losses, clip, physical_batch)
-    weights = clip_weights(clip)
+    weights = clip.weights(clip.clipping_norm)
     return lambda params, batch: clipped_sum(losses, params, batch, weights=weights, method=variant, checked=False, **options).total
 
 
 def _loop(losses: Any, clip: Clip) -> Callable[[Any, Any], Any]:
     """One example after the other, whatever the physical batch."""
-    weights = clip_weights(clip)
+    weights = clip.weights(clip.clipping_norm)
 
     def run(params: Any, batch: Any) -> Any:
         def one(total: Any, example: Any) -> tuple[Any, None]:

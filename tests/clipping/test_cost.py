@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpx
-from dpx.clipping.weights import clip_weights
-from dpx.mechanism.declarations import Flat
+from dpx.mechanism.clip import flat_weights
 from dpx.models.flops import training_matmul_flops
 from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
 from dpx.task.objective import objective
@@ -16,7 +15,7 @@ from dpx.training.cost import matmul_flops, temporary_bytes
 from tests.clipping.batches import SPECIAL
 from tests.models.declared import declared
 
-WEIGHTS = clip_weights(Flat(clipping_norm=1.0))
+WEIGHTS = flat_weights(1.0)
 VOCABULARY = 30_522
 
 

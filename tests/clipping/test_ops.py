@@ -7,12 +7,12 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.clipping.weights import clip_weights
+from dpx.clipping.weights import PerLayerWeights
 from dpx.declaration import Refused
-from dpx.mechanism.declarations import Flat
+from dpx.mechanism.clip import flat_weights
 from tests.clipping.batches import assert_trees_close
 
-WEIGHTS = clip_weights(Flat(clipping_norm=0.7))
+WEIGHTS = flat_weights(0.7)
 
 
 def losses(params, batch):
@@ -167,3 +167,27 @@ def test_layers_by_index_and_normalisation_and_many_axes(method):
         return jax.nn.logsumexp(logits_BC, axis=1) - logits_BC[:, 0]
 
     assert_right(changed, params, method=method)
+
+
+@each_method
+def test_a_layer_of_a_stack_of_stacks_is_what_the_outer_loop_counts(method):
+    """Two by three small maps: clipped layer by layer there are two of them, each with a norm over three maps."""
+    params = {"layers": {"kernel": jnp.asarray(np.random.default_rng(6).normal(0, 0.5, (2, 3, 6, 6)), jnp.float32)}}
+    drawn = jnp.asarray(np.random.default_rng(7).normal(0, 1, (4, 5, 6)), jnp.float32)
+
+    def stacked(params, batch):
+        def inner(x_BTd, kernel):
+            return jnp.tanh(ops.dense(x_BTd, kernel)), None
+
+        def outer(x_BTd, kernels):
+            return jax.lax.scan(inner, x_BTd, kernels)[0], None
+
+        return jax.lax.scan(outer, batch["x"], params["layers"]["kernel"])[0].sum((1, 2)), {}
+
+    def run(**options):
+        weights = PerLayerWeights(0.7)
+        return jax.jit(lambda p, b: dpx.clipped_sum(stacked, p, b, weights=weights, checked=False, **options))(params, {"x": drawn})
+
+    reference, found = run(method="vmap"), run(method=method)
+    np.testing.assert_allclose(np.square(found.norms_B), np.square(reference.norms_B), rtol=1e-5)
+    assert_trees_close(found.total, jax.tree.map(np.asarray, reference.total))

@@ -10,9 +10,9 @@ import pytest
 
 import dpx
 from dpx.clipping import norms, ops, probes
-from dpx.clipping.weights import clip_weights
+from dpx.clipping.weights import PerLayerWeights
 from dpx.declaration import Refused
-from dpx.mechanism.declarations import Flat, PerLayer
+from dpx.mechanism.clip import flat_weights
 from tests.clipping.batches import assert_trees_close, batch, bert, float64_gradients, objective, parameters, squared_norm
 from tests.clipping.compiled import DROPOUT_KEY
 
@@ -147,7 +147,7 @@ def test_the_plain_sum_of_units_is_that_of_their_rows():
 @pytest.mark.parametrize("method", ["vmap", "ghost", "book_keeping"])
 def test_clipped_per_layer_a_unit_stays_within_the_norm(method):
     params, rows, _, _ = case()
-    weights = clip_weights(PerLayer(clipping_norm=0.5))
+    weights = PerLayerWeights(0.5)
     run = jax.jit(
         lambda p, b, pad: dpx.clipped_sum(
             SUBJECT.losses, p, b, weights=weights, is_padding_B=pad, method=method, rows_per_unit=ROWS, checked=False
@@ -182,7 +182,7 @@ def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
     def losses(params, rows):
         return probes.apply(RowByRow(), params, (rows["x"],)).sum(1), {}
 
-    params, rows, weights = {"gain": jnp.ones(2)}, {"x": jnp.ones((4, 2))}, clip_weights(Flat(clipping_norm=1.0))
+    params, rows, weights = {"gain": jnp.ones(2)}, {"x": jnp.ones((4, 2))}, flat_weights(1.0)
     with pytest.raises(Refused, match="^op=row_by_row: clips row by row"):
         dpx.clipped_sum(losses, params, rows, weights=weights, method=method, rows_per_unit=2)
     assert dpx.clipped_sum(losses, params, rows, weights=weights, method="vmap", rows_per_unit=2).norms_B.shape == (2,)
@@ -190,4 +190,4 @@ def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
 
 def test_units_that_do_not_fill_the_batch_are_refused():
     with pytest.raises(Refused, match="^rows_per_unit=5: does not divide"):
-        dpx.clipped_sum(SUBJECT.losses, {}, batch(examples=12), weights=clip_weights(Flat(clipping_norm=1.0)), rows_per_unit=5)
+        dpx.clipped_sum(SUBJECT.losses, {}, batch(examples=12), weights=flat_weights(1.0), rows_per_unit=5)

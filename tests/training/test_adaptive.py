@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.weights import clip_weights
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.declaration import Refused
 from dpx.experiment import Schedule
+from dpx.mechanism.clip import flat_weights
 from dpx.mechanism.declarations import Flat, Quantile, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian
 from dpx.randomness import RootSecret
@@ -140,10 +140,8 @@ def test_every_method_clips_to_a_norm_known_only_when_it_runs(micro, method):
 
     @jax.jit
     def total(limit):
-        found = clipped_sum(objective.losses, params, batch, weights=clip_weights(CLIP, clipping_norm=limit), method=method, checked=False)
-        return found.total, clipped_sum(
-            objective.losses, params, batch, weights=clip_weights(Flat(clipping_norm=0.05)), method=method
-        ).total
+        found = clipped_sum(objective.losses, params, batch, weights=CLIP.weights(limit), method=method, checked=False)
+        return found.total, clipped_sum(objective.losses, params, batch, weights=flat_weights(0.05), method=method).total
 
     adaptive, flat = total(jnp.float32(0.05))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), adaptive, flat)

@@ -11,7 +11,6 @@ import pytest
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.declarations import Clipping
 from dpx.clipping.rounding import MARGINS
-from dpx.clipping.weights import clip_weights
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import path_name, slice_keys
 from dpx.mesh import Mesh
@@ -48,7 +47,7 @@ def _make(experiment, objective, microbatch=4, chunk=2):
 
 def _reference(experiment, objective):
     """(params, rows) -> what the step's sums must add up to, without a mesh."""
-    weights = clip_weights(experiment.clip, MARGIN)
+    weights = experiment.clip.weights(experiment.clip.clipping_norm * (1 - MARGIN))
     return jax.jit(lambda params, rows: clipped_sum(objective.losses, params, objective.batch(MASK, rows), weights=weights, method="vmap"))
 
 

@@ -13,7 +13,6 @@ from dpx.batch_schedule import Constant
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.declarations import Clipping
 from dpx.clipping.rounding import MARGINS
-from dpx.clipping.weights import clip_weights
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.experiment import Schedule
 from dpx.privacy.declarations import Privacy
@@ -104,7 +103,7 @@ def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
             lambda p, b: subject.losses(p, b, dropout),
             p,
             b,
-            weights=clip_weights(experiment.clip, MARGINS["float32"]),
+            weights=experiment.clip.weights(experiment.clip.clipping_norm * (1 - MARGINS["float32"])),
             is_padding_B=padding,
             method="vmap",
             rows_per_unit=MOST,
