@@ -63,7 +63,7 @@ class _Bench:
         self.axes = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         first = self.step(True, setting.dtypes[0])
         self.state, self.sums = first.init(KEY), first.zero()
-        self.params = {dtype: self.step(True, dtype).gather(self.state["params"]) for dtype in setting.dtypes}
+        self.params = {dtype: self.step(True, dtype).gather(self.state.params) for dtype in setting.dtypes}
         self.oracle, self.errors = Exactness(self.experiment), dict[str, float]()
 
     def objective(self, dtype: str) -> Any:
@@ -133,13 +133,13 @@ class _Bench:
 
     def update(self, is_private: bool) -> Program:
         """Reduction and its checksum, noise if private, division and optimiser: the product's own, once per logical batch."""
-        keys = slice_keys(RootSecret.from_seed(0), 0, self.state["params"]) if is_private else None
+        keys = slice_keys(RootSecret.from_seed(0), 0, self.state.params) if is_private else None
         deviation = np.float32(self.experiment.clip.clipping_norm if is_private else 0)
         arguments = keys, deviation, np.float32(self.setting.logical_batch), np.float32(0)
         step = self.step(is_private, self.setting.dtypes[0])
         reduce = step.reduce.lower(self.sums, arguments[1]).compile()
         finish = step.finish.lower(self.state, reduce(self.sums, arguments[1]), *arguments).compile()
-        gathered = step.gather.lower(self.state["params"]).compile()
+        gathered = step.gather.lower(self.state.params).compile()
         facts = {"kind": "update", "mesh": self.experiment.mesh.name, "is_private": is_private}
 
         def call() -> None:

@@ -23,9 +23,6 @@ class State:
     clip: Any = None
     noise: Any = None
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
     def in_a_new_epoch(self) -> "State":
         """Correlated noise never reaches from one noise epoch into another: under a fresh key it is a mechanism of its own."""
         return dataclasses.replace(self, noise=jax.tree.map(jnp.zeros_like, self.noise))

@@ -64,7 +64,7 @@ def plain(micro):
 
 def test_the_sum_is_the_clipped_sum_of_all_rows_whatever_the_microbatch(micro, plain):
     experiment, objective = micro
-    rows, params = make_rows(11), plain[1]["params"]
+    rows, params = make_rows(11), plain[1].params
     whole = _reference(experiment, objective)(params, rows)
     for step in (plain[0], _make(experiment, objective, microbatch=3, chunk=5)):
         sums = _sums(step, params, rows)
@@ -187,10 +187,10 @@ def _on(mesh, method, **changes):
 @each_clipping
 def test_a_model_axis_changes_neither_norms_nor_sums(micro, plain, method):
     """One example on each of four pairs of devices, so that what a pair counts is that example's own norm."""
-    rows, params = make_rows(4), plain[1]["params"]
+    rows, params = make_rows(4), plain[1].params
     alone = _reference(*micro)(params, rows)
     step = _make(_on((2, 2, 2), method), micro[1], microbatch=1)
-    params = step.init(INIT)["params"]
+    params = step.init(INIT).params
     assert "tensor" in str(step.gather(params)["layers"]["down"]["kernel"].sharding.spec)
     sums = _sums(step, params, rows)
     np.testing.assert_allclose(sums["count"]["norm"], alone.norms_B, rtol=1e-5)
@@ -217,7 +217,7 @@ def test_a_model_axis_keeps_the_rank_of_adapters_whole(micro):
 
 @needs_8
 def test_parameters_that_rest_in_parts_are_gathered_whole(micro, plain):
-    spread, whole = _on((2, 2, 1), "vmap"), jax.tree.map(np.array, plain[0].init(INIT)["params"])
+    spread, whole = _on((2, 2, 1), "vmap"), jax.tree.map(np.array, plain[0].init(INIT).params)
     step = _make(spread, micro[1], microbatch=3)
     assert step.rows == 3 * 4
     params = jax.device_put(whole, sharding.at_rest(whole, spread.mesh.make()))
@@ -252,7 +252,7 @@ def test_twenty_private_steps_agree_on_every_mesh(micro, mesh, method):
 def test_parameters_travel_in_the_compute_type_and_rest_in_float32(micro):
     narrow = dataclasses.replace(micro[0].model, dtype="bfloat16")
     step = _make(declare(model=narrow), dataclasses.replace(micro[1], model=narrow))
-    params = step.init(INIT)["params"]
+    params = step.init(INIT).params
     gathered = step.gather(params)
     kinds = {path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(gathered)}
     assert {kinds[name] for name in ("embeddings/word", "layers/qkv/kernel", "mlm/transform/kernel")} == {jnp.dtype("bfloat16")}

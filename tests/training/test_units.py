@@ -125,7 +125,7 @@ def test_the_step_clips_the_sum_of_a_units_rows(method):
     shaped, padding, count = as_chunk({"canary": canary, "is_padding": is_padding}, step)
     assert padding.shape == (2, 2, 3) and count == 2
     key = np.zeros(2, np.uint32)
-    params = step.gather(step.init(key)["params"])
+    params = step.gather(step.init(key).params)
     sums = step.accumulate(params, step.zero(), shaped, padding, np.int32(count), key, key)
     total = np.asarray(sums["gradient"]["canaries"]["table"]).sum(0).ravel()[:6] / norm
     np.testing.assert_allclose(total / (1 - MARGINS["float32"]), [1, *[3**-0.5] * 3, 1, 0], rtol=1e-5)
