@@ -25,7 +25,15 @@ def _nothing(*_: Any) -> Any:
     raise AssertionError("no step is computed here")
 
 
-STEP = Step(lambda _: State({"w": jnp.zeros(3)}, None), _nothing, _nothing, _nothing, _nothing, _nothing, chunk=1, rows=1)
+STEP = Step(
+    lambda _: State({"w": jnp.zeros(3)}, None),
+    *[_nothing] * 5,
+    draw_resting=_nothing,
+    place_resting=_nothing,
+    has_resting=False,
+    chunk=1,
+    rows=1,
+)
 
 
 @contextlib.contextmanager
