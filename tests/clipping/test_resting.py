@@ -76,7 +76,8 @@ def test_groups_and_units_equal_vmap(selection, method, options):
 
     found, reference = run(method), run("vmap")
     np.testing.assert_allclose(np.square(found.norms_B), np.square(reference.norms_B), rtol=2e-5)
-    assert_trees_close(found.total, jax.tree.map(np.asarray, reference.total), 2e-5)
+    # A floor for the keys' adapters, of which nothing but rounding is left.
+    assert_trees_close(found.total, jax.tree.map(np.asarray, reference.total), 2e-5, 1e-7)
 
 
 def rest(*trained):
