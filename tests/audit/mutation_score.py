@@ -123,7 +123,7 @@ ROOMS = {
     ),
     "models": Room(
         ("dpx/models/*.py",),
-        (*_in("models", "bert decoder"), *_in("clipping", "families cost")),
+        (*_in("models", "shape memory bert decoder trainable"), *_in("clipping", "families cost")),
         limit_s=2 * LIMIT_S,
     ),
 }

@@ -1,0 +1,34 @@
+"""Shapes that cannot be built are refused at their edges."""
+
+import dataclasses
+
+import pytest
+
+from dpx.declaration import Refused
+
+from .declared import declared
+
+
+@pytest.mark.parametrize("model", ["tiny", "decoder_tiny"])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"dropout": -1e-9}, "model.dropout=-1e-09: not a rate"),
+        ({"dropout": 1.0}, "model.dropout=1.0: not a rate"),
+        ({"layers": 0}, "sizes must be positive"),
+        ({"width": 0}, "sizes must be positive"),
+        ({"heads": 0}, "sizes must be positive"),
+        ({"feed_forward": 0}, "sizes must be positive"),
+        ({"heads": 3}, "model.heads=3: does not divide width 128"),
+    ],
+)
+def test_a_shape_that_cannot_be_built_is_refused(model, changes, words):
+    with pytest.raises(Refused, match=words):
+        dataclasses.replace(declared(model), **changes)
+
+
+@pytest.mark.parametrize("model", ["tiny", "decoder_tiny"])
+@pytest.mark.parametrize("changes", [{"dropout": 0.0}, {"dropout": 0.999}, {"layers": 1}, {"heads": 128}, {"feed_forward": 1}])
+def test_the_edges_are_built(model, changes):
+    found = dataclasses.replace(declared(model), **changes)
+    assert all(getattr(found, name) == value for name, value in changes.items())
