@@ -53,8 +53,8 @@ def ran(tmp_path_factory):
         patch.setattr(loop, "draw", watched)
         step, seen = session.runtime.step, calls
 
-        def accumulate(params, sums, rows, is_padding, count, *keys, clipping_norm):
-            found = step.accumulate(params, sums, rows, is_padding, count, *keys, clipping_norm=clipping_norm)
+        def accumulate(params, sums, rows, is_padding, count, *keys, **options):
+            found = step.accumulate(params, sums, rows, is_padding, count, *keys, **options)
             if len(seen["drawn"]) == 1 and "first" not in seen:
                 seen["first"] = jax.tree.map(np.array, (params, rows, is_padding, int(count), keys, found["gradient"]))
             seen["units"].append(float(np.sum(found["count"]["units"])))
