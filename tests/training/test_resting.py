@@ -132,7 +132,7 @@ def test_canaries_of_an_audit_train_beside_any_part(data, tmp_path):
 
 
 def test_a_plan_counts_what_is_trained(tmp_path):
-    cfg = recipes.compose([*PLAIN, "train=lora", "train.rank=2", "job=plan", "data.declared_size=20000"])
+    cfg = recipes.compose([*PLAIN, "train=lora", "train.rank=2", "job=plan", "data.declared_size=5000"])
     experiment, job = config.build(cfg)
     document = job.document(experiment)
     width, layers = experiment.model.width, experiment.model.layers
