@@ -191,3 +191,17 @@ def test_a_layer_of_a_stack_of_stacks_is_what_the_outer_loop_counts(method):
     reference, found = run(method="vmap"), run(method=method)
     np.testing.assert_allclose(np.square(found.norms_B), np.square(reference.norms_B), rtol=1e-5)
     assert_trees_close(found.total, jax.tree.map(np.asarray, reference.total))
+
+
+@each_method
+def test_rows_added_twice_add_up(method):
+    """Position rows at two places, the second from an offset, and the same table looked up."""
+
+    def twice(params, batch):
+        losses_B, counts = losses(params, batch)
+        x_BTd = ops.lookup(params["table"], batch["id"])
+        moved_BTd = jnp.tanh(ops.add_rows(jnp.square(x_BTd), params["position"], 2))
+        seen_Bd = ops.lookup(params["position"], batch["id"][:, :2] % 9).sum(1)
+        return losses_B + moved_BTd.sum((1, 2)) + jnp.square(seen_Bd).sum(1), counts
+
+    assert_right(twice, parameters(), method=method)

@@ -1,0 +1,47 @@
+"""The block of the head against the cross-entropy of written-out logits, at the edges of labels and slots."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.models.fused_head import token_loss
+from dpx.task.losses import token_losses
+
+B, M, H, V = 4, 3, 5, 7
+DRAWN = np.random.default_rng(0)
+H_BMH, TABLE, BIAS = (jnp.asarray(DRAWN.normal(0, 1, shape), jnp.float32) for shape in ((B, M, H), (V, H), (V,)))
+# The first and the last word, words that are none, and an example without a slot.
+LABEL_BM = jnp.asarray([[0, V - 1, 3], [0, 0, 0], [-1, V, 2], [1, 2, 3]])
+IS_SLOT_BM = jnp.asarray([[True, True, True], [True, False, True], [True, True, True], [False, False, False]])
+
+
+def written_out(h_BMH, table, bias):
+    return token_losses(h_BMH @ table.T + bias, LABEL_BM, IS_SLOT_BM)
+
+
+def block(h_BMH, table, bias):
+    return token_loss(LABEL_BM, IS_SLOT_BM, h_BMH, table, bias)
+
+
+def test_losses_and_what_is_right_are_those_of_the_logits():
+    (losses_B, correct_B), (expected_B, right_B) = block(H_BMH, TABLE, BIAS), written_out(H_BMH, TABLE, BIAS)
+    np.testing.assert_allclose(losses_B, expected_B, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(correct_B, right_B)
+    # Alone on a slot, the word that has no logit leaves the mean to the others.
+    assert losses_B[3] == 0 and bool(jnp.isfinite(losses_B).all()) and losses_B[2] > 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["hidden", "table", "bias"])
+def test_gradients_are_those_of_the_logits(place):
+    found, expected = (
+        jax.grad(lambda *given, of=of: of(*given)[0].sum(), argnums=place)(H_BMH, TABLE, BIAS) for of in (block, written_out)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_word_is_right_where_no_other_has_a_larger_logit():
+    """The first word of the vocabulary as well."""
+    table = jnp.zeros((V, H)).at[0].set(1.0)
+    _, correct_B = token_loss(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), jnp.ones((1, 1, H)), table)
+    assert correct_B.tolist() == [1.0]
