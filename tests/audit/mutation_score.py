@@ -211,7 +211,7 @@ def summary(tables: dict[str, list[Row]]) -> str:
         "# Mutation scores",
         "",
         f"{COUNT} generated edits of each room's source, at places drawn with seed {SEED}, against the room's own tests, up to the first",
-        f"failure or {LIMIT_S} s of processor time, {2 * LIMIT_S} s for the last three (`tests/audit/mutation_score.py`; every mutant is in",
+        f"failure or {LIMIT_S} s of processor time, {2 * LIMIT_S} s for the last 3 (`tests/audit/mutation_score.py`; every mutant is in",
         "`mutation_<room>.csv`). The score is what the tests caught when the mutants were first drawn, of those that change behaviour,",
         "with Wilson's 95 % interval. Survivors then got a test, so the last column is no estimate of anything.",
         "",
