@@ -8,7 +8,6 @@ from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.batch_schedule import runs as runs_of
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 from dpx.privacy import accounting, solve
 from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
 from dpx.privacy.events import Release
@@ -33,8 +32,7 @@ class AnilAccounting:
     known_noise_multipliers: dict[str, float]
     interval: float | None = None
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         return [self.batches(), self.schedules(), self.fixed_size(), self.curve()]
 
     def batches(self) -> Table:

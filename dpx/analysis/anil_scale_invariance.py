@@ -12,7 +12,6 @@ from typing import Any
 
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 from dpx.models.shape import Bert
 
 TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")
@@ -52,27 +51,27 @@ Outputs = Callable[[Any], tuple[Any, Any]]
 class AnilScaleInvariance:
     """A freshly initialised model on random tokens, in float64 and in float32. Errors are relative to the largest entry."""
 
+    model: Bert
     alphas: Sequence[float]
     examples: int
     tokens: int
     vocabulary_size: int
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
+    def __call__(self) -> list[Table]:
         import jax
 
         rows: list[tuple[Any, ...]] = []
         for numbers in ("float64", "float32"):
             with jax.enable_x64(numbers == "float64"):
-                rows += self._measured(experiment, numbers)
+                rows += self._measured(numbers)
         return [Table("scale_invariance", COLUMNS, tuple(rows), "scaling weights before a LayerNorm", NOTES)]
 
-    def _measured(self, experiment: Experiment, numbers: str) -> list[tuple[Any, ...]]:
+    def _measured(self, numbers: str) -> list[tuple[Any, ...]]:
         import jax
 
         from dpx.models.bert import BertForPreTraining
 
-        assert isinstance(experiment.model, Bert)
-        model = BertForPreTraining(experiment.model, self.vocabulary_size, True)
+        model = BertForPreTraining(self.model, self.vocabulary_size, True)
         batch = self._batch()
         params = model.init(jax.random.key(2), batch["token"], batch["segment"], batch["length"], batch["slot"])["params"]
         params = jax.tree.map(lambda leaf: leaf.astype(numbers), params)

@@ -6,7 +6,6 @@ from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.batch_schedule import Constant, Linear, Staged, runs
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 # Stages of 196,608 more, a quarter of the way each (section 5.2).
 SHOWN = 9_000  # steps drawn: all readings are at their largest batch by 7,500
@@ -19,8 +18,7 @@ class AnilScheduleSavings:
 
     steps: int = 20_000
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         constant = examples(Constant(size=SIZES[-1]), self.steps)
         rows = []
         for name, reading, schedule in readings():

@@ -2,7 +2,6 @@
 
 from dpx.analysis.table import Table
 from dpx.declaration import declaration, require
-from dpx.experiment import Experiment
 
 
 @declaration
@@ -20,8 +19,7 @@ class AnilSgd32xRef:
             "Use 1 or more",
         )
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         ratio = self.batch_size / self.reference_batch_size
         columns = ("batch size", "reference", "ratio", "published ratio")
         return [Table("batch_ratio", columns, ((self.batch_size, self.reference_batch_size, ratio, 32),), "how much larger the batch is")]

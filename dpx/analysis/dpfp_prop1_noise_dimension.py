@@ -7,7 +7,6 @@ from typing import Any
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 
 @declaration
@@ -19,8 +18,7 @@ class DpfpProp1NoiseDimension:
     gradient_noise_multiplier: float
     batch_size: int
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         rows = []
         for name, (activations, parameters) in self.dimensions.items():
             forward = self.forward_noise_multiplier * math.sqrt(activations)

@@ -6,7 +6,6 @@ from dpx.analysis.dpfp_table2_accounting import own_runs
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 
 @declaration
@@ -20,8 +19,7 @@ class DpfpProp3NoiseRatio:
     epsilons: Sequence[float | int]
     pld_epsilons: Sequence[float | int]
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         return [self._by_the_limit(), self._by_losses()]
 
     def _by_the_limit(self) -> Table:

@@ -5,7 +5,6 @@ from typing import Any
 
 from dpx.analysis.table import Table
 from dpx.declaration import declaration, require
-from dpx.experiment import Experiment
 
 # The program that shows a method's order. DP-FP is plain training with noise on one vector of a row: SGD's program stands for it.
 _PROGRAMS = {"DP-SGD": "vmap", "DP-SGD, book-keeping": "book_keeping", "DP-FP": "autodiff", "SGD": "autodiff"}
@@ -29,8 +28,7 @@ class DpfpTable1Complexity:
     def __post_init__(self) -> None:
         require(len(set(self.batches)) > 1, f"analysis.batches={self.batches}", "a slope needs two sizes", "Give two or more")
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         subjects = [self._measured(name) for name in self.models]
         return [self._memory(subjects), self._time(subjects), self._noise(subjects)]
 

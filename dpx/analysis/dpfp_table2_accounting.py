@@ -7,7 +7,6 @@ from typing import Any
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 
 @declaration
@@ -43,8 +42,7 @@ class DpfpTable2Accounting:
     tried: Sequence[Sequence[int]] = ()
     interval: float | None = None
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         return [self._of_li(), self._of_their_own(), *([self._tried()] if self.tried else [])]
 
     def _of_li(self) -> Table:

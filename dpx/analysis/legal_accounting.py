@@ -6,7 +6,6 @@ from typing import Any
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 
 @declaration
@@ -30,8 +29,7 @@ class LegalAccounting:
     published: dict[str, float]
     interval: float | None = None
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         return [self._batches(), self._small()]
 
     def _batches(self) -> Table:

@@ -8,7 +8,6 @@ import numpy as np
 from dpx.analysis.picture import Cells, Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 
 @declaration
@@ -23,8 +22,7 @@ class MckennaCalibrationProfiles:
     points: Sequence[float | int]
     interval: float
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         settings = {batch: self._composed(batch) for batch in self.batch_sizes}
         return [self._noise(settings), self._profiles(settings), self._excess(settings)]
 

@@ -8,7 +8,6 @@ import numpy as np
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 
 @declaration
@@ -23,8 +22,7 @@ class MckennaDiminishingBatch:
     threshold: float
     interval: float
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         rows = []
         for size in self.sizes:
             for epsilon in self.epsilons:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dpx.analysis.picture import Arrows, Picture
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 PLANES = (("epsilon", "batch_size"), ("size", "batch_size"), ("epsilon", "size"))
 
@@ -28,8 +27,7 @@ class MckennaFig4VectorFields:
     fixed_epsilon: float
     interval: float
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         ratio = functools.cache(self._ratio)
         place = {"size": self.fixed_size, "batch_size": self.fixed_batch_size, "epsilon": self.fixed_epsilon}
         axes = {"size": self.sizes, "batch_size": self.batch_sizes, "epsilon": self.epsilons}

@@ -7,7 +7,6 @@ from typing import Any
 
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
 
 # An instantiated gradient of d numbers: square and add for its norm, scale and add for the sum.
 CLIPPING_OPERATIONS = 4
@@ -29,8 +28,7 @@ class MckennaFlopsModel:
     vocabulary_size: int
     evidence: str
 
-    def __call__(self, experiment: Experiment) -> list[Table]:
-        del experiment
+    def __call__(self) -> list[Table]:
         traced = [self._traced(name, length) for name in self.published_parameters for length in self.sequence_lengths]
         return [self._products(traced), self._shares(traced), self._measured()]
 

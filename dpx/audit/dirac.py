@@ -20,6 +20,7 @@ from dpx.audit.objective import LENGTH, Audited
 from dpx.audit.scores import of_gradients
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.mechanism.declarations import Mechanism
 from dpx.privacy import closed_form
 from dpx.randomness import RootSecret
 from dpx.training.step import Step, as_chunk, make_step
@@ -58,9 +59,11 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """A compiled step for the canaries of `setting` under `experiment`'s clip, clipping method and mesh."""
+    """A compiled step for the canaries of `setting` under an experiment's clip, clipping method and mesh."""
 
-    experiment: Experiment
+    mechanism: Mechanism
+    clipping_norm: float
+    rows_per_example: int
     setting: Setting
     step: Step
 
@@ -73,8 +76,10 @@ class Attack:
             "the canaries attack independent Gaussian noise",
             "Use mechanism=dp_sgd",
         )
-        objective = Audited(None, setting.canaries, LENGTH * experiment.clip.clipping_norm, experiment.task.counts)
-        return cls(experiment, setting, make_step(experiment, objective, experiment.mesh.make(), MICROBATCH))
+        norm = experiment.clip.clipping_norm
+        objective = Audited(None, setting.canaries, LENGTH * norm, experiment.task.counts)
+        step = make_step(experiment, objective, experiment.mesh.make(), MICROBATCH)
+        return cls(experiment.mechanism, norm, experiment.privacy.rows_per_example, setting, step)
 
     def coins(self, secret: RootSecret) -> Bool[np.ndarray, " M"]:
         """Whether each canary takes part, by a fair coin of its own."""
@@ -83,19 +88,19 @@ class Attack:
     def scores(self, secret: RootSecret, is_in_M: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
         """Each canary's inner product with the mean of the released sums, in units of the clipping norm."""
         setting, expected = self.setting, np.float32(self.setting.canaries)
-        norm, mechanism = self.experiment.clip.clipping_norm, self.experiment.mechanism
+        norm = self.clipping_norm
         deviation = np.float32(setting.noise_multiplier * norm)
         state = self.step.init(np.asarray(secret.key("init")))
         for number in range(setting.steps):
             sums = self._sums(state, np.flatnonzero(is_in_M).astype(np.int32))
-            drawn = mechanism.draw(secret, number, state.params, setting.noise_multiplier, norm, None)
+            drawn = self.mechanism.draw(secret, number, state.params, setting.noise_multiplier, norm, None)
             state, _ = self.step.finish(state, self.step.reduce(sums), drawn, deviation, expected, np.float32(0))
         return of_gradients(state.params, setting.canaries) * setting.canaries / (setting.steps * norm)
 
     def _sums(self, state: Any, records: np.ndarray) -> Any:
         """Clipped sums of the canaries that take part."""
         step, sums, none = self.step, self.step.zero(), np.zeros(2, np.uint32)
-        each = self.experiment.privacy.rows_per_example
+        each = self.rows_per_example
         params = step.gather(state.params)
         for start in range(0, len(records), step.chunk * step.rows):
             rows = {name: records[start : start + step.chunk * step.rows] for name in ("record", "canary")}

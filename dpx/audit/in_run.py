@@ -12,8 +12,8 @@ from dpx.audit import scores
 from dpx.audit.canaries import Planted, WithCanaries
 from dpx.audit.declarations import Canaries
 from dpx.audit.verdict import judge
-from dpx.experiment import Experiment
 from dpx.privacy import events, ledger
+from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.statement import Spent
 from dpx.randomness import RootSecret
@@ -26,7 +26,9 @@ BY_CHANCE = 1.4427
 
 def conclude(
     private: Path,
-    experiment: Experiment,
+    audit: Canaries,
+    accountant: Accountant,
+    privacy: Privacy,
     entered: Ledger,
     objective: Any,
     params: Any,
@@ -35,8 +37,6 @@ def conclude(
     secret: RootSecret,
 ) -> dict[str, Any]:
     """Scores the canaries of a finished run, judges and writes `private/audit.json`; `params` are the final ones, canaries included."""
-    audit = experiment.audit
-    assert isinstance(audit, Canaries)
     scored: dict[str, Any] = {}
     if audit.gradients:
         scored["gradient"] = (scores.of_gradients(params, audit.gradients), planted.is_in_M[: audit.gradients])
@@ -44,14 +44,13 @@ def conclude(
         found_S = scores.of_sequences(objective, params, store, planted, secret, audit.masks)
         scored["loss"] = (found_S, planted.is_in_M[audit.gradients :])
     runs = entered.runs()
-    spent = Spent(experiment, runs)
+    spent = Spent(accountant, privacy, runs)
 
     def claim(delta: float) -> float:
         known = [value for name in spent.accountants if (value := spent.epsilon(name, delta)) is not None]
         return min(known, default=math.inf)
 
-    adjacency = experiment.privacy.adjacency
-    kinds = {type(events.event(release, adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(runs)}
+    kinds = {type(events.event(release, privacy.adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(runs)}
     verdict = judge(scored, claim, audit.primary, is_gaussian=kinds == {"GaussianDpEvent"})
     document = verdict.as_json() | {"canaries": {"gradients": audit.gradients, "sequences": audit.sequences}}
     document["in"] = {name: int(is_in_M.sum()) for name, (_, is_in_M) in scored.items()}

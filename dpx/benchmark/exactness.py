@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.benchmark.sums import microbatch_sum
-from dpx.experiment import Experiment
+from dpx.benchmark.sums import variant_sum
 from dpx.mechanism.declarations import Flat
+from dpx.models.shape import Model
+from dpx.task.declarations import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.training.synthetic_rows import synthetic_rows
@@ -28,13 +29,12 @@ class Case:
     batch: dict[str, jax.Array]
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "Case":
-        model = dataclasses.replace(experiment.model, **_SMALL)
-        objective = make_objective(model, experiment.task, VOCABULARY, Special(0, 1, 2, 3, 4))
+    def of(cls, model: Model, task: Task) -> "Case":
+        objective = make_objective(dataclasses.replace(model, **_SMALL), task, VOCABULARY, Special(0, 1, 2, 3, 4))
         key, drawn = np.zeros(2, np.uint32), np.random.default_rng(0)
         shapes = jax.eval_shape(objective.init, key)
         params = jax.tree.map(lambda leaf: jnp.asarray(drawn.normal(0, 0.3, leaf.shape), jnp.float32), shapes)
-        return cls(objective, params, jax.jit(objective.batch)(key, synthetic_rows(experiment.task, EXAMPLES, LENGTH, VOCABULARY)))
+        return cls(objective, params, jax.jit(objective.batch)(key, synthetic_rows(task, EXAMPLES, LENGTH, VOCABULARY)))
 
     def gradients(self) -> list[Any]:
         """Each example's own gradient, float64."""
@@ -48,18 +48,18 @@ class Case:
 class Exactness:
     """Compares variants with one oracle, made when it is first asked for."""
 
-    def __init__(self, experiment: Experiment):
-        self._experiment = experiment
+    def __init__(self, model: Model, task: Task):
+        self._model, self._task = model, task
 
     @functools.cached_property
     def _expected(self) -> tuple[Case, Any, float]:
-        case = Case.of(self._experiment)
+        case = Case.of(self._model, self._task)
         return case, *clipped(case.gradients())
 
     def error(self, variant: str) -> float:
         """Largest error of any entry, relative to the largest entry of its parameter. The clipping norm is half the smallest norm."""
         case, expected, clipping_norm = self._expected
-        run = microbatch_sum(case.objective, Flat(clipping_norm=clipping_norm), variant, 1)
+        run = variant_sum(case.objective, Flat(clipping_norm=clipping_norm), variant, 1)
         # An accelerator's default rounds the factors of a float32 product; what is asked here is whether the sum is the right one.
         with jax.default_matmul_precision("highest"):
             return error(jax.jit(run)(case.params, case.batch), expected)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from dpx.benchmark.exactness import Exactness
 from dpx.benchmark.matrix_rate import matrix_rate
 from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, left_out, vocabulary_size
-from dpx.benchmark.sums import microbatch_sum
+from dpx.benchmark.sums import variant_sum
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
@@ -28,7 +28,8 @@ from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
 from dpx.training.collectives import collectives
 from dpx.training.cost import compiled_temporaries, matmul_flops
-from dpx.training.microbatch import CANDIDATES, choose
+from dpx.training.gradient_sum import GradientSum
+from dpx.training.microbatch import CANDIDATES, Workload, choose
 from dpx.training.step import Step, make_step
 from dpx.training.synthetic_rows import synthetic_rows
 
@@ -64,12 +65,12 @@ class _Bench:
         first = self.step(True, setting.dtypes[0])
         self.state, self.sums = first.init(KEY), first.zero()
         self.params = {dtype: self.step(True, dtype).gather(self.state.params) for dtype in setting.dtypes}
-        self.oracle, self.errors = Exactness(self.experiment), dict[str, float]()
+        self.oracle, self.errors = Exactness(self.experiment.model, self.experiment.task), dict[str, float]()
 
     def objective(self, dtype: str) -> Any:
         experiment = self.experiment
         model = dataclasses.replace(experiment.model, dtype=dtype)
-        return make_objective(model, experiment.task, vocabulary_size(experiment), Special(0, 1, 2, 3, 4))
+        return make_objective(model, experiment.task, vocabulary_size(experiment.model, experiment.data), Special(0, 1, 2, 3, 4))
 
     def step(self, is_private: bool, dtype: str) -> Step:
         """The product's own step: its layout of arrays, the parameters it gathers, and its update."""
@@ -79,10 +80,12 @@ class _Bench:
 
     def automatic_batch(self, dtype: str) -> int:
         """What `microbatch=auto` would pick on this device, asked anew, of what does not exceed a device's part of the logical batch."""
-        experiment = dataclasses.replace(self.experiment, model=dataclasses.replace(self.experiment.model, dtype=dtype))
+        experiment = self.experiment
+        gradient_sum = GradientSum.of(experiment.mechanism, experiment.clip, experiment.clipping, experiment.privacy)
+        workload = Workload(self.objective(dtype), gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mesh)
         part = self.setting.logical_batch // self.axes
         with tempfile.TemporaryDirectory() as cache:
-            return choose(self.objective(dtype), experiment, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))
+            return choose(workload, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))
 
     def sum(self, variant: str, dtype: str, size: int, is_automatic: bool = False) -> Program:
         """One logical batch of `variant`; left out where time is up or the device's memory does not hold it."""
@@ -94,7 +97,7 @@ class _Bench:
         # jax-privacy loops over microbatches itself; to it a physical batch is its `microbatch_size`.
         held = self.setting.logical_batch // self.axes if variant == "jax_privacy" else size
         batch, count = self.batch(objective, held)
-        microbatch = microbatch_sum(objective, self.experiment.clip, variant, size)
+        microbatch = variant_sum(objective, self.experiment.clip, variant, size)
         where = jax.tree.map(lambda leaf: leaf.sharding, self.sums["gradient"])
         step = jax.jit(logical_sum(microbatch, self.mesh), donate_argnums=(1,), out_shardings=where)
         compiled = step.lower(params, self.sums["gradient"], batch, count).compile()

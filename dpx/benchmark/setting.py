@@ -5,8 +5,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpx.data.declarations import Data
 from dpx.experiment import Experiment
 from dpx.models.flops import training_matmul_flops
+from dpx.models.shape import Model
+from dpx.task.declarations import Task
 
 # The two non-private baselines, the clipping methods, and a loop over single examples (Yin and Habernal 2022, Figure 3).
 OWN = ("autodiff", "plain", "vmap", "ghost", "book_keeping", "loop")
@@ -49,16 +52,15 @@ def left_out(facts: dict[str, Any], why: str) -> Program:
     return Program(facts | {"kind": "left out", "why": why}, lambda: None)
 
 
-def vocabulary_size(experiment: Experiment) -> int:
+def vocabulary_size(model: Model, data: Data) -> int:
     """The model's own, or what the data would be given."""
-    return experiment.model.vocabulary_size or experiment.data.vocabulary.size
+    return model.vocabulary_size or data.vocabulary.size
 
 
-def model_flops(experiment: Experiment) -> int:
+def model_flops(model: Model, task: Task, data: Data) -> int:
     """Matrix-product FLOPs that training on one example needs, whatever a program does beside them."""
-    length, task = experiment.data.sequence_length, experiment.task
-    slots = task.slots(length)
-    return training_matmul_flops(experiment.model, vocabulary_size(experiment), length, slots, pooled_outputs=task.pooled_outputs)
+    length = data.sequence_length
+    return training_matmul_flops(model, vocabulary_size(model, data), length, task.slots(length), pooled_outputs=task.pooled_outputs)
 
 
 def identity(setting: Setting, clipping: str, dtype: str, physical_batch: int) -> dict[str, Any]:
@@ -72,5 +74,5 @@ def identity(setting: Setting, clipping: str, dtype: str, physical_batch: int) -
         "dtype": dtype,
         "mesh": experiment.mesh.name,
         "devices": experiment.mesh.devices,
-        "model_flops": model_flops(experiment),
+        "model_flops": model_flops(experiment.model, experiment.task, experiment.data),
     }

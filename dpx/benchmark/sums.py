@@ -10,7 +10,7 @@ from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.mechanism.declarations import Clip
 
 
-def microbatch_sum(objective: Any, clip: Clip, variant: str, physical_batch: int, **options: Any) -> Callable[[Any, Any], Any]:
+def variant_sum(objective: Any, clip: Clip, variant: str, physical_batch: int, **options: Any) -> Callable[[Any, Any], Any]:
     """(parameters, batch) -> float32 sum of (clipped) gradients. `physical_batch` is what jax-privacy holds at a time; `options`
     are those of `clipped_sum`."""
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from dpx.benchmark.setting import Program, Setting, identity, vocabulary_size
 from dpx.benchmark.torch_bert import Rows, TorchBert, inputs, losses
 from dpx.declaration import Refused, require
-from dpx.experiment import Experiment
-from dpx.models.shape import Bert
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.models.shape import Bert, Model
+from dpx.task.declarations import MaskedLanguageModel, Task
 from dpx.training.synthetic_rows import synthetic_rows
 
 # Opacus adds 1e-6 to a norm before it divides; a forgotten term is some per cent.
@@ -31,7 +30,7 @@ Sums = Callable[[list[Rows]], None]
 def programs(setting: Setting) -> list[Program]:
     """A sum for every (variant, physical batch)."""
     experiment = setting.experiment
-    bert_of(experiment)
+    bert_of(experiment.model, experiment.task)
     require(
         tuple(setting.dtypes) == ("float32",), "dtypes", "the torch peers compute in float32", "Use dtypes=[float32], or leave them out"
     )
@@ -41,9 +40,8 @@ def programs(setting: Setting) -> list[Program]:
     return [program for variant in setting.variants for program in _programs(setting, variant)]
 
 
-def bert_of(experiment: Experiment) -> tuple[Bert, MaskedLanguageModel]:
+def bert_of(model: Model, task: Task) -> tuple[Bert, MaskedLanguageModel]:
     """The model and task, which are what the peers are written for; raises `Refused` otherwise."""
-    model, task = experiment.model, experiment.task
     if isinstance(model, Bert) and isinstance(task, MaskedLanguageModel):
         return model, task
     raise Refused(f"model={model.name}", "the torch peers are written for BERT and masked words", "Leave them out")
@@ -52,12 +50,12 @@ def bert_of(experiment: Experiment) -> tuple[Bert, MaskedLanguageModel]:
 def _programs(setting: Setting, variant: str) -> list[Program]:
     """One variant at every physical batch; they share one model."""
     experiment = setting.experiment
-    vocabulary, length = vocabulary_size(experiment), experiment.data.sequence_length
-    model, task = bert_of(experiment)
+    vocabulary, length = vocabulary_size(experiment.model, experiment.data), experiment.data.sequence_length
+    model, task = bert_of(experiment.model, experiment.task)
     subject = Subject.make(variant, model, task, vocabulary, experiment.clip.clipping_norm)
     rows = masked_rows(task, setting.logical_batch, length, vocabulary)
     torch.set_float32_matmul_precision("highest")
-    error = None if variant == "torch" else clipped_sum_error(experiment, variant)
+    error = None if variant == "torch" else clipped_sum_error(model, task, variant)
     # While they are timed, products of float32 run as XLA runs them by default on the same device.
     torch.set_float32_matmul_precision("high")
     facts = {"kind": "sum", "framework": f"torch {torch.__version__}"}
@@ -179,9 +177,8 @@ def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabular
     return {name: torch.tensor(value) for name, value in rows.items()}
 
 
-def clipped_sum_error(experiment: Experiment, variant: str) -> float:
+def clipped_sum_error(declared: Bert, task: MaskedLanguageModel, variant: str) -> float:
     """As `dpx.benchmark.exactness`, for torch: a small model against float64 gradients, one example at a time."""
-    declared, task = bert_of(experiment)
     model = dataclasses.replace(declared, **_SMALL)
     rows = masked_rows(task, 5, 12, 16)
     probe = Subject.make(variant, model, task, 16, 1.0).model

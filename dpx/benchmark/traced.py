@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpx.benchmark.sums import microbatch_sum
+from dpx.benchmark.sums import variant_sum
 from dpx.mechanism.declarations import Flat
 from dpx.task import mlm
 from dpx.task.declarations import MaskedLanguageModel
@@ -46,4 +46,4 @@ class Traced:
         return temporary_bytes(self._sum(variant, **options), self.params, self.batch)
 
     def _sum(self, variant: str, **options: Any) -> Any:
-        return microbatch_sum(self.objective, Flat(clipping_norm=1.0), variant, self.examples, **options)
+        return variant_sum(self.objective, Flat(clipping_norm=1.0), variant, self.examples, **options)

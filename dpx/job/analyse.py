@@ -12,7 +12,7 @@ from dpx.run_folder import RunFolder, write_json
 
 @declaration
 class Analyse:
-    """Calls `analysis(experiment)`, a declaration that returns tables; writes `release/analysis.json` and a CSV of each.
+    """Calls `analysis()`, a declaration of all it reads that returns tables; writes `release/analysis.json` and a CSV of each.
 
     An analysis may have `inputs() -> list[Path]`, what it reads and somebody else has to have made, and
     `pictures() -> list[dpx.analysis.picture.Picture]`, drawn beside the tables where matplotlib (extra `plots`) is installed.
@@ -24,7 +24,7 @@ class Analyse:
         require(self.analysis is not None, "analysis", "none is chosen", "Add analysis=<name>, or an experiment that is one")
         absent = [str(entry["path"]) for entry in inputs(self.analysis) if not entry["exists"]]
         require(not absent, ", ".join(absent), "the analysis reads this and it is not there", "Run what makes it first")
-        tables: list[Table] = self.analysis(experiment)
+        tables: list[Table] = self.analysis()
         folder.release.mkdir(parents=True, exist_ok=True)
         write_json(folder.release / "analysis.json", {"name": experiment.name, "tables": [table.as_json() for table in tables]})
         console = wide()

@@ -140,7 +140,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any) -> dict[str, Any]:
     rows = []
     for part in POINTS:
         steps = max(1, round(experiment.steps * part))
-        rows.append({"steps": steps} | accounting_of(experiment, until(whole, steps)))
+        rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, until(whole, steps)))
     return {"name": "as_steps_go", "title": f"epsilon at delta {experiment.privacy.delta:.3g} as steps go by", "rows": rows}
 
 

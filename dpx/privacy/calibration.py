@@ -11,9 +11,10 @@ from dpx.mechanism.clip import Clip
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, ledger, solve
-from dpx.privacy.declarations import GdpClt
+from dpx.privacy.declarations import Accountant, GdpClt, Privacy
 from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, Runs
+from dpx.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     )
     runs = tuple((batch / size, steps) for batch, steps in batch_runs)
     sigma = _noise(experiment, batch_runs, size)
-    spent = accounting_of(experiment, planned(experiment, batch_runs, size, sigma))
+    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, batch_runs, size, sigma))
     return Calibrated(sigma, runs, batch_runs, size, spent)
 
 
@@ -114,7 +115,7 @@ def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, A
     sigma = (plan or {}).get("noise_multiplier")
     if not sigma or sigma == calibrated.noise_multiplier or now | {"noise_multiplier": sigma} != plan:
         return calibrated
-    spent = accounting_of(experiment, planned(experiment, calibrated.batch_runs, calibrated.size, sigma))
+    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, calibrated.batch_runs, calibrated.size, sigma))
     return replace(calibrated, noise_multiplier=sigma, epsilon=spent)
 
 
@@ -180,11 +181,11 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
         "is an approximation that can under-report, so it cannot set the noise",
         "Use accountant=pld, or noise=multiplier",
     )
-    accountant, orders = accountant_of(experiment)
+    accountant, orders = accountant_of(experiment.accountant)
     alone = dict.fromkeys(ledger.AUXILIARY)
     runs, adjacency = [run | alone for run in planned(experiment, batch_runs, size, 1.0)], experiment.privacy.adjacency
     if experiment.sampler.assumed is not None:
-        runs, adjacency = assumed(experiment, runs), ASSUMED_ADJACENCY
+        runs, adjacency = assumed(experiment.sampler, runs), ASSUMED_ADJACENCY
     whole = solve.solve(
         accounting.bucketed(ledger.releases(runs)),
         epsilon=noise.epsilon,
@@ -200,35 +201,34 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
 ASSUMED_ADJACENCY = "zero_out"
 
 
-def assumed(experiment: Experiment, runs: Runs) -> Runs:
+def assumed(sampler: Sampler, runs: Runs) -> Runs:
     """`runs` as if the sampler that `sampler.assumed` names had drawn them; a bound on nothing that ran."""
-    return [run | {"sampler": experiment.sampler.assumed} for run in runs]
+    return [run | {"sampler": sampler.assumed} for run in runs]
 
 
-def accountant_of(experiment: Experiment) -> tuple[str, tuple[float, ...] | None]:
+def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:
     """The accountant that proves the run's epsilon, and its Renyi orders; beside an approximation that is pld."""
-    if isinstance(experiment.accountant, GdpClt):
+    if isinstance(accountant, GdpClt):
         return "pld", None
-    orders = getattr(experiment.accountant, "orders", None)
-    return experiment.accountant.name, None if orders is None else tuple(orders)
+    orders = getattr(accountant, "orders", None)
+    return accountant.name, None if orders is None else tuple(orders)
 
 
-def compositions(experiment: Experiment, charges: accounting.Charges) -> dict[str, accounting.Composition]:
+def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.Charges) -> dict[str, accounting.Composition]:
     """`charges` composed by every accountant that has a bound for them, the run's own first; raises `Refused` if its own has none."""
-    own, orders = accountant_of(experiment)
-    adjacency = experiment.privacy.adjacency
-    accounting.check_delta(experiment.privacy.delta, own)
-    composed = {own: accounting.compose(charges, own, adjacency, orders)}
+    own, orders = accountant_of(accountant)
+    accounting.check_delta(privacy.delta, own)
+    composed = {own: accounting.compose(charges, own, privacy.adjacency, orders)}
     for other in ("pld", "rdp"):
-        if other != own and experiment.privacy.delta >= accounting.SMALLEST_DELTA[other]:
+        if other != own and privacy.delta >= accounting.SMALLEST_DELTA[other]:
             try:
-                composed[other] = accounting.compose(charges, other, adjacency)
+                composed[other] = accounting.compose(charges, other, privacy.adjacency)
             except Refused:
                 continue
     return composed
 
 
-def accounting_of(experiment: Experiment, runs: Runs) -> dict[str, float]:
+def accounting_of(accountant: Accountant, privacy: Privacy, runs: Runs) -> dict[str, float]:
     """Epsilon of `runs` at the declared delta, by accountant, the run's own first."""
     charges = accounting.bucketed(ledger.releases(runs))
-    return {name: found.epsilon(experiment.privacy.delta) for name, found in compositions(experiment, charges).items()}
+    return {name: found.epsilon(privacy.delta) for name, found in compositions(accountant, privacy, charges).items()}

@@ -3,12 +3,14 @@
 from typing import Any
 
 from dpx.audit.declarations import Canaries
+from dpx.data.declarations import Vocabulary
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, approximations, ledger
 from dpx.privacy.calibration import ASSUMED_ADJACENCY, assumed
-from dpx.privacy.declarations import GdpClt
+from dpx.privacy.declarations import Accountant, GdpClt
 from dpx.privacy.ledger import Ledger, Runs
+from dpx.sampler import Sampler
 
 NOT_COVERED = (
     "choosing hyperparameters, checkpoints or repeats by looking at the protected data: only this run's own steps are charged",
@@ -51,7 +53,7 @@ def assumptions(experiment: Experiment, manifest: Any, size: int, entered: Ledge
         "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
         "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
-    found = [sources[vocabulary_source(experiment, manifest)], size_known[privacy.adjacency]]
+    found = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
     found.append("every choice made in this config was made without looking at the protected text")
     found.append("the root secret stays in private/ and is not given away with the model")
     if experiment.data.pairs != "none" and privacy.unit == "row":
@@ -73,29 +75,31 @@ def assumptions(experiment: Experiment, manifest: Any, size: int, entered: Ledge
     return found
 
 
-def unsupported(experiment: Experiment, reasons: list[str], epsilon: dict[str, float | None], runs: Runs) -> list[dict[str, Any]]:
+def unsupported(
+    sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], runs: Runs
+) -> list[dict[str, Any]]:
     """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one where there are `reasons`."""
     found: list[dict[str, Any]] = []
     if reasons:
         found += [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in epsilon.items()]
-    if experiment.sampler.assumed is not None:
-        found += _under_assumed_sampler(experiment, runs)
-    if isinstance(experiment.accountant, GdpClt):
+    if sampler.assumed is not None:
+        found += _under_assumed_sampler(sampler, delta, runs)
+    if isinstance(accountant, GdpClt):
         known = [run | {"sampler": "poisson"} for run in runs]
-        value = approximations.gdp_clt_epsilon(ledger.releases(known), experiment.privacy.delta)
+        value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
         why = "the central limit of Gaussian DP is an approximation and can under-report"
         found.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
     return found
 
 
-def _under_assumed_sampler(experiment: Experiment, runs: Runs) -> list[dict[str, Any]]:
-    ran, name = experiment.sampler.name, experiment.sampler.assumed
-    charges = accounting.bucketed(ledger.releases(assumed(experiment, runs)))
+def _under_assumed_sampler(sampler: Sampler, delta: float, runs: Runs) -> list[dict[str, Any]]:
+    ran, name = sampler.name, sampler.assumed
+    charges = accounting.bucketed(ledger.releases(assumed(sampler, runs)))
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
     found = []
     for accountant in ("pld", "rdp"):
         try:
-            value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(experiment.privacy.delta) if charges else 0.0
+            value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
         except Refused:
             # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
             continue
@@ -103,8 +107,7 @@ def _under_assumed_sampler(experiment: Experiment, runs: Runs) -> list[dict[str,
     return found
 
 
-def vocabulary_source(experiment: Experiment, manifest: Any) -> str:
+def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
     if manifest is not None:
         return manifest.vocabulary_source
-    vocabulary = experiment.data.vocabulary
     return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]

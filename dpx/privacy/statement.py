@@ -18,6 +18,7 @@ from dpx.privacy import accounting, events, ledger, loss_grid
 from dpx.privacy.calibration import Calibrated, auxiliary, compositions, planned_from
 from dpx.privacy.caveats import NOT_COVERED as NOT_COVERED
 from dpx.privacy.caveats import assumptions, not_covered, unsupported, vocabulary_source
+from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger, Runs
 
@@ -47,7 +48,7 @@ def build(
         return common | plain | {"ledger": chain_facts(entered)}
     runs = entered.runs() if entered is not None else []
     whole_runs = planned_end(experiment, calibrated, entered)
-    whole = Spent(experiment, whole_runs)
+    whole = Spent(experiment.accountant, experiment.privacy, whole_runs)
     privacy, size = experiment.privacy, calibrated.size
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     if epsilon[own] is None:
@@ -67,7 +68,7 @@ def build(
         "epsilon": {} if reasons else epsilon,
         "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan",
         "epsilon_at": [] if reasons else whole.table(deltas(privacy.delta, size)),
-        "unsupported": unsupported(experiment, reasons, epsilon, whole_runs),
+        "unsupported": unsupported(experiment.sampler, experiment.accountant, privacy.delta, reasons, epsilon, whole_runs),
         "planned": {"steps": experiment.steps, "epsilon": {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}},
         "spent": spent_facts(experiment, runs),
         "assumptions": assumptions(experiment, manifest, size, entered),
@@ -79,7 +80,7 @@ def build(
 
 def spent_facts(experiment: Experiment, runs: Runs) -> dict[str, Any]:
     """What the ledger holds so far, and when that is a claim."""
-    spent = Spent(experiment, runs)
+    spent = Spent(experiment.accountant, experiment.privacy, runs)
     return {
         "steps": len({step for run in runs for step in _steps(run)}),
         "charged_steps": spent.steps,
@@ -134,12 +135,12 @@ def tuning_facts(experiment: Experiment) -> dict[str, Any]:
 class Spent:
     """Epsilon of what the ledger holds, composed once per accountant."""
 
-    def __init__(self, experiment: Experiment, runs: Runs):
-        self._delta, self._adjacency = experiment.privacy.delta, experiment.privacy.adjacency
+    def __init__(self, accountant: Accountant, privacy: Privacy, runs: Runs):
+        self._delta, self._adjacency = privacy.delta, privacy.adjacency
         self._exact = ledger.releases(runs)
         self._charges = accounting.bucketed(self._exact)
         self.steps = sum(count for run in runs for _, count in run["steps"])
-        self._composed = compositions(experiment, self._charges)
+        self._composed = compositions(accountant, privacy, self._charges)
         self.accountants = list(self._composed)
 
     def epsilon(self, accountant: str, delta: float | None = None) -> float | None:
@@ -200,7 +201,7 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
     data, privacy = experiment.data, experiment.privacy
     checks: list[tuple[bool, str]] = [
         (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
-        (vocabulary_source(experiment, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
+        (vocabulary_source(data.vocabulary, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
         (
             data.pairs == "cross_document" and privacy.unit != "row",
             f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",

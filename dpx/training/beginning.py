@@ -13,7 +13,6 @@ from typing import Any
 
 from dpx import agreement
 from dpx.declaration import Refused, require
-from dpx.experiment import Experiment
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
@@ -42,7 +41,7 @@ class Epochs:
     """The noise epochs of one run: what a new one needs to be opened."""
 
     folder: RunFolder
-    experiment: Experiment
+    seed: int | None
     fingerprint: dict[str, Any]
     ledger: Ledger
 
@@ -68,7 +67,7 @@ class Epochs:
 
     def secret_of(self, epoch: Epoch) -> RootSecret | None:
         """The secret of `epoch`; `None` where it is not the one that was drawn, or not at the place where it was drawn."""
-        if self.experiment.seed is not None:
+        if self.seed is not None:
             secret = self._seeded(epoch.number)
         elif self._path(epoch.number).is_file() and self._place(epoch.number) == epoch.secret_place:
             secret = RootSecret.load(self._path(epoch.number))
@@ -77,21 +76,21 @@ class Epochs:
         return secret if secret.tag == epoch.secret_tag else None
 
     def _draw(self, number: int) -> RootSecret:
-        return RootSecret.create(self._path(number)) if self.experiment.seed is None else self._seeded(number)
+        return RootSecret.create(self._path(number)) if self.seed is None else self._seeded(number)
 
     def _seeded(self, number: int) -> RootSecret:
         # Epochs and forks of a seeded run meet other sums, so they get other keys.
-        assert self.experiment.seed is not None
+        assert self.seed is not None
         fork = self.folder.fork
         branch = int.from_bytes(hashlib.blake2b(fork.encode(), digest_size=8).digest()) if fork else 0
-        return RootSecret.from_seed(self.experiment.seed + (number << 64) + (branch << 128))
+        return RootSecret.from_seed(self.seed + (number << 64) + (branch << 128))
 
     def _path(self, number: int) -> Path:
         return self.folder.private / f"root_secret_{number}"
 
     def _place(self, number: int) -> int | None:
         """The file's inode: a moved folder keeps it, a copied one does not."""
-        return None if self.experiment.seed is not None else self._path(number).stat().st_ino
+        return None if self.seed is not None else self._path(number).stat().st_ino
 
 
 def facts_of(ledger: Ledger, epoch: Epoch) -> dict[str, Any]:

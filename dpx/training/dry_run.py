@@ -40,7 +40,11 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     subject = objective(experiment.model, experiment.task, vocabulary_size, special)
     step = make_step(experiment, subject, experiment.mesh.make(), microbatch)
     state = jax.eval_shape(step.init, KEY)
-    compiled = {name: lowered.compile() for name, lowered in _lowered(experiment, step, state, vocabulary_size).items()}
+    rows = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
+    # Keys of the right shapes; nothing is drawn with them.
+    drawn = experiment.mechanism.draw(RootSecret.from_seed(0), 0, state.params, 1.0, experiment.clip.clipping_norm, None)
+    lowered = _lowered(step, state, rows, experiment.privacy.rows_per_example, drawn)
+    compiled = {name: program.compile() for name, program in lowered.items()}
     # Parameters that are gathered as they rest are the same arrays, and no copy of them waits while noise is added.
     gathered = jax.tree.leaves(jax.eval_shape(step.gather, state.params))
     moved = [new for old, new in zip(jax.tree.leaves(state.params), gathered, strict=True) if not _is_same(old, new)]
@@ -57,17 +61,14 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     }
 
 
-def _lowered(experiment: Experiment, step: Step, state: Any, vocabulary_size: int) -> dict[str, Any]:
+def _lowered(step: Step, state: Any, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
+    """The step's programs; `row` is one row of the data, `rows_each` how many an example has, `drawn` what the mechanism draws."""
     params, rests = state.params, jax.eval_shape(step.draw_resting, KEY)
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
-    row = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
-    rows_each = experiment.privacy.rows_per_example
     places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
     rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
     is_padding, count = jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32)
-    # Keys of the right shapes; nothing is drawn with them.
-    drawn = experiment.mechanism.draw(RootSecret.from_seed(0), 0, params, 1.0, experiment.clip.clipping_norm, None)
     drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
     return {
         "gather": step.gather.lower(params),

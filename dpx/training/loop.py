@@ -15,7 +15,7 @@ import numpy as np
 
 from dpx import interruption
 from dpx.data.store import Store
-from dpx.experiment import Experiment
+from dpx.experiment import Experiment, Schedule
 from dpx.privacy.calibration import Calibrated, entry
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
@@ -78,7 +78,7 @@ def run(runtime: Runtime, beginning: Beginning, seen: Observer, renew: Renewal) 
             began = _show(runtime, *pending, state, began, seen)
         pending = (epoch, step, metrics)
         is_stopping = interruption.is_requested() and step + 1 < experiment.steps
-        if is_stopping or _pauses(experiment, step + 1):
+        if is_stopping or _pauses(experiment.schedule, experiment.steps, step + 1):
             _show(runtime, *pending, state, began, seen)
             pending, began = None, time.perf_counter()
         if is_stopping:
@@ -86,10 +86,9 @@ def run(runtime: Runtime, beginning: Beginning, seen: Observer, renew: Renewal) 
     return state
 
 
-def _pauses(experiment: Experiment, done: int) -> bool:
+def _pauses(schedule: Schedule, steps: int, done: int) -> bool:
     """After these steps the state is evaluated or saved, so nothing may run ahead of it."""
-    schedule = experiment.schedule
-    return done % schedule.evaluate_every == 0 or done % schedule.checkpoint_every == 0 or done == experiment.steps
+    return done % schedule.evaluate_every == 0 or done % schedule.checkpoint_every == 0 or done == steps
 
 
 def _show(runtime: Runtime, epoch: Epoch, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer) -> float:

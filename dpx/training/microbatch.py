@@ -6,6 +6,7 @@ copy, written before step 0: a resumed run uses that whatever the cache says, si
 B: examples of a microbatch (rows, or whole units where those are drawn).
 """
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -13,18 +14,19 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.declaration import Refused
 from dpx.durable import write_durably
-from dpx.experiment import Experiment
+from dpx.mesh import Mesh
+from dpx.models.trained import Trained
 from dpx.training import resting
 from dpx.training.cost import compiled_temporaries
+from dpx.training.gradient_sum import GradientSum
 from dpx.training.synthetic_rows import synthetic_rows
 
 logger = logging.getLogger(__name__)
@@ -34,29 +36,53 @@ CANDIDATES = (2, 4, 8, 16, 32, 64, 128, 256)
 COPIES_OF_PARAMETERS = 6
 
 
-def resolve_microbatch(objective: Any, experiment: Experiment, private: Path) -> int:
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What one device does with a microbatch of a run, and the device it does it on."""
+
+    objective: Any
+    gradient_sum: GradientSum
+    train: Trained
+    sequence_length: int
+    mesh: Mesh
+
+    def batch(self, examples: int) -> dict[str, jax.Array]:
+        """Synthetic rows of so many examples, as the loss takes them."""
+        rows = synthetic_rows(
+            self.objective.task, examples * self.gradient_sum.rows_per_unit, self.sequence_length, self.objective.vocabulary_size
+        )
+        return jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
+
+    def sum(self, params: Any, batch: Any) -> Any:
+        """What the step does with one microbatch; `params` is (trained, resting). Runs under jit."""
+        losses = lambda params, batch: self.objective.losses(params, batch, jnp.zeros(2, jnp.uint32))  # noqa: E731
+        norm = self.gradient_sum.clip.clipping_norm if self.gradient_sum.clip else None
+        return self.gradient_sum(losses, params[0], batch, norm, resting=params[1]).total
+
+
+def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, private: Path) -> int:
     """The run's microbatch: the config's number, or the answer of `auto`, which is written to `private` once and then kept."""
-    if experiment.microbatch != "auto":
-        return int(experiment.microbatch)
+    if declared != "auto":
+        return declared
     path = private / "microbatch.json"
     if path.exists():
         return int(json.loads(path.read_text())["microbatch"])
-    chosen = choose(objective, experiment)
+    chosen = choose(workload)
     private.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_durably(path, json.dumps({"microbatch": chosen}))
     return chosen
 
 
-def choose(objective: Any, experiment: Experiment, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
+def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
     """The fastest of `candidates` that fits `mesh.memory_bytes`; raises `Refused` where none does."""
-    path = (cache or _cache()) / f"{_key(objective, experiment, candidates)}.json"
+    path = (cache or _cache()) / f"{_key(workload, candidates)}.json"
     if path.exists():
         chosen = int(json.loads(path.read_text())["microbatch"])
         logger.info("microbatch=auto: %d, found before on this device", chosen)
         return chosen
-    rates = _rates(objective, experiment, candidates)
+    rates = _rates(workload, candidates)
     if not rates:
-        reason = f"not even {candidates[0]} examples fit mesh.memory_bytes={experiment.mesh.memory_bytes}"
+        reason = f"not even {candidates[0]} examples fit mesh.memory_bytes={workload.mesh.memory_bytes}"
         raise Refused("microbatch=auto", reason, "Use a smaller model or a larger device")
     chosen = max(rates, key=lambda size: rates[size])
     logger.info("microbatch=auto: %d, examples/s by size %s", chosen, {size: round(rate, 1) for size, rate in rates.items()})
@@ -65,15 +91,15 @@ def choose(objective: Any, experiment: Experiment, candidates: Sequence[int] = C
     return chosen
 
 
-def _rates(objective: Any, experiment: Experiment, candidates: Sequence[int]) -> dict[int, float]:
+def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
     """Examples/s by size, smallest first, until memory ends or two sizes in a row are no faster than the best."""
-    params = jax.jit(lambda key: resting.drawn(experiment.train, objective, key))(jax.random.PRNGKey(0))
+    params = jax.jit(lambda key: resting.drawn(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
     trained, rests = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in params)
-    allowed = experiment.mesh.memory_bytes - 4 * (COPIES_OF_PARAMETERS * trained + rests)
+    allowed = workload.mesh.memory_bytes - 4 * (COPIES_OF_PARAMETERS * trained + rests)
     rates: dict[int, float] = {}
     for candidate in candidates:
-        batch = synthetic_batch(objective, experiment, candidate)
-        compiled = jax.jit(microbatch_sum(objective, experiment)).lower(params, batch).compile()
+        batch = workload.batch(candidate)
+        compiled = jax.jit(workload.sum).lower(params, batch).compile()
         if compiled_temporaries(compiled) > allowed:
             break
         rates[candidate] = candidate / probe(lambda compiled=compiled, batch=batch: compiled(params, batch))
@@ -81,32 +107,6 @@ def _rates(objective: Any, experiment: Experiment, candidates: Sequence[int]) ->
         if len(rates) > 2 and all(rates[slower] < best for slower in list(rates)[-2:]):
             break
     return rates
-
-
-def synthetic_batch(objective: Any, experiment: Experiment, examples: int) -> dict[str, jax.Array]:
-    rows = synthetic_rows(
-        experiment.task, examples * experiment.privacy.rows_per_example, experiment.data.sequence_length, objective.vocabulary_size
-    )
-    return jax.jit(objective.batch)(np.zeros(2, np.uint32), rows)
-
-
-def microbatch_sum(objective: Any, experiment: Experiment) -> Callable[[Any, Any], Any]:
-    """What the step does with one microbatch: ((trained, resting), batch) -> sum of gradients, clipped if the run is private."""
-    weights = experiment.clip.weights(experiment.clip.clipping_norm) if experiment.is_private else None
-    rows_each = experiment.privacy.rows_per_example
-
-    def run(params: Any, batch: Any) -> Any:
-        trained, rests = params[0], params[1] or None
-
-        def losses(params: Any, batch: Any) -> Any:
-            return objective.losses(params, batch, jnp.zeros(2, jnp.uint32))
-
-        if weights is None:
-            return plain_sum(losses, trained, batch, frozen=rests, rows_per_unit=rows_each).total
-        options = {"method": experiment.clipping.method, "rows_per_unit": rows_each, "checked": False}
-        return clipped_sum(losses, trained, batch, weights=weights, frozen=rests, **options).total
-
-    return run
 
 
 def probe(call: Callable[[], Any], rounds: int = 2) -> float:
@@ -124,10 +124,9 @@ def _cache() -> Path:
     return Path(os.environ.get("DPX_CACHE", Path.home() / ".cache" / "dpx")) / "microbatch"
 
 
-def _key(objective: Any, experiment: Experiment, candidates: Sequence[int]) -> str:
-    device = jax.devices()[0]
-    facts = (objective.model, objective.task, objective.vocabulary_size, experiment.data.sequence_length, experiment.is_private)
-    facts += (experiment.privacy.rows_per_example, experiment.train)
-    facts += (experiment.clipping, type(experiment.clip).__name__, experiment.mesh.memory_bytes, tuple(candidates))
+def _key(workload: Workload, candidates: Sequence[int]) -> str:
+    device, objective, summed = jax.devices()[0], workload.objective, workload.gradient_sum
+    facts = (objective.model, objective.task, objective.vocabulary_size, workload.sequence_length, workload.train)
+    facts += (type(summed.clip).__name__, summed.clipping, summed.rows_per_unit, workload.mesh.memory_bytes, tuple(candidates))
     facts += (device.device_kind, os.cpu_count(), jax.__version__)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

@@ -30,9 +30,10 @@ from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
+from dpx.training.gradient_sum import GradientSum
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
-from dpx.training.microbatch import resolve_microbatch
+from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.spending import Spending
@@ -77,7 +78,9 @@ class Session:
         mesh = experiment.mesh.make()
         vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
         objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
-        microbatch = resolve_microbatch(objective, experiment, folder.private)
+        gradient_sum = GradientSum.of(experiment.mechanism, experiment.clip, experiment.clipping, experiment.privacy)
+        workload = Workload(objective, gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mesh)
+        microbatch = resolve_microbatch(experiment.microbatch, workload, folder.private)
         audit, trained = experiment.audit, objective
         if isinstance(audit, Canaries):
             trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
@@ -90,13 +93,13 @@ class Session:
             checkpoints = stack.enter_context(
                 contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
             )
-            epochs = Epochs(folder, experiment, fingerprint(experiment, store.manifest.checksum, microbatch), ledger)
+            epochs = Epochs(folder, experiment.seed, fingerprint(experiment, store.manifest.checksum, microbatch), ledger)
             beginning = begin(epochs, checkpoints, step)
             note_plan(ledger, plan_of(experiment, calibrated))
             planted = plant(folder.private, audit, store.manifest, beginning.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
-            spending = Spending(experiment, ledger)
+            spending = Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger)
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps))
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
             runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy, beginning.resting)
@@ -173,13 +176,15 @@ class Session:
 
     def _conclude(self, state: State) -> None:
         """The verdict of the run's audit, where it has one: from the noisy gradients and the final parameters alone."""
-        runtime, planted = self.runtime, self.planted
+        runtime, planted, experiment = self.runtime, self.planted, self.runtime.experiment
         if planted is None:
             return
-        assert isinstance(runtime.store, WithCanaries)
+        assert isinstance(runtime.store, WithCanaries) and isinstance(experiment.audit, Canaries)
         self.verdict = in_run.conclude(
             self.folder.private,
-            runtime.experiment,
+            experiment.audit,
+            experiment.accountant,
+            experiment.privacy,
             runtime.ledger,
             self.objective,
             self._merged(state),

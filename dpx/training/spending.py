@@ -2,9 +2,9 @@
 
 import time
 
-from dpx.experiment import Experiment
 from dpx.privacy import accounting, ledger, loss_grid
 from dpx.privacy.calibration import accountant_of
+from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.ledger import Ledger, Runs
 
 # What showing epsilon may take: a part of the run so far, or this much of a short one.
@@ -20,8 +20,8 @@ class Spending:
     nothing is reported, where the statement has none.
     """
 
-    def __init__(self, experiment: Experiment, entered: Ledger):
-        self._experiment, self._ledger = experiment, entered
+    def __init__(self, accountant: Accountant, privacy: Privacy, steps: int, entered: Ledger):
+        self._accountant, self._privacy, self._steps, self._ledger = accountant_of(accountant), privacy, steps, entered
         self.bound: float | None = None
         self._began, self._took = time.monotonic(), 0.0
 
@@ -30,7 +30,7 @@ class Spending:
 
         `None` where no claim is made, where no finite bound is known, or where it would cost too much now.
         """
-        is_last, now = done == self._experiment.steps, time.monotonic()
+        is_last, now = done == self._steps, time.monotonic()
         if self.bound is None or not (is_last or self._took <= max(SECONDS, SHARE * (now - self._began))):
             return None
         spent = min(self._composed(done, is_last), self.bound)
@@ -38,7 +38,7 @@ class Spending:
         return accounting.finite(spent)
 
     def _composed(self, done: int, is_last: bool) -> float:
-        (own, orders), privacy = accountant_of(self._experiment), self._experiment.privacy
+        (own, orders), privacy = self._accountant, self._privacy
         charges = accounting.bucketed(ledger.releases(self._entered_by(done)))
         interval = None if is_last or own != "pld" else loss_grid.multiple(charges, privacy.adjacency)
         return accounting.compose(charges, own, privacy.adjacency, orders, interval).epsilon(privacy.delta)

@@ -18,13 +18,16 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from dpx.clipping.clipped_sum import ClippedSum, clipped_sum, plain_sum
+from dpx.clipping.clipped_sum import ClippedSum
 from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
+from dpx.mechanism.declarations import Clip, Mechanism, Telemetry
 from dpx.mechanism.noise import path_name
 from dpx.mechanism.telemetry import count_name
+from dpx.task.declarations import Task
 from dpx.training import resting, sharding, update
 from dpx.training.checksum import checksum
+from dpx.training.gradient_sum import GradientSum
 from dpx.training.state import State
 
 # The shape of every key: threefry words.
@@ -76,12 +79,14 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     layouts, resting_layouts = sharding.layouts(shapes, mesh), sharding.layouts(resting_shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    names = (*COUNTS, *experiment.task.counts, *map(count_name, experiment.telemetry.ranges(experiment.task.metric)))
+    clip, mechanism, telemetry, task = experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task
+    gradient_sum = GradientSum.of(mechanism, clip, experiment.clipping, experiment.privacy)
+    names = (*COUNTS, *task.counts, *map(count_name, telemetry.ranges(task.metric)))
 
     def init(key: Array) -> State:
         params, _ = resting.drawn(experiment.train, objective, key)
-        clip = experiment.clip.initial_state() if experiment.is_private else None
-        return State(params, transform.init(params), clip, experiment.mechanism.initial_state(params))
+        norm = clip.initial_state() if mechanism.is_private else None
+        return State(params, transform.init(params), norm, mechanism.initial_state(params))
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
     split = P(sharding.EXAMPLE_AXES)
@@ -89,12 +94,12 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
 
     def zero() -> Sums:
-        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), experiment.mechanism.sum_dtype), shapes)
+        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), shapes)
         return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
 
     # Only the axes of examples are named here: `tensor` stays with the compiler, which adds a norm's parts up over it.
     accumulate = jax.shard_map(
-        _accumulate(experiment, objective),
+        _accumulate(objective, gradient_sum, MARGINS[experiment.model.dtype], clip, mechanism, telemetry, task),
         mesh=mesh,
         in_specs=(P(), split, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P(), P(), P()),
         out_specs=split,
@@ -111,7 +116,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
             out_shardings=sum_shardings,
         ),
         reduce=_reduce(mesh, layouts, summed),
-        finish=_finish(experiment, transform, mesh, state_shardings),
+        finish=_finish(transform, clip, mechanism, telemetry, task, mesh, state_shardings),
         draw_resting=jax.jit(
             lambda key: resting.drawn(experiment.train, objective, key)[1], out_shardings=sharding.at_rest(resting_shapes, mesh)
         ),
@@ -122,25 +127,13 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     )
 
 
-def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
+def _accumulate(
+    objective: Any, gradient_sum: GradientSum, margin: float, clip: Clip, mechanism: Mechanism, telemetry: Telemetry, task: Task
+) -> Callable[..., Sums]:
     """What each device does with its part of a chunk: no collective, no noise, only sums in float32.
 
-    `clipping_norm` is the step's own where it adapts; `None` stands for the declared one.
+    `clipping_norm` is the step's own where it adapts; `None` stands for the declared one. `margin` of it is left to rounding.
     """
-    clip, mechanism, margin = experiment.clip, experiment.mechanism, MARGINS[experiment.model.dtype]
-    rows_each = experiment.privacy.rows_per_example
-
-    def microbatch_sum(
-        params: Any, rests: Any, rows: Any, is_padding_B: Array, mask_key: Array, dropout_key: Array, norm: Any
-    ) -> ClippedSum:
-        weights = clip.weights(norm * (1 - margin)) if experiment.is_private else None
-        batch = objective.batch(mask_key, rows)
-        losses = lambda p, b: objective.losses(p, b, dropout_key)  # noqa: E731
-        if weights is None:
-            return plain_sum(losses, params, batch, is_padding_B, frozen=rests or None, rows_per_unit=rows_each)
-        # That our own losses keep examples apart is held by the tests of every family, not tried anew in every run.
-        options = {"method": experiment.clipping.method, "rows_per_unit": rows_each, "checked": False, "frozen": rests or None}
-        return clipped_sum(losses, params, batch, weights=weights, is_padding_B=is_padding_B, **options)
 
     def accumulate(
         params: Any,
@@ -154,14 +147,17 @@ def _accumulate(experiment: Experiment, objective: Any) -> Callable[..., Sums]:
         rests: Any,
     ) -> Sums:
         norm = clip.clipping_norm if clipping_norm is None else clipping_norm
-        norm_limit = norm if experiment.is_private else None
+        norm_limit = norm if mechanism.is_private else None
 
         def body(index: Array, sums: Sums) -> Sums:
             rows_B, is_padding_B = jax.tree.map(
-                lambda a: _flat(jax.lax.dynamic_index_in_dim(a, index, keepdims=False), rows_each), (rows_KB, is_padding_KB)
+                lambda a: _flat(jax.lax.dynamic_index_in_dim(a, index, keepdims=False), gradient_sum.rows_per_unit),
+                (rows_KB, is_padding_KB),
             )
-            result = microbatch_sum(params, rests, rows_B, is_padding_B, mask_key, dropout_key, norm)
-            counted = _counts(result, norm_limit, is_padding_B) | experiment.telemetry.centred_sums(experiment.task, result)
+            batch = objective.batch(mask_key, rows_B)
+            losses = lambda params, batch: objective.losses(params, batch, dropout_key)  # noqa: E731
+            result = gradient_sum(losses, params, batch, norm * (1 - margin), resting=rests, is_padding_B=is_padding_B)
+            counted = _counts(result, norm_limit, is_padding_B) | telemetry.centred_sums(task, result)
             total = mechanism.summand(result.total, clip.clipping_norm)
             return {
                 "gradient": jax.tree.map(lambda total, part: total + part[None], sums["gradient"], total),
@@ -210,12 +206,13 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
     return jax.jit(reduce, out_shardings=shardings)
 
 
-def _finish(experiment: Experiment, transform: Any, mesh: Mesh, state_shardings: Any) -> Callable[..., Any]:
+def _finish(
+    transform: Any, clip: Clip, mechanism: Mechanism, telemetry: Telemetry, task: Task, mesh: Mesh, state_shardings: Any
+) -> Callable[..., Any]:
     """Add noise once, divide by the expected batch size, update. `drawn` is what the mechanism drew on the host.
 
     `auxiliary` holds the keys of what is released on the same draw: `count` and `telemetry`.
     """
-    clip, mechanism, telemetry = experiment.clip, experiment.mechanism, experiment.telemetry
 
     def finish(
         state: State,
@@ -235,7 +232,7 @@ def _finish(experiment: Experiment, transform: Any, mesh: Mesh, state_shardings:
         params = update.with_canaries(update.apply(state.params, direction, learning_rate), state.params, gradient)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
         metrics |= clip.released(state.clip)
-        metrics |= telemetry.released(experiment.task.metric, counts, keys.get("telemetry"), expected_batch)
+        metrics |= telemetry.released(task.metric, counts, keys.get("telemetry"), expected_batch)
         clip_state = clip.next_clipping_norm(state.clip, counts, keys.get("count"), expected_batch)
         return State(params, moments, clip_state, noise_state), metrics
 

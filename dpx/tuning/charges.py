@@ -4,13 +4,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from dpx import agreement, batch_schedule
+from dpx import agreement
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.privacy import calibration, ledger
 from dpx.privacy.accounting import Charges
 from dpx.privacy.ledger import Ledger, Runs
 from dpx.tuning.record import Record, Trial
+from dpx.tuning.search import Search
 
 # Two steps that agree in all else cost the same.
 _NO_COST = ("origin", "epoch", "epoch_name", "steps", "clipping_norm")
@@ -44,7 +45,7 @@ def planned(experiment: Experiment) -> Runs | None:
     return calibration.planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
 
 
-def of(trial: Trial, record: Record, experiment: Experiment) -> Cost:
+def of(trial: Trial, record: Record, search: Search) -> Cost:
     """What `trial` costs: its plan, and all that its ledger holds or is known to have held; its folder need not exist."""
     entered, lost, disagrees = trial.entered, True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
@@ -53,8 +54,7 @@ def of(trial: Trial, record: Record, experiment: Experiment) -> Cost:
     plan = trial.plan
     if plan is None and entered:
         # An old record has no plans; what the first step was charged at tells the rest.
-        steps = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
-        plan = calibration.planned(experiment, steps, entered[0]["size"], entered[0]["noise_multiplier"])
+        plan = search.planned_at(entered[0]["size"], entered[0]["noise_multiplier"])
     return Cost(union(plan or [], entered, f"planned/{trial.number}"), entered, plan, lost, disagrees)
 
 

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpx.experiment import Experiment
 from dpx.privacy import accounting, calibration, events, ledger, selection, statement
 from dpx.privacy.accounting import Charges
 from dpx.tuning import charges, rules
 from dpx.tuning.charges import Cost
 from dpx.tuning.record import Record, Trial
+from dpx.tuning.search import Search
 
 _NOT_COVERED = {
     "uncharged": "the choice among the trials of this search: its winner is charged for its own steps alone",
@@ -30,41 +30,39 @@ _UNCHAINED = (
 Costs = list[tuple[Trial, Cost]]
 
 
-def build(experiment: Experiment, record: Record, winner: Trial | None) -> dict[str, Any]:
+def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any]:
     """Every field of the study's `privacy.json`, from its record and from what lies in its trials' folders."""
-    tune = experiment.tune
-    assert tune is not None
+    tune = search.tune
     secret = tune.charge == "repeat_and_select"
-    costs = _costs(experiment, record, winner)
-    reasons = _reasons(experiment, record, costs)
-    epsilon = _epsilon(experiment, record, costs) if experiment.is_private else {}
+    costs = _costs(search, record, winner)
+    reasons = _reasons(search, record, costs)
+    epsilon = _epsilon(search, record, costs) if search.is_private else {}
     return {
         "format": statement.FORMAT,
         "study": record.path.name,
         "charge": tune.charge,
-        "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else _trials(experiment, record, costs),
-        "guarantee": "not_private" if not experiment.is_private else "none" if reasons else "dp",
+        "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else _trials(search, record, costs),
+        "guarantee": "not_private" if not search.is_private else "none" if reasons else "dp",
         "reasons": reasons,
-        "unit": experiment.privacy.unit,
-        "adjacency": experiment.privacy.adjacency,
-        "delta": experiment.privacy.delta,
+        "unit": search.privacy.unit,
+        "adjacency": search.privacy.adjacency,
+        "delta": search.privacy.delta,
         "epsilon": {} if reasons else epsilon,
         "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(reasons)} for key, one in epsilon.items() if reasons],
-        **_beside(experiment, record, costs, epsilon),
+        **_beside(search, record, costs, epsilon),
         # Folders of the others would tell how many there are.
         "winner": None if winner is None else "winner" if secret else winner.folder,
-        "assumptions": _assumptions(experiment, record),
+        "assumptions": _assumptions(search, record),
         "not_covered": [_NOT_COVERED[tune.charge], *statement.NOT_COVERED[2:]],
-        "ledger": {"repeated": _repeated_events(experiment, record)} if secret else {"runs": ledger.join(*(c.runs for _, c in costs))},
+        "ledger": {"repeated": _repeated_events(search, record)} if secret else {"runs": ledger.join(*(c.runs for _, c in costs))},
         "record": {"mark": _mark(record, secret), "unchained": record.was_unchained},
     }
 
 
-def _costs(experiment: Experiment, record: Record, winner: Trial | None) -> Costs:
+def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
     """Every trial that began, whatever became of it; of an uncharged search the winner alone, whose epsilon is no bound."""
-    assert experiment.tune is not None
-    counted = record.trials if experiment.tune.charge != "uncharged" else [winner] if winner else []
-    return [(trial, charges.of(trial, record, experiment)) for trial in counted]
+    counted = record.trials if search.tune.charge != "uncharged" else [winner] if winner else []
+    return [(trial, charges.of(trial, record, search)) for trial in counted]
 
 
 def _mark(record: Record, secret: bool) -> dict[str, Any]:
@@ -73,28 +71,25 @@ def _mark(record: Record, secret: bool) -> dict[str, Any]:
     return {"chain": mark.chain, "digest": mark.digest} if secret else mark.as_json()
 
 
-def _trials(experiment: Experiment, record: Record, costs: Costs) -> dict[str, Any]:
-    assert experiment.tune is not None
-    lost = [trial.folder for trial, cost in costs if cost.lost] if experiment.is_private else []
-    return {"declared": record.declared or experiment.tune.trials, "begun": len(record.trials), "charged_by_plan_alone": lost}
+def _trials(search: Search, record: Record, costs: Costs) -> dict[str, Any]:
+    lost = [trial.folder for trial, cost in costs if cost.lost] if search.is_private else []
+    return {"declared": record.declared or search.tune.trials, "begun": len(record.trials), "charged_by_plan_alone": lost}
 
 
-def _assumptions(experiment: Experiment, record: Record) -> list[str]:
-    assert experiment.tune is not None
-    declared = [_DECLARED] if experiment.tune.charge == "composition" else []
-    return [_ASSUMED[experiment.tune.charge], *declared, *([_UNCHAINED] if record.was_unchained else [])]
+def _assumptions(search: Search, record: Record) -> list[str]:
+    declared = [_DECLARED] if search.tune.charge == "composition" else []
+    return [_ASSUMED[search.tune.charge], *declared, *([_UNCHAINED] if record.was_unchained else [])]
 
 
-def _reasons(experiment: Experiment, record: Record, costs: Costs) -> list[str]:
+def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
     """Why the search has no guarantee, those of its trials included."""
-    assert experiment.tune is not None
-    if not experiment.is_private:
+    if not search.is_private:
         return ["mechanism=none"]
     reasons = _of_trials(record, costs)
-    if experiment.tune.charge == "uncharged":
+    if search.tune.charge == "uncharged":
         reasons.append("tune.charge=uncharged: choosing the best of several trials reads the protected data, and nothing here charges it")
-    elif experiment.tune.charge == "composition":
-        reasons += _against_composition(experiment, record, costs)
+    elif search.tune.charge == "composition":
+        reasons += _against_composition(search, record, costs)
     else:
         reasons = sorted({*reasons, *_against_repetition(record, costs)})
     return reasons
@@ -115,11 +110,11 @@ def own_reasons(folder: Path) -> list[str]:
     return []
 
 
-def _against_composition(experiment: Experiment, record: Record, costs: Costs) -> list[str]:
+def _against_composition(search: Search, record: Record, costs: Costs) -> list[str]:
     reasons = [cost.disagrees for _, cost in costs if cost.disagrees]
     if any(cost.planned is None for _, cost in costs):
         reasons.append("nothing is left of a trial that began before plans were recorded, so what it cost is not known")
-    budget = rules.filter_of(experiment)
+    budget = rules.filter_of(search)
     if budget is None:
         reasons += record.raised
         if not all(charges.same(cost.planned, costs[0][1].planned) for _, cost in costs if cost.planned is not None):
@@ -142,52 +137,49 @@ def _against_repetition(record: Record, costs: Costs) -> list[str]:
     return [f"repeat_and_select: {reason}" for holds, reason in checks if holds]
 
 
-def _epsilon(experiment: Experiment, record: Record, costs: Costs) -> dict[str, float | None]:
+def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | None]:
     """By accountant: at the planned end of the search, or the declared budget, or of the best of a random number of declared plans."""
-    tune = experiment.tune
-    assert tune is not None
+    tune = search.tune
     if tune.charge == "repeat_and_select":
-        plan, orders = _plan(record), getattr(experiment.accountant, "orders", None)
-        delta, adjacency = experiment.privacy.delta, experiment.privacy.adjacency
+        plan, orders = _plan(record), getattr(search.accountant, "orders", None)
+        delta, adjacency = search.privacy.delta, search.privacy.adjacency
         if not plan:
             return {}
         found = selection.epsilon(plan, delta=delta, mean=tune.trials, shape=tune.shape, adjacency=adjacency, orders=orders)
         return {"rdp": accounting.finite(found)}
-    budget = rules.filter_of(experiment)
+    budget = rules.filter_of(search)
     if budget is not None:
         return {budget.accountant: budget.epsilon}
-    return _composed(experiment, _planned_end(experiment, record, costs))
+    return _composed(search, _planned_end(search, record, costs))
 
 
-def _planned_end(experiment: Experiment, record: Record, costs: Costs) -> Charges:
+def _planned_end(search: Search, record: Record, costs: Costs) -> Charges:
     """All that began, and the plan once for each declared trial that did not yet."""
-    assert experiment.tune is not None
     begun = charges.charges(*(cost.runs for _, cost in costs))
-    if experiment.tune.charge == "uncharged":
+    if search.tune.charge == "uncharged":
         return begun
-    to_begin = max(0, (record.declared or experiment.tune.trials) - len(record.trials))
+    to_begin = max(0, (record.declared or search.tune.trials) - len(record.trials))
     plan = next((cost.planned for _, cost in costs if cost.planned is not None), [])
     return begun + [(release, count * to_begin) for release, count in ledger.releases(plan)]
 
 
-def _composed(experiment: Experiment, found: Charges) -> dict[str, float | None]:
+def _composed(search: Search, found: Charges) -> dict[str, float | None]:
     if not found:
         return {}
-    composed = calibration.compositions(experiment, accounting.bucketed(found))
-    return {name: accounting.finite(one.epsilon(experiment.privacy.delta)) for name, one in composed.items()}
+    composed = calibration.compositions(search.accountant, search.privacy, accounting.bucketed(found))
+    return {name: accounting.finite(one.epsilon(search.privacy.delta)) for name, one in composed.items()}
 
 
-def _beside(experiment: Experiment, record: Record, costs: Costs, headline: dict[str, float | None]) -> dict[str, Any]:
+def _beside(search: Search, record: Record, costs: Costs, headline: dict[str, float | None]) -> dict[str, Any]:
     """What was spent so far, beside the epsilon of the planned end; or the budget that is the claim."""
-    assert experiment.tune is not None
-    if not experiment.is_private or experiment.tune.charge != "composition":
+    if not search.is_private or search.tune.charge != "composition":
         return {}
-    budget = rules.filter_of(experiment)
+    budget = rules.filter_of(search)
     if budget is not None:
         return {"budget": {"kind": budget.kind, "epsilon": budget.epsilon, "order": budget.order, "limit": budget.limit}}
     # Composing takes seconds for a ramp: where every declared trial has begun, this is the headline.
-    to_begin = (record.declared or experiment.tune.trials) > len(record.trials)
-    epsilon = _composed(experiment, charges.charges(*(cost.runs for _, cost in costs))) if to_begin else headline
+    to_begin = (record.declared or search.tune.trials) > len(record.trials)
+    epsilon = _composed(search, charges.charges(*(cost.runs for _, cost in costs))) if to_begin else headline
     valid = "no trial more begins, and stopping here depended neither on the data nor on anything that a trial gave out"
     return {"spent": {"trials": len(costs), "epsilon": epsilon, "valid_only_if": valid}}
 
@@ -198,7 +190,7 @@ def _plan(record: Record) -> Charges:
     return accounting.bucketed(ledger.releases(plan))
 
 
-def _repeated_events(experiment: Experiment, record: Record) -> list[dict[str, Any]]:
+def _repeated_events(search: Search, record: Record) -> list[dict[str, Any]]:
     """The event of one trial, as dp-accounting composes it; the number of trials is in none of it."""
-    adjacency = experiment.privacy.adjacency
+    adjacency = search.privacy.adjacency
     return [{"event": statement.describe(events.event(release, adjacency, "rdp")), "count": count} for release, count in _plan(record)]

@@ -3,9 +3,10 @@
 from typing import Any
 
 from dpx.declaration import require
-from dpx.experiment import Experiment
+from dpx.privacy.declarations import Accountant
 from dpx.tuning.declarations import Tune
 from dpx.tuning.record import Record, Runs
+from dpx.tuning.search import Search
 
 # Settings that change what a step costs, whatever their value; under these names lie further ones.
 ACCOUNTED = ("batch_schedule", "sampler", "noise", "steps", "mechanism", "telemetry", "data", "privacy", "accountant", "audit")
@@ -61,35 +62,33 @@ def check_fork(fork: Any, tune: Tune) -> None:
     )
 
 
-def filter_of(experiment: Experiment) -> Any:
+def filter_of(search: Search) -> Any:
     """The declared budget as a `dpx.privacy.filter.Filter`, `None` where none is declared; raises `Refused` for one that cannot be held."""
-    assert experiment.tune is not None
-    budget = experiment.tune.budget
-    if budget.epsilon is None or not experiment.is_private:
+    budget = search.tune.budget
+    if budget.epsilon is None or not search.is_private:
         return None
     require(
-        experiment.accountant.name == "rdp",
-        f"accountant={experiment.accountant.name} with tune.budget",
+        search.accountant.name == "rdp",
+        f"accountant={search.accountant.name} with tune.budget",
         "adding up and stopping at a budget is proved for Renyi divergences at one order and for zCDP only",
         "Use accountant=rdp",
     )
     from dpx.privacy.filter import Filter
 
-    privacy = experiment.privacy
+    privacy = search.privacy
     return Filter(budget.kind, budget.epsilon, privacy.delta, budget.order, privacy.adjacency)
 
 
-def check_plan(experiment: Experiment, record: Record, plan: Runs | None, point: tuple[str, ...]) -> None:
+def check_plan(search: Search, record: Record, plan: Runs | None, point: tuple[str, ...]) -> None:
     """Raises `Refused` for a new trial whose plan is not what the charge was declared for, before anything of it is drawn."""
     from dpx.tuning import charges
 
-    tune = experiment.tune
-    assert tune is not None
+    tune = search.tune
     if tune.charge == "uncharged" or plan is None:
         return
-    budget = filter_of(experiment)
+    budget = filter_of(search)
     if budget is not None:
-        _check_within(experiment, record, plan, budget)
+        _check_within(search, record, plan, budget)
         return
     known = next((trial.plan for trial in record.trials if trial.plan is not None), plan)
     value = " ".join(part for part in point if is_accounted(part)) or f"tune.charge={tune.charge}"
@@ -98,20 +97,20 @@ def check_plan(experiment: Experiment, record: Record, plan: Runs | None, point:
         charges.same(plan, known),
         value,
         "costs otherwise than the trials before it: "
-        + ("repetitions of one mechanism cost the same" if is_secret else _not_composed(experiment)),
+        + ("repetitions of one mechanism cost the same" if is_secret else _not_composed(search.accountant)),
         "Give this search a study of another name" if is_secret else _DECLARE,
     )
 
 
-def _not_composed(experiment: Experiment) -> str:
+def _not_composed(accountant: Accountant) -> str:
     said = "trials of other cost, chosen after results, compose only under a budget that was declared before the first"
-    return said if experiment.accountant.name == "rdp" else f"{said}, and never under accountant={experiment.accountant.name}"
+    return said if accountant.name == "rdp" else f"{said}, and never under accountant={accountant.name}"
 
 
-def _check_within(experiment: Experiment, record: Record, plan: Runs, budget: Any) -> None:
+def _check_within(search: Search, record: Record, plan: Runs, budget: Any) -> None:
     from dpx.tuning import charges
 
-    begun = charges.charges(*(charges.of(trial, record, experiment).runs for trial in record.trials))
+    begun = charges.charges(*(charges.of(trial, record, search).runs for trial in record.trials))
     new = charges.charges(charges.union(plan, [], "new"))
     costs, spent = budget.cost(new), budget.cost(begun)
     require(

@@ -19,6 +19,7 @@ from dpx.sweep import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.record import Record, Trial, opened
 from dpx.tuning.rules import check_charge, check_plan, filter_of
+from dpx.tuning.search import Search
 
 __all__ = ["Study", "Trial", "check_charge"]
 
@@ -54,27 +55,27 @@ class Study:
         many, or does not fit a declared budget. A run that lies in `folder` and is no trial yet becomes one, with all that it spent."""
         from dpx.tuning import charges
 
-        assert experiment.tune is not None
-        filter_of(experiment)
+        search = Search.of(experiment)
+        filter_of(search)
         plan = charges.planned(experiment)
         with opened(self.outputs, self.path) as record:
             trial = record.trial_in(folder)
-            left = _left(record, experiment.tune)
-            shared = _check_same(record, experiment)
+            left = _left(record, search.tune)
+            shared = _check_same(record, search.tune, dataclasses.asdict(experiment))
             if trial is not None:
                 record.begin_again(trial)
                 return
             require(
                 left > 0,
-                f"tune.trials={experiment.tune.trials}",
+                f"tune.trials={search.tune.trials}",
                 f"the study {self.path.name} has had all its trials",
                 "Give it another name, or more trials where it is not repeat_and_select",
             )
-            check_plan(experiment, record, plan, point)
+            check_plan(search, record, plan, point)
             if record.began_with is None:
                 record.note({"began_with": shared})
-            if experiment.tune.charge != "repeat_and_select" and experiment.tune.trials > (record.declared or 0):
-                record.note({"declared": experiment.tune.trials})
+            if search.tune.charge != "repeat_and_select" and search.tune.trials > (record.declared or 0):
+                record.note({"declared": search.tune.trials})
             record.begin(folder, point, plan)
 
     def end(self, experiment: Experiment, folder: Path, state: str, objective: float | None = None, error: str | None = None) -> None:
@@ -83,7 +84,7 @@ class Study:
             trial = record.newest_in(folder.name)
             require(trial is not None, folder.name, f"is no trial of the study {self.path.name}", "Begin it first")
             assert trial is not None
-            self._end(record, experiment, trial, state, objective, error)
+            self._end(record, Search.of(experiment), trial, state, objective, error)
 
     def close(self, experiment: Experiment) -> list[Trial]:
         """The study after a launch: trials that were killed have failed, or finished where `job=resume` took them to their end; the
@@ -91,14 +92,14 @@ class Study:
 
         Returns all trials, those of a `repeat_and_select` that is not complete or did not win left out.
         """
-        assert experiment.tune is not None
+        search = Search.of(experiment)
         with opened(self.outputs, self.path) as record:
             for trial in record.trials:
-                self._settle(record, experiment, trial)
-            trials, secret = record.trials, experiment.tune.charge == "repeat_and_select"
-            if not trials or (secret and (_left(record, experiment.tune) or any(trial.state == "begun" for trial in trials))):
+                self._settle(record, search, trial)
+            trials, secret = record.trials, search.tune.charge == "repeat_and_select"
+            if not trials or (secret and (_left(record, search.tune) or any(trial.state == "begun" for trial in trials))):
                 return [] if secret else trials
-            self._state(experiment, record)
+            self._state(search, record)
             best = self.winner(trials)
             if not secret:
                 return trials
@@ -111,7 +112,7 @@ class Study:
         finished = [trial for trial in trials if trial.state == "finished" and trial.objective is not None]
         return max(finished, key=lambda trial: trial.objective or 0.0, default=None)
 
-    def _settle(self, record: Record, experiment: Experiment, trial: Trial) -> None:
+    def _settle(self, record: Record, search: Search, trial: Trial) -> None:
         """Ends a trial that no process holds, as what its run folder says it came to."""
         folder = self.outputs / trial.folder
         killed = trial.state == "begun" or (trial.state, trial.error) == ("failed", "killed")
@@ -120,14 +121,14 @@ class Study:
         came_to = [Status(folder, job).read() for job in ("train", "resume")]
         finished = next((one for one in came_to if one.get("state") == "finished"), None)
         if finished is not None:
-            self._end(record, experiment, trial, "finished", finished.get("objective"))
+            self._end(record, search, trial, "finished", finished.get("objective"))
         elif trial.state == "begun":
-            self._end(record, experiment, trial, "failed", error="killed")
+            self._end(record, search, trial, "failed", error="killed")
 
     def _end(
         self,
         record: Record,
-        experiment: Experiment,
+        search: Search,
         trial: Trial,
         state: str,
         objective: float | None = None,
@@ -135,19 +136,18 @@ class Study:
     ) -> None:
         from dpx.tuning import charges, claim
 
-        assert experiment.tune is not None
         folder = self.outputs / trial.folder
         known = charges.known(trial, record)
         record.end(trial, state=state, objective=objective, error=error, reasons=claim.own_reasons(folder), **known)
-        if experiment.tune.charge == "repeat_and_select":
+        if search.tune.charge == "repeat_and_select":
             _withhold(folder)
         else:
-            self._state(experiment, record)
+            self._state(search, record)
 
-    def _state(self, experiment: Experiment, record: Record) -> None:
+    def _state(self, search: Search, record: Record) -> None:
         from dpx.tuning import claim
 
-        write_json(self.release / "privacy.json", claim.build(experiment, record, self.winner(record.trials)))
+        write_json(self.release / "privacy.json", claim.build(search, record, self.winner(record.trials)))
 
     def _release(self, best: Trial) -> None:
         """The winner's results, under the statement of the study: the trial's own does not charge the choice."""
@@ -170,17 +170,15 @@ def _left(record: Record, tune: Tune) -> int:
     return max(0, record.drawn - len(record.trials))
 
 
-def _check_same(record: Record, experiment: Experiment) -> dict[str, Any]:
+def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[str, Any]:
     """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition.
 
-    Returns all that the trials must share; raises `Refused` where it is not what the first trial began with.
+    `declared` is an experiment as plain data. Returns all that the trials must share; raises `Refused` where it is not what the first
+    trial began with.
     """
-    assert experiment.tune is not None
-    tune = experiment.tune
     # More trials of a charged sum are charged; more of a drawn number would be another distribution.
     fixed = ("charge", "trials", "shape") if tune.charge == "repeat_and_select" else ("charge",)
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
-    declared = dataclasses.asdict(experiment)
     plain: dict[str, Any] = {name: getattr(tune, name) for name in fixed} | {name: declared[name] for name in fields}
     plain["budget"] = dataclasses.asdict(tune.budget) if tune.budget.is_declared else None
     plain = json.loads(json.dumps(plain, default=str))

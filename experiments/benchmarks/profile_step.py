@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from dpx import config, recipes
-from dpx.benchmark.sums import microbatch_sum
+from dpx.benchmark.sums import variant_sum
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.synthetic_rows import synthetic_rows
@@ -36,7 +36,7 @@ def programs(model: str, length: int, examples: int) -> tuple[dict[str, Any], tu
     key = np.zeros(2, np.uint32)
     rows = synthetic_rows(experiment.task, examples, length, 30522)
     given = jax.jit(subject.init)(key), jax.jit(subject.batch)(key, rows)
-    return {way: jax.jit(microbatch_sum(subject, experiment.clip, way, examples)).lower(*given).compile() for way in WAYS}, given
+    return {way: jax.jit(variant_sum(subject, experiment.clip, way, examples)).lower(*given).compile() for way in WAYS}, given
 
 
 def milliseconds(compiled: dict[str, Any], given: tuple[Any, Any], rounds: int) -> dict[str, collections.Counter]:
@@ -73,7 +73,9 @@ def main(model: str, length: int, examples: int, rounds: int) -> None:
     for way in WAYS:
         for (code, _), ms in found[way].items():
             codes[way][code] += ms
-    for code in sorted({*codes["plain"], *codes["book_keeping"]}, key=lambda code: -abs(codes["book_keeping"][code] - codes["plain"][code]))[:8]:
+    for code in sorted(
+        {*codes["plain"], *codes["book_keeping"]}, key=lambda code: -abs(codes["book_keeping"][code] - codes["plain"][code])
+    )[:8]:
         print(f"  {code:24} {codes['plain'][code]:8.2f} {codes['book_keeping'][code]:8.2f}")
     print("by result:")
     for kind in sorted({*plain, *private}, key=lambda kind: -abs(private[kind] - plain[kind]))[:24]:

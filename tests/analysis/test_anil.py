@@ -10,7 +10,6 @@ from dpx.analysis.anil_accounting import AnilAccounting
 from dpx.analysis.anil_scale_invariance import AnilScaleInvariance
 from dpx.analysis.anil_schedule_savings import AnilScheduleSavings, readings
 from dpx.analysis.table import Table
-from dpx.experiment import Experiment
 
 
 def _rows(table: Table) -> list[dict]:
@@ -20,10 +19,6 @@ def _rows(table: Table) -> list[dict]:
 def _accounting() -> AnilAccounting:
     _, job = config.build(recipes.compose(["+experiment=anil_accounting"]))
     return job.analysis  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _main() -> Experiment:
-    return config.build(recipes.compose(["model=micro"]))[0]
 
 
 # Batch size, noise by Renyi accounting, PLD epsilon at that noise.
@@ -65,7 +60,7 @@ def test_epsilon_grows_along_the_curve() -> None:
 
 
 def test_savings_of_each_reading() -> None:
-    table, _ = AnilScheduleSavings()(_main())
+    table, _ = AnilScheduleSavings()()
     assert [row["saved"] for row in _rows(table)] == pytest.approx([0.17578125, 0.10546875, 0.140625, 0.140625], abs=1e-12)
 
 
@@ -77,8 +72,9 @@ def test_readings_are_the_config_options(option: str, schedule) -> None:
 
 @pytest.mark.slow
 def test_only_the_three_tables_together_are_invariant() -> None:
-    analysis = AnilScaleInvariance(alphas=[3.0], examples=2, tokens=8, vocabulary_size=32)
-    (table,) = analysis(_main())
+    model = config.build(recipes.compose(["model=micro"]))[0].model
+    analysis = AnilScaleInvariance(model=model, alphas=[3.0], examples=2, tokens=8, vocabulary_size=32)
+    (table,) = analysis()
     for row in _rows(table):
         holds = row["relative change of the loss"] < 1e-5 and abs(row["alpha * gradient norm / unscaled"] - 1) < 1e-3
         assert holds == row["claim holds"], row

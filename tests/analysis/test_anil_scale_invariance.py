@@ -11,8 +11,8 @@ TOLERANCE = {"float64": 1e-5, "float32": 1e-4}
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
-    experiment = config.build(recipes.compose(["+experiment=anil_scale_invariance", "model=micro"]))[0]
-    (table,) = AnilScaleInvariance(alphas=[0.5, 1.0, 3.0], examples=2, tokens=8, vocabulary_size=32)(experiment)
+    model = config.build(recipes.compose(["+experiment=anil_scale_invariance", "model=micro"]))[0].model
+    (table,) = AnilScaleInvariance(model=model, alphas=[0.5, 1.0, 3.0], examples=2, tokens=8, vocabulary_size=32)()
     return table.as_json()["rows"]
 
 

@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from dpx import config, recipes
 from dpx.analysis.dpfp_table1_complexity import DpfpTable1Complexity
 from dpx.analysis.mckenna_flops_model import MckennaFlopsModel
 from dpx.declaration import Refused
-
-EXPERIMENT, _ = config.build(recipes.compose([]))
 
 
 def rows_of(table):
@@ -21,7 +18,7 @@ def test_dp_sgd_holds_a_gradient_for_each_example_and_book_keeping_does_not():
     subject = DpfpTable1Complexity(
         models=["micro"], batches=[2, 8], sequence_length=8, vocabulary_size=4096, rank=1, power_iterations=1, micro_batches=32
     )
-    memory, time, noise = map(rows_of, subject(EXPERIMENT))
+    memory, time, noise = map(rows_of, subject())
     held = {row["method"]: row["over_d"] for row in memory}
     assert held["DP-SGD"] >= 1 > held["DP-SGD, book-keeping"]
     assert held["SGD"] < 0.5 and held["RGP"] < 0.1
@@ -47,7 +44,7 @@ def test_clipping_of_instantiated_gradients_falls_with_length_and_measured_share
         vocabulary_size=64,
         evidence=str(tmp_path),
     )
-    products, shares, measured = map(rows_of, subject(EXPERIMENT))
+    products, shares, measured = map(rows_of, subject())
     assert products[0]["6MS"] == 6 * products[0]["M"] * 8 and products[0]["products"] > 0
     assert shares[0]["clip_instantiated"] > shares[1]["clip_instantiated"]
     assert shares[0]["book_keeping_grams"] < shares[1]["book_keeping_grams"]

@@ -29,9 +29,6 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DPX_CACHE", str(tmp_path))
 
 
-EXPERIMENT, _ = config.build(recipes.compose([]))
-
-
 def rows(table):
     return table.as_json()["rows"]
 
@@ -68,7 +65,7 @@ def test_legal_noise_and_the_order_grid():
 
 def test_the_epsilon_rows_are_of_li_and_not_of_dpfp():
     cell = Cell(task="sst2", size=67349, li_batch_size=1000, li_epochs=3, epsilon_rdp=3.0, published_clt=1.73, published_pld=2.41)
-    of_li, own = DpfpTable2Accounting(cells=[cell], micro_batches=32, batch_size=32, epochs=3)(EXPERIMENT)
+    of_li, own = DpfpTable2Accounting(cells=[cell], micro_batches=32, batch_size=32, epochs=3)()
     (li,) = rows(of_li)
     # The one cell whose printed limit, 1.73, nothing reproduces; its composed value does.
     assert li["clt"] == pytest.approx(1.535, rel=2e-3) and li["pld"] == pytest.approx(2.41, rel=0.005)
@@ -81,7 +78,7 @@ def test_proposition_1_counts_coordinates():
     analysis = DpfpProp1NoiseDimension(
         dimensions={"m": [4, 100]}, forward_noise_multiplier=0.5, gradient_noise_multiplier=1.0, batch_size=10
     )
-    (row,) = rows(analysis(EXPERIMENT)[0])
+    (row,) = rows(analysis()[0])
     assert (row["d_over_k"], row["forward_norm"], row["mean_gradient_norm"]) == (25.0, 1.0, 1.0)
 
 
@@ -106,7 +103,7 @@ def test_arrows_lie_between_nothing_and_a_doubling():
         fixed_epsilon=4.0,
         interval=5e-4,
     )
-    tables = analysis(EXPERIMENT)
+    tables = analysis()
     arrows = {key: value for table in tables for key, value in rows(table)[0].items() if key.startswith("gain")}
     assert arrows["gain_of_epsilon"] == pytest.approx(0.500, abs=5e-3) and arrows["gain_of_batch_size"] == pytest.approx(0.116, abs=5e-3)
     assert arrows["gain_of_size"] == pytest.approx(0.545, abs=5e-3)
@@ -120,7 +117,7 @@ def test_batches_stop_paying_in_proportion_to_the_scale(monkeypatch):
     analysis = MckennaDiminishingBatch(
         delta=1e-8, sizes=[10**6, 10**7], epsilons=[1, 16], steps=[4000], smallest_batch_size=64, threshold=1 / 3, interval=1e-3
     )
-    points, fit = analysis(EXPERIMENT)
+    points, fit = analysis()
     assert rows(fit)[0]["slope"] == pytest.approx(1.0, rel=0.02)
     assert all(0.8 < row["batch_over_scale"] < 1.25 for row in rows(points))
 
@@ -129,7 +126,7 @@ def test_profiles_of_equal_claims_differ_elsewhere():
     analysis = MckennaCalibrationProfiles(
         size=10_000_000, examples=48828125, epsilon=8.0, delta=1e-8, batch_sizes=[131072, 524288], points=[0, 8], interval=2e-3
     )
-    settings, profiles, excess = analysis(EXPERIMENT)
+    settings, profiles, excess = analysis()
     assert [row["membership_advantage"] for row in rows(settings)] == [pytest.approx(0.261, abs=2e-3), pytest.approx(0.307, abs=2e-3)]
     at_claim = rows(profiles)[1]
     assert all(at_claim[f"delta_at_batch_{batch}"] == pytest.approx(1e-8, rel=0.02) for batch in (131072, 524288))

@@ -60,7 +60,7 @@ SUBSET = """from dpx.sampler.fixed_size import _subset
 MUTANTS = (
     Mutant("no noise", STEP, NOISY, "drawn, 0 * deviation, state.noise", AUDIT),
     Mutant("half the noise", STEP, NOISY, "drawn, deviation / 2, state.noise", AUDIT),
-    Mutant("clip off", STEP, "clip.weights(norm * (1 - margin)) if", "jnp.ones_like if", AUDIT),
+    Mutant("clip off", "dpx/training/gradient_sum.py", "self.clip.weights(limit)", "lambda norms_B: 0 * norms_B + 1", AUDIT),
     Mutant("noise for the mean added to the sum", STEP, NOISY, "drawn, deviation / expected_batch, state.noise", AUDIT),
     Mutant(
         "noise for the mean asked of the step",
@@ -449,15 +449,15 @@ MUTANTS = (
     Mutant(
         "trials without results not charged",
         "dpx/tuning/claim.py",
-        "return [(trial, charges.of(trial, record, experiment)) for trial in counted]",
-        "return [(trial, charges.of(trial, record, experiment)) for trial in counted if trial.objective is not None]",
+        "return [(trial, charges.of(trial, record, search)) for trial in counted]",
+        "return [(trial, charges.of(trial, record, search)) for trial in counted if trial.objective is not None]",
         "tests/tuning/test_composition.py::test_a_trial_that_left_nothing_is_charged_its_plan_and_named",
     ),
     Mutant(
         "a trial whose folder is gone not charged",
         "dpx/tuning/claim.py",
-        "counted = record.trials if experiment",
-        "counted = [one for one in record.trials if (record.outputs / one.folder).exists()] if experiment",
+        "counted = record.trials if search",
+        "counted = [one for one in record.trials if (record.outputs / one.folder).exists()] if search",
         "tests/tuning/test_accidents.py::test_epsilon_stays_when_the_folders_of_losing_trials_are_deleted",
     ),
     Mutant(

@@ -152,7 +152,7 @@ def check(experiment, calibrated, document, runs):
     assert ("epsilon/pld/poisson" in unsupported) == (experiment.sampler.assumed is not None)
     _check_epsilon(experiment, document, ledger.releases(runs))
     if isinstance(experiment.noise, TargetEpsilon) and experiment.sampler.assumed is None:
-        own = calibration.accountant_of(experiment)[0]
+        own = calibration.accountant_of(experiment.accountant)[0]
         assert calibrated.epsilon[own] <= experiment.noise.epsilon
 
 

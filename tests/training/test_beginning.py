@@ -15,8 +15,6 @@ from dpx.training.checkpoint import Checkpoints
 from dpx.training.state import State
 from dpx.training.step import Step
 
-from .conftest import declare
-
 ONE, OTHER = {"claim": "as declared", "microbatch": 4}, {"claim": "as declared", "microbatch": 3}
 PLAN = {"steps": 6, "noise_multiplier": 1.0}
 
@@ -38,7 +36,7 @@ STEP = Step(
 
 @contextlib.contextmanager
 def begun(
-    path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, **changes: Any
+    path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, seed: int | None = None
 ) -> Iterator[tuple[Beginning, Ledger, Any]]:
     """How a run in `path` starts, its ledger, and `save(step)`, which keeps a state there."""
     folder = RunFolder(path, "", fork)
@@ -46,7 +44,7 @@ def begun(
         stack.enter_context(folder.claimed())
         ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", 3)))
-        found = begin(Epochs(folder, declare(**changes), fingerprint, ledger), checkpoints, STEP)
+        found = begin(Epochs(folder, seed, fingerprint, ledger), checkpoints, STEP)
         yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.epoch))
 
 

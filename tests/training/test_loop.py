@@ -107,8 +107,8 @@ def test_a_sum_once_entered_stays_and_a_run_without_noise_enters_none(seen, open
 
 
 def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
-    experiment = declare(steps=10, schedule=Schedule(evaluate_every=3, checkpoint_every=4))
-    assert [done for done in range(1, 11) if loop._pauses(experiment, done)] == [3, 4, 6, 8, 9, 10]
+    schedule = Schedule(evaluate_every=3, checkpoint_every=4)
+    assert [done for done in range(1, 11) if loop._pauses(schedule, 10, done)] == [3, 4, 6, 8, 9, 10]
 
 
 def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypatch):

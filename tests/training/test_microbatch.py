@@ -7,44 +7,46 @@ import pytest
 from dpx import config, recipes
 from dpx.declaration import Refused
 from dpx.training import microbatch
+from dpx.training.gradient_sum import GradientSum
 from tests.clipping.batches import bert, objective
 
 SUBJECT = objective(bert(layers=1))
 
 
 @pytest.fixture
-def experiment():
-    built, _ = config.build(recipes.compose(["model=micro", "data.sequence_length=16", "microbatch=auto"]))
-    return built
+def workload():
+    built, _ = config.build(recipes.compose(["model=micro", "data.sequence_length=16"]))
+    gradient_sum = GradientSum.of(built.mechanism, built.clip, built.clipping, built.privacy)
+    return microbatch.Workload(SUBJECT, gradient_sum, built.train, built.data.sequence_length, built.mesh)
 
 
 @pytest.fixture
 def instant(monkeypatch):
     """Probes that cost nothing: 4 examples per call are fastest."""
-    monkeypatch.setattr(microbatch, "_rates", lambda subject, experiment, sizes: {2: 10.0, 4: 30.0, 8: 20.0})
+    monkeypatch.setattr(microbatch, "_rates", lambda workload, sizes: {2: 10.0, 4: 30.0, 8: 20.0})
 
 
-def test_the_fastest_is_chosen_and_cached(experiment, instant, tmp_path, monkeypatch):
-    assert microbatch.choose(SUBJECT, experiment, cache=tmp_path) == 4
+def test_the_fastest_is_chosen_and_cached(workload, instant, tmp_path, monkeypatch):
+    assert microbatch.choose(workload, cache=tmp_path) == 4
     monkeypatch.setattr(microbatch, "_rates", lambda *_: pytest.fail("probed again"))
-    assert microbatch.choose(SUBJECT, experiment, cache=tmp_path) == 4
+    assert microbatch.choose(workload, cache=tmp_path) == 4
 
 
-def test_a_run_keeps_its_answer_whatever_the_cache_says(experiment, instant, tmp_path, monkeypatch):
+def test_a_run_keeps_its_answer_whatever_the_cache_says(workload, instant, tmp_path, monkeypatch):
     monkeypatch.setenv("DPX_CACHE", str(tmp_path / "cache"))
     private = tmp_path / "run" / "private"
-    assert microbatch.resolve_microbatch(SUBJECT, experiment, private) == 4
+    assert microbatch.resolve_microbatch("auto", workload, private) == 4
     for path in (tmp_path / "cache").rglob("*.json"):
         path.write_text(json.dumps({"microbatch": 8}))
-    assert microbatch.resolve_microbatch(SUBJECT, experiment, private) == 4
-    assert microbatch.resolve_microbatch(SUBJECT, experiment, tmp_path / "other") == 8
+    assert microbatch.resolve_microbatch("auto", workload, private) == 4
+    assert microbatch.resolve_microbatch("auto", workload, tmp_path / "other") == 8
 
 
-def test_nothing_fits(experiment, monkeypatch, tmp_path):
+def test_nothing_fits(workload, monkeypatch, tmp_path):
     monkeypatch.setattr(microbatch, "_rates", lambda *_: {})
     with pytest.raises(Refused, match="microbatch=auto: not even 2 examples fit"):
-        microbatch.choose(SUBJECT, experiment, cache=tmp_path)
+        microbatch.choose(workload, cache=tmp_path)
 
 
-def test_real_probes_find_a_size(experiment, tmp_path):
-    assert microbatch.choose(SUBJECT, experiment, candidates=(2,), cache=tmp_path) == 2
+def test_real_probes_find_a_size(workload, tmp_path):
+    assert microbatch.choose(workload, candidates=(2,), cache=tmp_path) == 2

@@ -32,7 +32,7 @@ def stated(entered, end):
 
 
 def spent(entered, bound: float | None = float("inf")):
-    found = Spending(EXPERIMENT, entered)
+    found = Spending(EXPERIMENT.accountant, EXPERIMENT.privacy, EXPERIMENT.steps, entered)
     found.bound = bound
     return found
 

@@ -1,0 +1,35 @@
+"""How the gradients of one microbatch are added up in a run: each example's clipped, or, without privacy, all as they are."""
+
+import dataclasses
+from typing import Any
+
+from jaxtyping import Array
+
+from dpx.clipping.clipped_sum import ClippedSum, LossesFn, clipped_sum, plain_sum
+from dpx.clipping.declarations import Clipping
+from dpx.mechanism.declarations import Clip, Mechanism
+from dpx.privacy.declarations import Privacy
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSum:
+    """`clip` is `None` without privacy. `clipping` says how the clipped sum is computed; so many rows are clipped as one."""
+
+    clip: Clip | None
+    clipping: Clipping
+    rows_per_unit: int
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, clip: Clip, clipping: Clipping, privacy: Privacy) -> "GradientSum":
+        """That of a declared run."""
+        return cls(clip if mechanism.is_private else None, clipping, privacy.rows_per_example)
+
+    def __call__(
+        self, losses: LossesFn, params: Any, batch: Any, limit: Any, *, resting: Any = None, is_padding_B: Array | None = None
+    ) -> ClippedSum:
+        """The sum over `batch` with gradients held to the norm `limit`, a number or a traced float32 []. Runs under jit."""
+        if self.clip is None:
+            return plain_sum(losses, params, batch, is_padding_B, frozen=resting or None, rows_per_unit=self.rows_per_unit)
+        # That our own losses keep examples apart is held by the tests of every family, not tried anew in every run.
+        options = {"method": self.clipping.method, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": resting or None}
+        return clipped_sum(losses, params, batch, weights=self.clip.weights(limit), is_padding_B=is_padding_B, **options)

@@ -1,0 +1,33 @@
+"""What of an experiment decides how the trials of its search are charged."""
+
+import dataclasses
+from collections.abc import Callable
+
+from dpx import batch_schedule
+from dpx.experiment import Experiment
+from dpx.privacy import calibration
+from dpx.privacy.declarations import Accountant, Privacy
+from dpx.privacy.ledger import Runs
+from dpx.tuning.declarations import Tune
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """`planned_at(size, noise_multiplier)` is what one trial's whole schedule is charged at that public N and noise."""
+
+    tune: Tune
+    privacy: Privacy
+    accountant: Accountant
+    is_private: bool
+    planned_at: Callable[[int, float], Runs]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Search":
+        """That of an experiment which is searched over."""
+        assert experiment.tune is not None
+
+        def planned_at(size: int, noise_multiplier: float) -> Runs:
+            steps = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
+            return calibration.planned(experiment, steps, size, noise_multiplier)
+
+        return cls(experiment.tune, experiment.privacy, experiment.accountant, experiment.is_private, planned_at)

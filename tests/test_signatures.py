@@ -1,0 +1,68 @@
+"""Functions take what they read: the whole experiment stays with those that put a run together, launch it, or state its claim."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import dpx
+
+PACKAGE = Path(dpx.__file__).parent
+LIMIT = 40
+# Where the whole experiment is the subject: jobs, launching, configs, the claim.
+ITS_ROOMS = ("job/", "launch.py", "sweep.py", "config.py", "privacy/calibration.py", "privacy/statement.py")
+# What stands for it: the class, and the part of it that a mechanism's proof may read.
+TYPES = ("Experiment", "Declared")
+
+
+def _names(annotation: ast.expr | None) -> set[str]:
+    """Every name in an annotation, those in quotes too; of `dpx.experiment.Experiment` the last."""
+    names: set[str] = set()
+    for node in ast.walk(annotation) if annotation else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= set(re.findall(r"\w+", node.value))
+        names |= {node.id} if isinstance(node, ast.Name) else {node.attr} if isinstance(node, ast.Attribute) else set()
+    return names
+
+
+def _is_experiment(name: str, annotation: ast.expr | None) -> bool:
+    names = _names(annotation)
+    return bool(names & set(TYPES)) or (name in ("experiment", "exp") and names != {"str"})
+
+
+def signatures(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of each function, method and lambda that takes an experiment, and of each class with such a field."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            given = node.args
+            every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+            if any(_is_experiment(one.arg, one.annotation) for one in every):
+                yield node.lineno, getattr(node, "name", "lambda")
+        if isinstance(node, ast.ClassDef):
+            fields = [line for line in node.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)]
+            if any(_is_experiment(line.target.id, line.annotation) for line in fields if isinstance(line.target, ast.Name)):
+                yield node.lineno, node.name
+
+
+def test_few_functions_take_the_whole_experiment():
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE).as_posix()
+        if not place.startswith(ITS_ROOMS):
+            found += [f"{place}:{line} {name}" for line, name in signatures(path.read_text())]
+    assert 0 < len(found) <= LIMIT, f"{len(found)} signatures take an Experiment, {LIMIT} are allowed:\n" + "\n".join(found)
+
+
+def test_every_way_to_take_one_is_counted():
+    source = """
+def bare(experiment): ...
+def quoted(given: "Experiment | None"): ...
+def dotted(*, given: dpx.experiment.Experiment): ...
+def of_many(given: list[Experiment]): ...
+def method(self, declared: Declared): ...
+class Holding:
+    held: Experiment
+def named(experiment: str): ...
+def other(experiments: list[str]): ...
+"""
+    assert [name for _, name in signatures(source)] == ["bare", "quoted", "dotted", "of_many", "method", "Holding"]
