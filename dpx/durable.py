@@ -1,4 +1,7 @@
-"""Files that are whole after a power cut: the old content or the new one, never a part."""
+"""Files that are whole after a power cut: the old content or the new one, never a part.
+
+What grows line by line is appended and synced by its owner instead: `dpx.privacy.chain`, `dpx.training.released`.
+"""
 
 import os
 import secrets
@@ -14,10 +17,16 @@ def write_durably(path: Path, data: str | bytes) -> None:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, path)
+        put_in_place(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    sync_directory(path.parent)
+
+
+def put_in_place(draft: Path, path: Path) -> None:
+    """Moves `draft`, a file or folder whose content is on disk, to `path` in one move, in place of a file there; durable at return."""
+    os.replace(draft, path)
+    for folder in {draft.parent, path.parent}:
+        sync_directory(folder)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

@@ -27,6 +27,7 @@ from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
 from dpx.data.vocabulary import SpecialIds, fit, read, special_ids
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import Refused, require
+from dpx.durable import put_in_place
 from dpx.privacy.declarations import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
@@ -211,7 +212,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
 
 def _rename(unfinished: Path, folder: Path) -> None:
     try:
-        unfinished.rename(folder)
+        put_in_place(unfinished, folder)
     except OSError:
         if not folder.exists():
             raise

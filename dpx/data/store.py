@@ -21,6 +21,7 @@ from jaxtyping import Int
 
 from dpx.data.keyed import SPLITS, Split
 from dpx.declaration import Refused, require
+from dpx.durable import write_durably
 from dpx.privacy.declarations import Privacy
 
 MANIFEST = "manifest.json"
@@ -67,7 +68,7 @@ class Manifest:
         return Manifest(**{**_shallow(self), "checksum": digest})
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_durably(path, json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
 
     @staticmethod
     def read(folder: Path) -> "Manifest":

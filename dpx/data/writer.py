@@ -14,6 +14,7 @@ from dpx.data.keyed import Split
 from dpx.data.pairs import Row
 from dpx.data.store import column_types
 from dpx.data.vocabulary import SpecialIds
+from dpx.durable import put_in_place
 
 _COPIED_ROWS = 65_536
 
@@ -141,6 +142,6 @@ class SplitWriter:
             for start in range(0, len(kept), _COPIED_ROWS):
                 fresh.write(old[kept[start : start + _COPIED_ROWS]].tobytes())
             found[path.name] = fresh.close()
-            os.replace(fresh.path, path)
+            put_in_place(fresh.path, path)
         self.row_count = len(kept)
         return found

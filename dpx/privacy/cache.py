@@ -1,12 +1,14 @@
 """Calibrations on disk: `$DPX_CACHE`, or `~/.cache/dpx`. Losing it costs seconds, so every failure is ignored."""
 
+import contextlib
 import hashlib
 import json
 import os
-import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from dpx.durable import write_durably
 
 # Raised when this package's own arithmetic changes, so that older answers are not reused.
 FORMULA = 2
@@ -35,10 +37,5 @@ def read(name: str) -> float | None:
 def write(name: str, noise_multiplier: float, question: dict[str, Any]) -> None:
     """Stores atomically: concurrent readers see the old file, the new one or none."""
     path = folder() / "calibration" / f"{name}.json"
-    draft = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({"noise_multiplier": noise_multiplier, "question": question}))
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        write_durably(path, json.dumps({"noise_multiplier": noise_multiplier, "question": question}))

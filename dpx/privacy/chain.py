@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import Refused, declaration, require
-from dpx.durable import write_durably
+from dpx.durable import put_in_place, write_durably
 
 DIGEST_BYTES = 16
 RESTORE = "Restore the file. A new run goes into a folder of its own (replicate=1), and what was spent here stays spent"
@@ -55,6 +55,17 @@ class Chain:
         if not self.path.exists():
             write_durably(self.path, _first_line({"chain": secrets.token_hex(8)} | (facts or {})))
         self._read()
+
+    @classmethod
+    def carried_over(cls, path: Path, first: dict[str, Any], lines: Iterable[Any]) -> "Chain":
+        """The chain of `lines` from before there were chains, put at `path` in one move; its first line says that it was begun late."""
+        draft = path.with_name(f".{path.name}.chained")
+        draft.unlink(missing_ok=True)
+        chain = cls(draft, first | {"unchained": True})
+        chain.append(lines)
+        chain.close()
+        put_in_place(draft, path)
+        return cls(path)
 
     @property
     def mark(self) -> Mark:

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import dp_accounting
 
 from dpx.declaration import Refused, declaration, require
-from dpx.durable import sync_directory
 from dpx.privacy import events
 from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.events import Release
@@ -219,16 +218,8 @@ class Ledger:
 
     def _chained(self) -> Chain:
         """The same ledger as a chain, put in the place of the old file in one move."""
-        draft = self.path.with_name(f".{self.path.name}.chained")
-        draft.unlink(missing_ok=True)
-        chain, lines = Chain(draft, {"ledger": FORMAT, "chain": self.identity, "unchained": True}), []
-        for line in (_lines_without_chain(self.path) or [])[1:]:
-            lines.append(line)
-        chain.append(lines)
-        chain.close()
-        os.replace(draft, self.path)
-        sync_directory(self.path.parent)
-        return Chain(self.path)
+        lines = (_lines_without_chain(self.path) or [])[1:]
+        return Chain.carried_over(self.path, {"ledger": FORMAT, "chain": self.identity}, lines)
 
     def close(self) -> None:
         """Gives the file handle back; a later append opens it again."""

@@ -6,9 +6,12 @@ a measurement has the number of steps done, or `final`.
 
 import csv
 import dataclasses
+import io
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+
+from dpx.durable import write_durably
 
 COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
 FINAL = "final"
@@ -50,14 +53,12 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     """Replaces `path`; rows sorted, so that a rebuilt file differs only where a fact does."""
     ordered = sorted(set(rows), key=_order)
     labels = points(ordered)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    with open(draft, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in ordered:
-            writer.writerow([row.experiment, row.run, labels[row.experiment, row.run], row.replicate, row.metric, row.step, row.value])
-    draft.replace(path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in ordered:
+        writer.writerow([row.experiment, row.run, labels[row.experiment, row.run], row.replicate, row.metric, row.step, row.value])
+    write_durably(path, text.getvalue())
 
 
 def read(path: Path) -> list[Row]:

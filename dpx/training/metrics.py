@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter, summary
 
+from dpx.durable import write_durably
+
 # TensorBoard sorts groups by name: what a run costs, what it learnt and how fast come first.
 _GROUPS = {"privacy/": "1_privacy/", "heldout/": "2_utility/heldout_", "train/examples_per_s": "3_speed/examples_per_s"}
 _OF_LEARNING = ("loss", "accuracy", "perplexity")
@@ -49,7 +51,7 @@ class MetricsWriter:
             return
         lines = [line for line in self._path.read_text().splitlines() if line.endswith("}")]
         kept = [line for line in lines if json.loads(line)["step"] < first_step]
-        self._path.write_text("".join(line + "\n" for line in kept))
+        write_durably(self._path, "".join(line + "\n" for line in kept))
 
     def describe(self, config_yaml: str, hparams: dict[str, Any]) -> None:
         """The resolved config as text and the swept knobs as hparams."""

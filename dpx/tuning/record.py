@@ -13,13 +13,11 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import Refused, require
-from dpx.durable import sync_directory
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.run_folder import write_json
 
@@ -224,17 +222,11 @@ def _several(names: list[str]) -> str:
 
 
 def _carried_over(private: Path) -> Chain:
-    """The chain of a record from before there were chains, put in its place in one move."""
-    draft = private / f".{CHAIN}"
-    draft.unlink(missing_ok=True)
-    chain = Chain(draft, {"trials": FORMAT, "unchained": True})
-    chain.append(_old_lines(private))
-    chain.close()
-    os.replace(draft, private / CHAIN)
-    sync_directory(private)
+    """The chain of a record from before there were chains."""
+    chain = Chain.carried_over(private / CHAIN, {"trials": FORMAT}, _old_lines(private))
     for name in (_OLD_TRIALS, _OLD_NUMBER, _OLD_SHARED):
         (private / name).unlink(missing_ok=True)
-    return Chain(private / CHAIN)
+    return chain
 
 
 def _old_lines(private: Path) -> Iterable[dict[str, Any]]:

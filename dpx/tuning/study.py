@@ -7,12 +7,12 @@ folder is deleted, has begun and is charged.
 import dataclasses
 import fcntl
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import require
+from dpx.durable import put_in_place
 from dpx.experiment import Experiment
 from dpx.run_folder import write_json
 from dpx.sweep import Status
@@ -197,7 +197,7 @@ def _withhold(folder: Path) -> None:
     """What a trial would release moves into its private tree: of a repeated mechanism only the winner may be seen."""
     if (folder / "release").is_dir():
         shutil.rmtree(folder / "private" / "withheld", ignore_errors=True)
-        os.replace(folder / "release", folder / "private" / "withheld")
+        put_in_place(folder / "release", folder / "private" / "withheld")
 
 
 def _is_dead(folder: Path) -> bool:
