@@ -13,6 +13,7 @@ from typing import Any
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 from dpx.models.shape import Bert
+from dpx.parameter_path import path_name
 
 TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")
 ATTENTION, FEED_FORWARD = ("layers/attention_out/kernel",), ("layers/down/kernel",)
@@ -153,15 +154,11 @@ def _differences(unscaled: Any, scaled: Any, paths: Sequence[str], alpha: float)
 def _scaled(params: Any, paths: Sequence[str], alpha: float) -> Any:
     import jax
 
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * alpha if _name(path) in paths else leaf, params)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * alpha if path_name(path) in paths else leaf, params)
 
 
 def _entries(tree: Any, paths: Sequence[str]) -> Any:
     import jax
     import numpy as np
 
-    return np.concatenate([np.ravel(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if _name(path) in paths])
-
-
-def _name(path: Any) -> str:
-    return "/".join(str(getattr(part, "key", part)) for part in path)
+    return np.concatenate([np.ravel(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if path_name(path) in paths])

@@ -13,10 +13,11 @@ from dpx.clipping import forms, groups, joint
 from dpx.clipping.clipped_sum import ClippedSum, zero_unless
 from dpx.clipping.joint import Norms
 from dpx.clipping.passes import by_leaf
-from dpx.clipping.probes import leaf_names, path_name
+from dpx.clipping.probes import leaf_names
 from dpx.clipping.program import Program, zero_sums
 from dpx.clipping.sites import Site
 from dpx.clipping.units import Units
+from dpx.parameter_path import path_name
 
 
 def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, given: Any = None) -> ClippedSum:

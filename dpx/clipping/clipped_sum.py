@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dpx.clipping import groups, norms, probes, reach
+from dpx.clipping import groups, norms, reach
 from dpx.clipping.frozen import bound
 from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
 from dpx.clipping.units import Units
 from dpx.clipping.weights import Weights
 from dpx.declaration import Refused, require
+from dpx.parameter_path import path_name
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
 
@@ -123,7 +124,7 @@ def plain_sum(
         losses_B, counts = with_counts(run)
         return jnp.sum(jnp.where(is_real_B, losses_B, 0)), (losses_B, counts)
 
-    leaves = jax.tree.map(norms.wide, params) if program is None else zero_sums(params)
+    leaves = jax.tree.map(norms.at_least_float32, params) if program is None else zero_sums(params)
     total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(leaves)
     losses_U, counts = units.summed((losses_B, counts))
     return ClippedSum(total, None, losses_U, counts, ~units.is_padding_U)
@@ -163,9 +164,9 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
         return losses_1[0], (losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts))
 
     by_unit = jax.tree.map(lambda leaf: leaf.reshape(-1, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
-    wide = jax.tree.map(norms.wide, params)
+    wide = jax.tree.map(norms.at_least_float32, params)
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(wide, *by_unit)
-    leaves = [(probes.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
+    leaves = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
     clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, units.is_padding_U)
     # A contraction with the clip vector: scaling and then summing over the batch is 16 times slower on XLA's CPU backend.
     summed = [_contract(_weights(clipped, path, leaf), zero_unless(clipped.is_counted_B, leaf)) for path, leaf in leaves]

@@ -85,7 +85,7 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
 def formed(form: Form, shape: tuple[int, ...]) -> Array:
     """The gradient itself, [B, *shape]."""
     if isinstance(form, Whole):
-        return norms.wide(form.values).reshape(-1, *shape)
+        return norms.at_least_float32(form.values).reshape(-1, *shape)
     if isinstance(form, Outer):
         return norms.per_example(form.a, form.g).reshape(-1, *shape)
     start = jnp.zeros((shape[0], math.prod(shape[1:])), jnp.promote_types(form.g.dtype, jnp.float32))
@@ -95,10 +95,10 @@ def formed(form: Form, shape: tuple[int, ...]) -> Array:
 def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
     """sum_b w_b of the gradient, [*shape]."""
     if isinstance(form, Whole):
-        return jnp.tensordot(weights_B, norms.wide(form.values), 1, precision="highest").reshape(shape)
-    weighted = norms.wide(form.g) * weights_B[:, None, None]
+        return jnp.tensordot(weights_B, norms.at_least_float32(form.values), 1, precision="highest").reshape(shape)
+    weighted = norms.at_least_float32(form.g) * weights_B[:, None, None]
     if isinstance(form, Outer):
-        return norms.summed(norms.wide(form.a), weighted).reshape(shape)
+        return norms.summed(norms.at_least_float32(form.a), weighted).reshape(shape)
     start = jnp.zeros((shape[0], math.prod(shape[1:])), weighted.dtype)
     return start.at[form.id.astype(jnp.int32)].add(weighted).reshape(shape)
 
@@ -126,6 +126,6 @@ def _rows_square(form: Rows) -> Float[Array, " B"]:
 def _product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
     """sum over a table's entries of one's gradient times the other's: sum_mt a[m, id_t] (g_m . g_t)."""
     id_B1T = looked_up.id.astype(jnp.int32)[:, None]
-    gathered_BMT = jnp.take_along_axis(norms.wide(decoded.a), id_B1T, axis=2)
-    across_BMT = norms.product("bmd,btd->bmt", norms.wide(decoded.g), norms.wide(looked_up.g))
+    gathered_BMT = jnp.take_along_axis(norms.at_least_float32(decoded.a), id_B1T, axis=2)
+    across_BMT = norms.product("bmd,btd->bmt", norms.at_least_float32(decoded.g), norms.at_least_float32(looked_up.g))
     return (gathered_BMT * across_BMT).sum((1, 2))

@@ -23,7 +23,7 @@ Strip = Callable[..., tuple[Array, ...]]
 WIDE_ROWS = 8192
 
 
-def wide(x: Array) -> Array:
+def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -99,15 +99,15 @@ def symmetric(a_BTp: Array, *others: Array) -> tuple[Float[Array, " B"], ...]:
 def gram(a_BTp: Array, g_BTd: Array) -> Float[Array, " B"]:
     """|A^T G|^2 by the centred Gram form."""
     if a_BTp.shape[1] == 1:
-        return jnp.square(wide(a_BTp)).sum((1, 2)) * jnp.square(wide(g_BTd)).sum((1, 2))
-    mean_B1p = wide(a_BTp).mean(1, keepdims=True)
+        return jnp.square(at_least_float32(a_BTp)).sum((1, 2)) * jnp.square(at_least_float32(g_BTd)).sum((1, 2))
+    mean_B1p = at_least_float32(a_BTp).mean(1, keepdims=True)
     # Centred in the storage type, the mean taken from what storage really subtracted.
-    mean_B1p = wide(mean_B1p.astype(a_BTp.dtype))
-    centred_BTp, sum_Bd = wide(a_BTp) - mean_B1p, wide(g_BTd).sum(1)
+    mean_B1p = at_least_float32(mean_B1p.astype(a_BTp.dtype))
+    centred_BTp, sum_Bd = at_least_float32(a_BTp) - mean_B1p, at_least_float32(g_BTd).sum(1)
     along_BT = jnp.einsum("btp,bp->bt", centred_BTp, mean_B1p[:, 0], precision="highest")
-    against_BT = jnp.einsum("btd,bd->bt", wide(g_BTd), sum_Bd, precision="highest")
+    against_BT = jnp.einsum("btd,bd->bt", at_least_float32(g_BTd), sum_Bd, precision="highest")
     flat_B = jnp.square(mean_B1p).sum((1, 2)) * jnp.square(sum_Bd).sum(1)
-    return jnp.maximum(symmetric(centred_BTp, wide(g_BTd))[0] + 2 * (along_BT * against_BT).sum(1) + flat_B, 0)
+    return jnp.maximum(symmetric(centred_BTp, at_least_float32(g_BTd))[0] + 2 * (along_BT * against_BT).sum(1) + flat_B, 0)
 
 
 def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
@@ -124,7 +124,7 @@ def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:
 
 
 def squares(x: Array) -> Float[Array, " B"]:
-    return jnp.square(wide(x)).sum(tuple(range(1, x.ndim)))
+    return jnp.square(at_least_float32(x)).sum(tuple(range(1, x.ndim)))
 
 
 def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:

@@ -20,7 +20,7 @@ F32 = jnp.float32
 
 def rows(weights_B: Array, x: Array) -> Array:
     """Each example's rows times its weight, in float32 or wider."""
-    return norms.wide(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))
+    return norms.at_least_float32(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
 def reading(id: Array, table: Array, dtype: Any) -> Array:
@@ -67,7 +67,7 @@ class Dense(Op):
         if self.trains("kernel"):
             record = {"kernel": norms.per_example(a_BTp, g_BTd)} if self.form == "kept" else {"a": a_BTp, "g": g_BTd}
         if "bias" in leaves and self.trains("bias"):
-            record["sum"] = norms.wide(g_BTd).sum(1)
+            record["sum"] = norms.at_least_float32(g_BTd).sum(1)
         return ((g @ self.matrix(kernel).astype(x.dtype).T).reshape(x.shape),), record
 
     def squared_norm(self, leaves, record):
@@ -91,7 +91,7 @@ class Dense(Op):
     def _kernel_sum(self, record, w_B):
         if self.form == "kept":
             return jnp.tensordot(w_B, record["kernel"], 1, precision="highest")
-        return norms.summed(norms.wide(record["a"]), rows(w_B, record["g"]))
+        return norms.summed(norms.at_least_float32(record["a"]), rows(w_B, record["g"]))
 
     def gradients(self, shapes, record):
         found: dict[str, forms.Form] = {"bias": forms.Whole(record["sum"])} if "sum" in record else {}
@@ -160,7 +160,7 @@ class Normalise(Formed):
     resting: tuple[str, ...] = ()
 
     def forward(self, leaves, inputs):
-        x = norms.wide(inputs[0])
+        x = norms.at_least_float32(inputs[0])
         if self.centred:
             x = x - x.mean(-1, keepdims=True)
         scale = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
@@ -170,7 +170,7 @@ class Normalise(Formed):
 
     def input_cotangent(self, leaves, residuals, cotangent):
         normalised, scale = residuals
-        g = norms.wide(cotangent)
+        g = norms.at_least_float32(cotangent)
         record = {"scale": self.tokens(g * normalised).sum(1)} | ({"bias": self.tokens(g).sum(1)} if "bias" in leaves else {})
         g_x = normalise_cotangent(g * leaves["scale"], normalised, scale, self.centred).astype(cotangent.dtype)
         return (g_x,), self.trained(record)
@@ -310,14 +310,14 @@ class Decode(Op):
         if self.trains("table"):
             return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
         is_bias = "bias" in leaves and self.trains("bias")
-        return (g_BMd,), {"bias": norms.wide(self.tokens(cotangent)).sum(1)} if is_bias else {}
+        return (g_BMd,), {"bias": norms.at_least_float32(self.tokens(cotangent)).sum(1)} if is_bias else {}
 
     def squared_norm(self, leaves, record):
         """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
         if not self.trains("table"):
             bias_B = norms.squares(record["bias"])
             return jnp.zeros_like(bias_B), bias_B
-        others = [norms.wide(record["h"])] + [jnp.ones_like(record["h"][:, :, :1])] * (self.parts - 1)
+        others = [norms.at_least_float32(record["h"])] + [jnp.ones_like(record["h"][:, :, :1])] * (self.parts - 1)
         return tuple(jnp.maximum(square_B, 0) for square_B in norms.symmetric(record["g"], *others))
 
     def weighted_sum(self, leaves, record, weights):
@@ -333,7 +333,7 @@ class Decode(Op):
         if not self.trains("table"):
             return {"bias": forms.Whole(record["bias"])}
         found: dict[str, forms.Form] = {"table": forms.Outer(record["g"], record["h"])}
-        return self.trained(found | ({"bias": forms.Whole(norms.wide(record["g"]).sum(1))} if self.parts == 2 else {}))
+        return self.trained(found | ({"bias": forms.Whole(norms.at_least_float32(record["g"]).sum(1))} if self.parts == 2 else {}))
 
 
 def decode(h_BMd: Array, table: Any, bias: Any = None, tie: Tie | None = None) -> Array:
@@ -359,19 +359,19 @@ class AddRows(Op):
         # Text by text and row by row the same table rows: a unit's gradient of them is the sum.
         texts = tuple(range(1, cotangent.ndim - 2))
         is_one = not texts and self.rows_per_unit == 1
-        return (cotangent,), cotangent if is_one else self.over_rows(norms.wide(cotangent).sum(texts))
+        return (cotangent,), cotangent if is_one else self.over_rows(norms.at_least_float32(cotangent).sum(texts))
 
     def squared_norm(self, leaves, record):
         return (norms.squares(record),)
 
     def weighted_sum(self, leaves, record, weights):
-        summed_Td = norms.product("b,btd->td", weights[0], norms.wide(record))
+        summed_Td = norms.product("b,btd->td", weights[0], norms.at_least_float32(record))
         place = slice(self.offset, self.offset + summed_Td.shape[0])
         return {"table": jnp.zeros(leaves["table"].shape, summed_Td.dtype).at[place].set(summed_Td)}
 
     def gradients(self, shapes, record):
         before, rest = self.offset, shapes["table"].shape[0] - self.offset - record.shape[1]
-        return {"table": forms.Whole(jnp.pad(norms.wide(record), ((0, 0), (before, rest), (0, 0))))}
+        return {"table": forms.Whole(jnp.pad(norms.at_least_float32(record), ((0, 0), (before, rest), (0, 0))))}
 
 
 def add_rows(x: Array, table: Any, offset: int = 0) -> Array:
@@ -416,7 +416,7 @@ class AddBias(Formed):
         return inputs[0] + leaves["bias"].astype(inputs[0].dtype), ()
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        return (cotangent,), {"bias": norms.wide(self.tokens(cotangent)).sum(1)}
+        return (cotangent,), {"bias": norms.at_least_float32(self.tokens(cotangent)).sum(1)}
 
 
 def add_bias(x: Array, bias: Any) -> Array:
@@ -440,7 +440,7 @@ class Scale(Formed):
         return inputs[0] * leaves["scale"].astype(inputs[0].dtype), inputs[0]
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        per_example = norms.wide(self.tokens(cotangent)) * norms.wide(self.tokens(residuals))
+        per_example = norms.at_least_float32(self.tokens(cotangent)) * norms.at_least_float32(self.tokens(residuals))
         return (cotangent * leaves["scale"].astype(cotangent.dtype),), {"scale": per_example.sum(1)}
 
 

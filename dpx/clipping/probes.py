@@ -17,6 +17,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
 from dpx.clipping.op import Op
 from dpx.declaration import Refused
+from dpx.parameter_path import path_name
 
 ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=vmap"
 
@@ -90,10 +91,6 @@ class Probed:
 
 class _NoArray(Refused, AttributeError):
     """What is asked for as an attribute may be asked for in vain."""
-
-
-def path_name(path: Any) -> str:
-    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
 def leaf_names(leaves: Any) -> list[str]:

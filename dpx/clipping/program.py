@@ -18,10 +18,11 @@ from jaxtyping import Array
 
 from dpx.clipping import frozen as rest
 from dpx.clipping import passes, readers
-from dpx.clipping.probes import ELSEWHERE, Session, path_name, shapes_of, wrap
+from dpx.clipping.probes import ELSEWHERE, Session, shapes_of, wrap
 from dpx.clipping.readers import Scope
 from dpx.clipping.sites import Site
 from dpx.declaration import Refused
+from dpx.parameter_path import path_name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -147,7 +147,7 @@ class Product(Op):
         if self.form == "kept":
             summed_Epd = jnp.tensordot(w_U, record["kernel"], 1, precision="highest")
         else:
-            summed = lambda a, g: norms.summed(norms.wide(a), rows(w_U, g))  # noqa: E731
+            summed = lambda a, g: norms.summed(norms.at_least_float32(a), rows(w_U, g))  # noqa: E731
             summed_Epd = jax.vmap(summed, in_axes=1)(record["a"], record["g"])
         return {"kernel": self._to_parameter(summed_Epd, shape)}
 
@@ -238,7 +238,7 @@ class Copied(Op):
         return jnp.broadcast_to(parameter, (tick_B.shape[0], *parameter.shape)), tick_B
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        return (jnp.zeros_like(residuals),), self.over_rows(norms.wide(cotangent))
+        return (jnp.zeros_like(residuals),), self.over_rows(norms.at_least_float32(cotangent))
 
     def squared_norm(self, leaves, record):
         return (norms.squares(record),)

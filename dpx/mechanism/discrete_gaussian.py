@@ -134,7 +134,8 @@ def grid_noise(secret: RootSecret, step: int, params: Any, deviation: Fraction) 
     """A tree like `params` of int32 draws on the host: one keyed stream for each (step, parameter path, slice)."""
     import jax
 
-    from dpx.mechanism.noise import path_name, row_blocks
+    from dpx.mechanism.noise import row_blocks
+    from dpx.parameter_path import path_name
 
     def leaf(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
         sizes = [rows * columns for rows, columns in row_blocks(leaf.shape)]

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from dpx.mechanism.gaussian import gaussian
+from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 
 SLICE_ELEMENTS = 1 << 18
@@ -30,11 +31,6 @@ def row_blocks(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """(rows, columns) of every slice of a parameter, in order."""
     rows, columns, block = _view(shape)
     return [(min(block, rows - start), columns) for start in range(0, rows, block)]
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """`layers/qkv/kernel` of a key path of nested dictionaries."""
-    return "/".join(str(getattr(entry, "key", entry)) for entry in path)
 
 
 def slice_keys(secret: RootSecret, step: int, params: Any) -> Any:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from dpx.clipping import ops
+from dpx.clipping.norms import at_least_float32
 from dpx.models import dropout as drop
-from dpx.models.modules import Dense, Embeddings, LayerNorm, at_least_float32, stack
+from dpx.models.modules import Dense, Embeddings, LayerNorm, stack
 from dpx.models.shape import Bert
 
 

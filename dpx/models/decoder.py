@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import ops
-from dpx.models.modules import Dense, Embeddings, LayerNorm, at_least_float32, stack
+from dpx.clipping.norms import at_least_float32
+from dpx.models.modules import Dense, Embeddings, LayerNorm, stack
 from dpx.models.shape import Decoder
 
 

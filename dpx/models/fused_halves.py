@@ -57,12 +57,12 @@ def cast(p: Any, like: Array) -> Any:
 
 
 def scaled(normalised: Array, p: Any) -> Array:
-    return (norms.wide(normalised) * p["scale"] + p["bias"]).astype(normalised.dtype)
+    return (norms.at_least_float32(normalised) * p["scale"] + p["bias"]).astype(normalised.dtype)
 
 
 def normalise(x: Array, eps: float) -> tuple[Array, Array]:
     """(x normalised over its last axis, in its dtype; the factor, float32 or wider)."""
-    wide = norms.wide(x)
+    wide = norms.at_least_float32(x)
     centred = wide - wide.mean(-1, keepdims=True)
     factor = lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
     return (centred * factor).astype(x.dtype), factor
@@ -70,7 +70,7 @@ def normalise(x: Array, eps: float) -> tuple[Array, Array]:
 
 def norm_backward(g: Array, normalised: Array, factor: Array, p: Any) -> tuple[dict[str, Array], Array]:
     """(per-example gradients of gain and offset; cotangent of the LayerNorm's input, in g's dtype)."""
-    wide, normalised = norms.wide(g), norms.wide(normalised)
+    wide, normalised = norms.at_least_float32(g), norms.at_least_float32(normalised)
     sums = {"scale": (wide * normalised).sum(1), "bias": wide.sum(1)}
     return sums, normalise_cotangent(wide * p["scale"], normalised, factor).astype(g.dtype)
 
@@ -125,7 +125,7 @@ def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, A
 
 def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
     dtype, g_down = r["u"].dtype, place.dropped(g_BTH, drop.OUTPUT)
-    activated, slope = gelu_and_slope(norms.wide(r["u"]), place.model.gelu)
+    activated, slope = gelu_and_slope(norms.at_least_float32(r["u"]), place.model.gelu)
     g_up = (linear_backward(g_down, p, r, "down", found) * slope).astype(dtype)
     found |= {"a_down": activated.astype(dtype), "g_down": g_down, "g_up": g_up}
     _sum_biases(found, "down", "up")
@@ -134,7 +134,7 @@ def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any
 
 def _sum_biases(found: Any, *weights: str) -> None:
     for weight in weights:
-        found["sums"][weight] = {"bias": norms.wide(found[f"g_{weight}"]).sum(1)}
+        found["sums"][weight] = {"bias": norms.at_least_float32(found[f"g_{weight}"]).sum(1)}
 
 
 def _post_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:

@@ -56,7 +56,7 @@ class TokenLoss(Op):
             # The bias alone: its gradient itself, an M-th of e.
             is_bias = "bias" in leaves and self.trains("bias")
             return {"bias": self.over_rows(norms.product("bm,bmv->bv", scale_BM, e_BMV))} if is_bias else {}
-        return {"h": self.tokens(norms.wide(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
+        return {"h": self.tokens(norms.at_least_float32(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
 
     def squared_norm(self, leaves, record):
         if not self.trains("table"):

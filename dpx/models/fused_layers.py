@@ -248,7 +248,7 @@ class LayerStack(Op):
                 kernel = jnp.tensordot(w_B, r["kept"][weight], 1, precision="highest")
             else:
                 a, g = self._input(p, r, weight), r[self.over.get(weight, f"g_{weight}")]
-                kernel = norms.summed(norms.wide(self.tokens(a)), rows(w_B, self.tokens(g)))
+                kernel = norms.summed(norms.at_least_float32(self.tokens(a)), rows(w_B, self.tokens(g)))
             summed[weight] = {"kernel": kernel} | summed.get(weight, {})
         return summed
 
@@ -257,7 +257,7 @@ class LayerStack(Op):
         source = self.order.sources[weight]
         if source == "u":
             # By the expression that the norm was taken with, rounded as there: in float32, then to the compute type.
-            return gelu_and_slope(norms.wide(r["u"]), self.model.gelu)[0].astype(r["u"].dtype)
+            return gelu_and_slope(norms.at_least_float32(r["u"]), self.model.gelu)[0].astype(r["u"].dtype)
         return scaled(r[source], p[source]) if source in p else r[source]
 
     def gradient(self, leaves, residuals, cotangent):

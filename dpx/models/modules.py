@@ -29,10 +29,6 @@ from dpx.models.shape import Model
 from dpx.models.trainable import BELOW
 
 
-def at_least_float32(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def in_compute_dtype(x: Array, model: Model) -> Array:
     return x.astype(jnp.bfloat16) if model.dtype == "bfloat16" else x
 

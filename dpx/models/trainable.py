@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.groups import LAYERS
-from dpx.clipping.probes import path_name
 from dpx.declaration import Refused, require
+from dpx.parameter_path import path_name
 
 BELOW = "layers_below"
 

@@ -22,8 +22,8 @@ from dpx.clipping.clipped_sum import ClippedSum
 from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Clip, Mechanism, Telemetry
-from dpx.mechanism.noise import path_name
 from dpx.mechanism.telemetry import count_name
+from dpx.parameter_path import path_name
 from dpx.task.declarations import Task
 from dpx.training import resting, sharding, update
 from dpx.training.checksum import checksum

@@ -115,14 +115,14 @@ class Narrow(Op):
         return inputs[0] * leaves["scale"], inputs[0]
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        gradient_Bd = norms.wide(cotangent * residuals).sum(1)
+        gradient_Bd = norms.at_least_float32(cotangent * residuals).sum(1)
         return (cotangent * leaves["scale"],), {"square": norms.squares(gradient_Bd), "gradient": gradient_Bd.astype(jnp.float16)}
 
     def squared_norm(self, leaves, record):
         return (record["square"],)
 
     def weighted_sum(self, leaves, record, weights):
-        return {"scale": jnp.tensordot(weights[0], norms.wide(record["gradient"]), 1, precision="highest")}
+        return {"scale": jnp.tensordot(weights[0], norms.at_least_float32(record["gradient"]), 1, precision="highest")}
 
 
 @pytest.mark.parametrize("way", WAYS)

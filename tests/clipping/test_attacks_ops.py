@@ -23,7 +23,7 @@ class Gain(Op):
         return inputs[0] * leaves["scale"], inputs[0]
 
     def input_cotangent(self, leaves, residuals, cotangent):
-        return (cotangent * leaves["scale"],), norms.wide(cotangent * residuals).sum(1)
+        return (cotangent * leaves["scale"],), norms.at_least_float32(cotangent * residuals).sum(1)
 
     def squared_norm(self, leaves, record):
         return (norms.squares(record),)
@@ -142,7 +142,7 @@ def inputs_that_are_not_of_examples(p, b):
             return inputs[0] * inputs[1] * leaves["scale"], inputs[0] * inputs[1]
 
         def input_cotangent(self, leaves, residuals, cotangent):
-            return (cotangent * leaves["scale"], None), norms.wide(cotangent * residuals).sum(1)
+            return (cotangent * leaves["scale"], None), norms.at_least_float32(cotangent * residuals).sum(1)
 
     y_BTd = apply(Masked(), {"scale": p["scale"]}, (ops.add_bias(b["x"], p["shift"]), jnp.arange(D)))
     return total(y_BTd)

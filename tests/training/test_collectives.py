@@ -9,8 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 from dpx.clipping.declarations import Clipping
 from dpx.mechanism import noise
-from dpx.mechanism.noise import path_name, slice_keys
+from dpx.mechanism.noise import slice_keys
 from dpx.mesh import Mesh
+from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 from dpx.training import sharding
 from dpx.training.collectives import collectives

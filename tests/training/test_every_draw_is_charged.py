@@ -11,7 +11,8 @@ from dpx.batch_schedule import Staged
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.experiment import Schedule
 from dpx.mechanism import noise
-from dpx.mechanism.noise import path_name, row_blocks
+from dpx.mechanism.noise import row_blocks
+from dpx.parameter_path import path_name
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret

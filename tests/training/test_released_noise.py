@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from dpx.audit.dirac import variance_p_value
-from dpx.mechanism.noise import path_name, slice_keys
+from dpx.mechanism.noise import slice_keys
 from dpx.mesh import Mesh
 from dpx.optimizer import Adam
+from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 from dpx.training.step import make_step
 

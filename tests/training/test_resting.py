@@ -13,9 +13,9 @@ from orbax.checkpoint import v1 as ocp
 
 import dpx
 from dpx import config, recipes
-from dpx.clipping.probes import path_name
 from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate
+from dpx.parameter_path import path_name
 from dpx.run_folder import RunFolder
 from dpx.training import loop, resting
 

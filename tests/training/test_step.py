@@ -12,9 +12,10 @@ from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.declarations import Clipping
 from dpx.clipping.rounding import MARGINS
 from dpx.mechanism.declarations import NoPrivacy
-from dpx.mechanism.noise import path_name, slice_keys
+from dpx.mechanism.noise import slice_keys
 from dpx.mesh import Mesh
 from dpx.models.trained import Adapters
+from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 from dpx.training import sharding
 from dpx.training.step import _flat, as_chunk, make_step
