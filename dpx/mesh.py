@@ -42,6 +42,11 @@ class Mesh:
     def devices(self) -> int:
         return self.data * self.fsdp * self.tensor
 
+    @property
+    def shards(self) -> int:
+        """Devices that share what is at rest."""
+        return self.fsdp * self.tensor
+
     def make(self):
         """The `jax.sharding.Mesh`, automatic axis types; raises `Refused` when the machine has too few devices."""
         import jax

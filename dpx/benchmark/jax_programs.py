@@ -28,7 +28,6 @@ from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
 from dpx.training.collectives import collectives
 from dpx.training.cost import compiled_temporaries, matmul_flops
-from dpx.training.gradient_sum import GradientSum
 from dpx.training.microbatch import CANDIDATES, Workload, choose
 from dpx.training.step import Step, make_step
 from dpx.training.synthetic_rows import synthetic_rows
@@ -80,9 +79,7 @@ class _Bench:
 
     def automatic_batch(self, dtype: str) -> int:
         """What `microbatch=auto` would pick on this device, asked anew, of what does not exceed a device's part of the logical batch."""
-        experiment = self.experiment
-        gradient_sum = GradientSum.of(experiment.mechanism, experiment.clip, experiment.clipping, experiment.privacy)
-        workload = Workload(self.objective(dtype), gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mesh)
+        workload = Workload.of(self.experiment, self.objective(dtype))
         part = self.setting.logical_batch // self.axes
         with tempfile.TemporaryDirectory() as cache:
             return choose(workload, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))

@@ -12,7 +12,7 @@ from dpx.experiment import Experiment
 from dpx.job.analyse import inputs
 from dpx.mesh import simulate_devices
 from dpx.models.flops import published_flops, training_matmul_flops
-from dpx.models.memory import Memory, step_memory
+from dpx.models.memory import Memory, Trains, step_memory
 from dpx.models.shape import count
 from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, calibrate
@@ -53,24 +53,25 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     size = experiment.data.declared_size or (experiment.privacy.population(manifest) if manifest else 0)
     calibrated = calibrate(experiment, size)
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
+    trains = _trains(experiment, parameters, vocabulary)
     examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
     return (
         {"name": experiment.name, "model": experiment.model.name, "parameters": parameters, "vocabulary_size": vocabulary}
-        | {"trained_parameters": _trained(experiment, parameters, vocabulary)}
+        | {"trained_parameters": trains.parameters}
         | _work(experiment, parameters, vocabulary, examples, calibrated.size)
-        | _memory(experiment, parameters, vocabulary)
+        | _memory(experiment, trains, vocabulary)
         | _claim(experiment, manifest, calibrated)
     )
 
 
-def _trained(experiment: Experiment, parameters: int, vocabulary: int) -> int:
+def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
     if experiment.train.is_all:
-        return parameters
+        return Trains(parameters)
     from dpx.task.mlm import Special
     from dpx.task.objective import objective
-    from dpx.training.resting import counted
+    from dpx.training.resting import trains
 
-    return counted(experiment.train, objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4)))
+    return trains(experiment.train, objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4)))
 
 
 def _compiled(experiment: Experiment, found: dict[str, Any]) -> dict[str, Any]:
@@ -114,11 +115,10 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
     }
 
 
-def _memory(experiment: Experiment, parameters: int, vocabulary: int) -> dict[str, Any]:
+def _memory(experiment: Experiment, trains: Trains, vocabulary: int) -> dict[str, Any]:
     limit = experiment.mesh.memory_bytes
-    microbatch = experiment.microbatch if isinstance(experiment.microbatch, int) else largest_microbatch(experiment, parameters, vocabulary)
-    peak = _step_memory(experiment, parameters, vocabulary, microbatch).peak
-    peak += experiment.mechanism.extra_memory_bytes(parameters) // experiment.mesh.fsdp
+    microbatch = experiment.microbatch if isinstance(experiment.microbatch, int) else largest_microbatch(experiment, trains, vocabulary)
+    peak = _step_memory(experiment, trains, vocabulary, microbatch).peak
     return {
         "microbatch": microbatch,
         "memory_bytes_per_device": peak,
@@ -127,23 +127,24 @@ def _memory(experiment: Experiment, parameters: int, vocabulary: int) -> dict[st
     }
 
 
-def _step_memory(experiment: Experiment, parameters: int, vocabulary: int, microbatch: int) -> Memory:
+def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microbatch: int) -> Memory:
     return step_memory(
         experiment.model,
-        parameters=parameters,
+        trains,
         vocabulary_size=vocabulary,
         sequence_length=experiment.data.sequence_length,
         masked_slots=experiment.task.slots(experiment.data.sequence_length),
         microbatch=microbatch * experiment.privacy.rows_per_example,
-        fsdp=experiment.mesh.fsdp * experiment.mesh.tensor,
+        shards=experiment.mesh.shards,
         method=experiment.clipping.method if experiment.is_private else "plain",
+        mechanism_bytes=experiment.mechanism.extra_memory_bytes(trains.parameters),
     )
 
 
-def largest_microbatch(experiment: Experiment, parameters: int, vocabulary: int) -> int:
+def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int) -> int:
     """The largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1."""
     size = LARGEST_MICROBATCH
-    while size > 1 and _step_memory(experiment, parameters, vocabulary, size).peak > 0.8 * experiment.mesh.memory_bytes:
+    while size > 1 and _step_memory(experiment, trains, vocabulary, size).peak > 0.8 * experiment.mesh.memory_bytes:
         size //= 2
     return size
 

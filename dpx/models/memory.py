@@ -1,26 +1,41 @@
 """Bytes a training step holds on one device, by arithmetic on shapes. No jax.
 
-With P parameters, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, L layers, A heads, M masked
-slots and V words, of which `fsdp` devices share what is at rest:
+With P parameters that train and R that rest, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, A heads,
+l layers that are differentiated (where none is: the one at work), M masked slots and V words, of which `shards` devices share what is
+at rest:
 
-    at rest       (4 + 8) P / fsdp             float32 parameters and Adam's two moments
-    gathered      s P where fsdp > 1 or s = 2  the whole parameters during accumulation, s bytes each in the compute type
+    at rest       (4 + 8) P / shards           float32 parameters and Adam's two moments
+    gathered      s P where shards > 1 or s = 2, and s R: the whole parameters during accumulation, s bytes each in the compute type
     accumulator   4 P                          float32 sum on every device
+    mechanism     what it holds beyond one noisy sum, over shards
     microbatch    4 P + b (4 P [vmap only] + s a)
-    update        12 P / fsdp                  reduced sum, noise and direction; not at the same time as a microbatch
+    update        12 P / shards                reduced sum, noise and direction; not at the same time as a microbatch
 
-    a = L (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each,
-        + L T (2 H + F) [book_keeping]                           cotangents that find no dead activation to be written over
+    a = l (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each,
+        - l T (2 H + F) [kernels rest]                           inputs that only their gradients read
+        + l T (2 H + F) [kernels train, book_keeping]            cotangents that find no dead activation to be written over
 
 The peak is their sum with the larger of the last two. The compiler's own scratch is not in it; measured peaks lie above.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dpx.models.shape import Model
 
 FLOAT32 = 4
+# Training without clipping, or how clipped sums are computed.
+Method = Literal["plain", "vmap", "ghost", "book_keeping"]
+
+
+class Trains(NamedTuple):
+    """What of a model trains, in numbers: parameters that do, parameters that rest, the layers from the top that are differentiated
+    (`None`: all), and whether a dense map's matrix in them trains."""
+
+    parameters: int
+    resting: int = 0
+    layers: int | None = None
+    kernels: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,43 +45,55 @@ class Memory:
     at_rest: int
     gathered: int
     accumulator: int
+    mechanism: int
     microbatch: int
     update: int
 
     @property
     def peak(self) -> int:
-        return self.at_rest + self.gathered + self.accumulator + max(self.microbatch, self.update)
+        return self.at_rest + self.gathered + self.accumulator + self.mechanism + max(self.microbatch, self.update)
+
+    def measured(self, temporaries: int) -> "Memory":
+        """With a compiler's own count of a microbatch's temporaries, beside which stands the sum that it comes to."""
+        return dataclasses.replace(self, microbatch=self.accumulator + temporaries)
 
 
-def activations(model: Model, vocabulary_size: int, sequence_length: int, masked_slots: int) -> int:
+def activations(model: Model, trains: Trains, vocabulary_size: int, sequence_length: int, masked_slots: int) -> int:
     """Numbers one example keeps for the backward pass."""
     T, H, F = sequence_length, model.width, model.feed_forward
-    layer = T * (10 * H + 3 * F) + 2 * model.heads * T * T
-    return model.layers * layer + 3 * T * H + masked_slots * (2 * vocabulary_size + 2 * H)
+    layer = T * (10 * H + 3 * F) + 2 * model.heads * T * T - (0 if trains.kernels else T * (2 * H + F))
+    return _differentiated(model, trains) * layer + 3 * T * H + masked_slots * (2 * vocabulary_size + 2 * H)
 
 
 def step_memory(
     model: Model,
+    trains: Trains,
     *,
-    parameters: int,
     vocabulary_size: int,
     sequence_length: int,
     masked_slots: int,
     microbatch: int,
-    fsdp: int,
-    method: Literal["plain", "vmap", "ghost", "book_keeping"],
+    shards: int,
+    method: Method,
+    mechanism_bytes: int = 0,
 ) -> Memory:
-    """Memory of one device with `microbatch` examples at a time; `method="plain"` is training without clipping."""
-    number = 2 if model.dtype == "bfloat16" else FLOAT32
-    example = number * activations(model, vocabulary_size, sequence_length, masked_slots)
+    """Memory of one device with `microbatch` rows at a time. `mechanism_bytes`: of the whole mesh."""
+    number, parameters = 2 if model.dtype == "bfloat16" else FLOAT32, trains.parameters
+    example = number * activations(model, trains, vocabulary_size, sequence_length, masked_slots)
     if method == "vmap":
         example += FLOAT32 * parameters
-    if method == "book_keeping":
-        example += number * model.layers * sequence_length * (2 * model.width + model.feed_forward)
+    if method == "book_keeping" and trains.kernels:
+        example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
+    gathered = parameters if shards > 1 or number < FLOAT32 else 0
     return Memory(
-        at_rest=3 * FLOAT32 * parameters // fsdp,
-        gathered=number * parameters if fsdp > 1 or number < FLOAT32 else 0,
+        at_rest=3 * FLOAT32 * parameters // shards,
+        gathered=number * (gathered + trains.resting),
         accumulator=FLOAT32 * parameters,
+        mechanism=mechanism_bytes // shards,
         microbatch=FLOAT32 * parameters + microbatch * example,
-        update=3 * FLOAT32 * parameters // fsdp,
+        update=3 * FLOAT32 * parameters // shards,
     )
+
+
+def _differentiated(model: Model, trains: Trains) -> int:
+    return model.layers if trains.layers is None else max(1, trains.layers)

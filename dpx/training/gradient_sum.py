@@ -8,6 +8,7 @@ from jaxtyping import Array
 from dpx.clipping.clipped_sum import ClippedSum, LossesFn, clipped_sum, plain_sum
 from dpx.clipping.declarations import Clipping
 from dpx.mechanism.declarations import Clip, Mechanism
+from dpx.models.memory import Method
 from dpx.privacy.declarations import Privacy
 
 
@@ -23,6 +24,11 @@ class GradientSum:
     def of(cls, mechanism: Mechanism, clip: Clip, clipping: Clipping, privacy: Privacy) -> "GradientSum":
         """That of a declared run."""
         return cls(clip if mechanism.is_private else None, clipping, privacy.rows_per_example)
+
+    @property
+    def method(self) -> Method:
+        """That of the clipped sum, or `plain`."""
+        return self.clipping.method if self.clip is not None else "plain"
 
     def __call__(
         self, losses: LossesFn, params: Any, batch: Any, limit: Any, *, resting: Any = None, is_padding_B: Array | None = None

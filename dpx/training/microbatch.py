@@ -22,7 +22,10 @@ import numpy as np
 
 from dpx.declaration import Refused
 from dpx.durable import write_durably
+from dpx.experiment import Experiment
+from dpx.mechanism.declarations import Mechanism
 from dpx.mesh import Mesh
+from dpx.models.memory import Memory, step_memory
 from dpx.models.trained import Trained
 from dpx.training import resting
 from dpx.training.cost import compiled_temporaries
@@ -32,8 +35,6 @@ from dpx.training.synthetic_rows import synthetic_rows
 logger = logging.getLogger(__name__)
 
 CANDIDATES = (2, 4, 8, 16, 32, 64, 128, 256)
-# Parameters, two moments, the accumulator, one microbatch's sum and the noisy sum, all float32, live beside the temporaries.
-COPIES_OF_PARAMETERS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,14 @@ class Workload:
     gradient_sum: GradientSum
     train: Trained
     sequence_length: int
+    mechanism: Mechanism
     mesh: Mesh
+
+    @classmethod
+    def of(cls, experiment: Experiment, objective: Any) -> "Workload":
+        """That of a declared run."""
+        gradient_sum = GradientSum.of(experiment.mechanism, experiment.clip, experiment.clipping, experiment.privacy)
+        return cls(objective, gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mechanism, experiment.mesh)
 
     def batch(self, examples: int) -> dict[str, jax.Array]:
         """Synthetic rows of so many examples, as the loss takes them."""
@@ -52,6 +60,21 @@ class Workload:
             self.objective.task, examples * self.gradient_sum.rows_per_unit, self.sequence_length, self.objective.vocabulary_size
         )
         return jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
+
+    def memory(self, examples: int) -> Memory:
+        """Of a step with so many examples at a time, by arithmetic (`dpx.models.memory`)."""
+        of, trains = self.objective, resting.trains(self.train, self.objective)
+        return step_memory(
+            of.model,
+            trains,
+            vocabulary_size=of.vocabulary_size,
+            sequence_length=self.sequence_length,
+            masked_slots=of.task.slots(self.sequence_length),
+            microbatch=examples * self.gradient_sum.rows_per_unit,
+            shards=self.mesh.shards,
+            method=self.gradient_sum.method,
+            mechanism_bytes=self.mechanism.extra_memory_bytes(trains.parameters),
+        )
 
     def sum(self, params: Any, batch: Any) -> Any:
         """What the step does with one microbatch; `params` is (trained, resting). Runs under jit."""
@@ -94,13 +117,11 @@ def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Pa
 def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
     """Examples/s by size, smallest first, until memory ends or two sizes in a row are no faster than the best."""
     params = jax.jit(lambda key: resting.drawn(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
-    trained, rests = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in params)
-    allowed = workload.mesh.memory_bytes - 4 * (COPIES_OF_PARAMETERS * trained + rests)
     rates: dict[int, float] = {}
     for candidate in candidates:
         batch = workload.batch(candidate)
         compiled = jax.jit(workload.sum).lower(params, batch).compile()
-        if compiled_temporaries(compiled) > allowed:
+        if workload.memory(candidate).measured(compiled_temporaries(compiled)).peak > workload.mesh.memory_bytes:
             break
         rates[candidate] = candidate / probe(lambda compiled=compiled, batch=batch: compiled(params, batch))
         best = max(rates.values())
@@ -127,6 +148,6 @@ def _cache() -> Path:
 def _key(workload: Workload, candidates: Sequence[int]) -> str:
     device, objective, summed = jax.devices()[0], workload.objective, workload.gradient_sum
     facts = (objective.model, objective.task, objective.vocabulary_size, workload.sequence_length, workload.train)
-    facts += (type(summed.clip).__name__, summed.clipping, summed.rows_per_unit, workload.mesh.memory_bytes, tuple(candidates))
+    facts += (workload.mechanism.name, type(summed.clip).__name__, summed.clipping, summed.rows_per_unit, workload.mesh, tuple(candidates))
     facts += (device.device_kind, os.cpu_count(), jax.__version__)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

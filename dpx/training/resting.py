@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.frozen import merged
+from dpx.clipping.groups import LAYERS
 from dpx.declaration import require
+from dpx.models.memory import Trains
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
+from dpx.parameter_path import path_name
 from dpx.training.checkpoint import export, released
 from dpx.training.update import CANARIES
 
@@ -33,10 +36,14 @@ def drawn(train: Trained, objective: Any, key: Any) -> tuple[Any, Any]:
     return trained | canaries, resting
 
 
-def counted(train: Trained, objective: Any) -> int:
-    """How many numbers are trained."""
-    trained, _ = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
-    return sum(leaf.size for leaf in jax.tree.leaves(trained))
+def trains(train: Trained, objective: Any) -> Trains:
+    """What of an objective's parameters trains, in numbers; nothing is allocated."""
+    trained, resting = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
+    depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
+    kernels = any(path_name(path).endswith("/kernel") for path, _ in layers)
+    numbers, rests = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (trained, resting))
+    return Trains(numbers, rests, depth, kernels)
 
 
 def keep(private: Path, step: Any, key: Any) -> Any:

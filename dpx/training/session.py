@@ -30,7 +30,6 @@ from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
-from dpx.training.gradient_sum import GradientSum
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import Workload, resolve_microbatch
@@ -78,9 +77,7 @@ class Session:
         mesh = experiment.mesh.make()
         vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
         objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
-        gradient_sum = GradientSum.of(experiment.mechanism, experiment.clip, experiment.clipping, experiment.privacy)
-        workload = Workload(objective, gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mesh)
-        microbatch = resolve_microbatch(experiment.microbatch, workload, folder.private)
+        microbatch = resolve_microbatch(experiment.microbatch, Workload.of(experiment, objective), folder.private)
         audit, trained = experiment.audit, objective
         if isinstance(audit, Canaries):
             trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)

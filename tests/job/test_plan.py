@@ -11,7 +11,7 @@ from dpx import config, recipes
 from dpx.declaration import Refused
 from dpx.job.plan import Plan, largest_microbatch, plan, show
 from dpx.models.flops import training_matmul_flops
-from dpx.models.memory import activations, step_memory
+from dpx.models.memory import Trains, activations, step_memory
 from dpx.models.shape import Bert
 from dpx.run_folder import RunFolder
 from dpx.task.declarations import MaskedLanguageModel
@@ -97,26 +97,26 @@ BERT = Bert(name="two", layers=2, width=4, heads=1, feed_forward=8)
 
 def test_activations_by_hand() -> None:
     # per layer 3*(40 + 24) + 2*9 = 210; embeddings 3*3*4 = 36; one slot 2*10 + 8 = 28
-    assert activations(BERT, 10, 3, 1) == 2 * 210 + 36 + 28
+    assert activations(BERT, Trains(1000), 10, 3, 1) == 2 * 210 + 36 + 28
 
 
 def test_memory_by_hand() -> None:
-    found = step_memory(BERT, parameters=1000, vocabulary_size=10, sequence_length=3, masked_slots=1, microbatch=2, fsdp=1, method="vmap")
+    found = step_memory(BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_slots=1, microbatch=2, shards=1, method="vmap")
     assert (found.at_rest, found.gathered, found.accumulator, found.update) == (12_000, 0, 4_000, 12_000)
     assert found.microbatch == 4_000 + 2 * (4_000 + 4 * 484)
     assert found.peak == 12_000 + 4_000 + found.microbatch
 
 
 def test_sharding_divides_what_is_at_rest_and_adds_the_gathered_copy() -> None:
-    found = step_memory(BERT, parameters=1000, vocabulary_size=10, sequence_length=3, masked_slots=1, microbatch=2, fsdp=4, method="ghost")
+    found = step_memory(BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_slots=1, microbatch=2, shards=4, method="ghost")
     assert (found.at_rest, found.gathered, found.update) == (3_000, 4_000, 3_000)
     assert found.microbatch == 4_000 + 2 * 4 * 484
 
 
 def test_book_keeping_keeps_three_cotangents_of_a_layer_more() -> None:
-    shape = {"parameters": 1000, "vocabulary_size": 10, "sequence_length": 3, "masked_slots": 1, "microbatch": 2, "fsdp": 1}
-    more = step_memory(BERT, method="book_keeping", **shape).microbatch - step_memory(BERT, method="ghost", **shape).microbatch
-    assert more == 2 * 4 * (2 * 3 * (4 + 4 + 8))
+    shape = {"vocabulary_size": 10, "sequence_length": 3, "masked_slots": 1, "microbatch": 2, "shards": 1}
+    kept, ghost = (step_memory(BERT, Trains(1000), method=method, **shape).microbatch for method in ("book_keeping", "ghost"))
+    assert kept - ghost == 2 * 4 * (2 * 3 * (4 + 4 + 8))
 
 
 def test_memory_does_not_grow_with_the_logical_batch(headline: dict) -> None:
@@ -126,7 +126,7 @@ def test_memory_does_not_grow_with_the_logical_batch(headline: dict) -> None:
 
 def test_largest_microbatch_is_the_last_that_fits() -> None:
     experiment, _ = config.build(recipes.compose(["+experiment=anil_2m_batch", "microbatch=auto"]))
-    chosen = largest_microbatch(experiment, 336_226_108, 30_522)
+    chosen = largest_microbatch(experiment, Trains(336_226_108), 30_522)
     assert chosen & (chosen - 1) == 0
     assert plan(experiment)["microbatch"] == chosen
     assert plan(experiment)["memory_bytes_per_device"] <= 0.8 * experiment.mesh.memory_bytes

@@ -7,7 +7,6 @@ import pytest
 from dpx import config, recipes
 from dpx.declaration import Refused
 from dpx.training import microbatch
-from dpx.training.gradient_sum import GradientSum
 from tests.clipping.batches import bert, objective
 
 SUBJECT = objective(bert(layers=1))
@@ -15,9 +14,7 @@ SUBJECT = objective(bert(layers=1))
 
 @pytest.fixture
 def workload():
-    built, _ = config.build(recipes.compose(["model=micro", "data.sequence_length=16"]))
-    gradient_sum = GradientSum.of(built.mechanism, built.clip, built.clipping, built.privacy)
-    return microbatch.Workload(SUBJECT, gradient_sum, built.train, built.data.sequence_length, built.mesh)
+    return microbatch.Workload.of(config.build(recipes.compose(["model=micro", "data.sequence_length=16"]))[0], SUBJECT)
 
 
 @pytest.fixture
