@@ -17,7 +17,7 @@ from dpx.clipping.frozen import bound
 from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
 from dpx.clipping.units import Units
 from dpx.clipping.weights import Weights
-from dpx.declaration import Refused, require
+from dpx.declaration import require
 from dpx.parameter_path import path_name
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
@@ -71,27 +71,30 @@ def clipped_sum(
     _check_untracked(params, frozen, batch)
     examples = batch_size(batch)
     is_padding_B = jnp.zeros((examples,), bool) if is_padding_B is None else is_padding_B
-    flags = is_padding_B.shape
-    require(flags == (examples,), f"is_padding_B{flags}", f"is not one flag for each of {examples} rows", "Give it the shape [B]")
+    is_flat, reason = is_padding_B.shape == (examples,), f"is not one flag for each of {examples} rows"
+    require(is_flat, f"is_padding_B{is_padding_B.shape}", reason, "Give it the shape [B]")
     units = Units(rows_per_unit, is_padding_B)
     batch = units.filled(batch)
     if method == "vmap":
         reach.check(losses_fn, params, frozen, batch)
         return _vmap(bound(losses_fn, frozen), params, batch, weights, units)
-    if method in ("ghost", "book_keeping"):
-        from dpx.clipping import book_keeping, ghost, joint
-        from dpx.clipping.separate import check_separate
+    require(method in ("ghost", "book_keeping"), f"clipping={method}", "no such method", "Use book_keeping, ghost or vmap")
+    options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
+    program = traced(losses_fn, params, batch, options, examples, frozen)
+    if frozen is not None:
+        reach.check_program(program)
+    return _by_records(losses_fn, program, weights, units, method, checked)
 
-        options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
-        program = traced(losses_fn, params, batch, options, examples, frozen)
-        if frozen is not None:
-            reach.check_program(program)
-        clip = (ghost if method == "ghost" else book_keeping).clipped_sum
-        norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
-        if checked:
-            check_separate(losses_fn, program, norms_of_uses)
-        return clip(program, norms_of_uses, weights, units)
-    raise Refused(f"clipping={method}", "no such method", "Use book_keeping, ghost or vmap")
+
+def _by_records(losses_fn: LossesFn, program: Any, weights: Weights, units: Units, method: str, checked: bool) -> ClippedSum:
+    """From what the ops of a traced loss leave behind."""
+    from dpx.clipping import book_keeping, ghost, joint
+    from dpx.clipping.separate import check_separate
+
+    norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
+    if checked:
+        check_separate(losses_fn, program, norms_of_uses)
+    return (ghost if method == "ghost" else book_keeping).clipped_sum(program, norms_of_uses, weights, units)
 
 
 def plain_sum(

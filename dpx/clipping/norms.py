@@ -27,6 +27,11 @@ def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def rows(weights_B: Array, x: Array) -> Array:
+    """Each example's rows times its weight, in float32 or wider."""
+    return at_least_float32(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))
+
+
 def product(equation: str, a: Array, b: Array) -> Array:
     """An einsum that accumulates and returns float32 or wider, at full precision on every device."""
     accumulated = jnp.promote_types(jnp.result_type(a, b), jnp.float32)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from dpx.clipping import forms, norms
 from dpx.clipping.forms import Form
 from dpx.declaration import Refused
 
@@ -134,3 +135,18 @@ class Op:
     def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
         """Whether all that a unit's sum is made from is finite, its norm being so or not."""
         return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
+
+
+class Formed(Op):
+    """An op whose record is the per-example gradient itself, by leaf: parameters so small that this costs nothing."""
+
+    norm_sees_all = True
+
+    def squared_norm(self, leaves, record):
+        return (sum(norms.squares(leaf) for leaf in record.values()),)
+
+    def weighted_sum(self, leaves, record, weights):
+        return jax.tree.map(lambda leaf: jnp.tensordot(weights[0], leaf, 1, precision="highest"), record)
+
+    def gradients(self, shapes, record):
+        return {name: forms.Whole(leaf) for name, leaf in record.items()}

@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
 from dpx.clipping.op import Op
-from dpx.declaration import Refused
+from dpx.declaration import Refused, require
 from dpx.parameter_path import path_name
 
 ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=vmap"
@@ -105,6 +105,11 @@ def is_probed(leaf: Any) -> bool:
 def session_of(params: Any) -> Session | None:
     """The session of wrapped parameters; None where all are bare."""
     return next((leaf.session for leaf in jax.tree.leaves(params, is_leaf=is_probed) if is_probed(leaf)), None)
+
+
+def check(parameter: Any, condition: bool, value: str, reason: str, fix: str) -> None:
+    """Raises `Refused` unless `condition`, where the parameter is wrapped: bare ones may do whatever jax has a meaning for."""
+    require(condition or session_of(parameter) is None, value, reason, fix)
 
 
 def wrap(params: Any, session: Session) -> Any:

@@ -18,7 +18,7 @@ from jax.extend.core import primitives
 from jaxtyping import Array
 
 from dpx.clipping import forms, norms
-from dpx.clipping.ops import rows
+from dpx.clipping.norms import rows
 from dpx.clipping.probes import Op
 
 VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, primitives.convert_element_type_p, primitives.slice_p)

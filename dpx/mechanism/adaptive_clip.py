@@ -28,7 +28,6 @@ class AdaptiveClip(Clip):
     it, so `count_noise_multiplier` is the noise's deviation over a sensitivity of 1/2 (the paper's sigma_b is half of it).
     """
 
-    clipping_norm: float
     target_quantile: float = 0.5
     learning_rate: float = 0.2
     count_noise_multiplier: float = 20.0

@@ -18,6 +18,7 @@ from dpx.randomness import RootSecret
 Weights = Callable[[Any], Any]
 
 
+@declaration
 class Clip:
     """A clip whose norm stays what was declared. State is `None`."""
 
@@ -25,9 +26,8 @@ class Clip:
 
         @property
         def kind(self) -> str: ...
-        @property
-        def clipping_norm(self) -> float: ...
 
+    clipping_norm: float
     # Whether the norm moves with what examples say, through a noisy count released beside each sum.
     is_adaptive: ClassVar[bool] = False
 
@@ -77,7 +77,6 @@ class Clip:
 class Flat(Clip):
     """clip(g) = g * min(1, C / ||g||), over the whole parameter vector."""
 
-    clipping_norm: float
     kind: Literal["flat"] = "flat"
 
     def weights(self, limit: Any) -> Weights:
@@ -88,7 +87,6 @@ class Flat(Clip):
 class Normalised(Clip):
     """clip(g) = C * g / (||g|| + stability): every example weighs nearly C (Bu et al. 2023, AUTO-S)."""
 
-    clipping_norm: float
     stability: float = 0.01
     kind: Literal["normalised"] = "normalised"
 
@@ -104,7 +102,6 @@ class Normalised(Clip):
 class PerLayer(Clip):
     """Each group of parameters (a layer, the embeddings, a head) clipped by itself to C / sqrt(groups); the whole has norm at most C."""
 
-    clipping_norm: float
     kind: Literal["per_layer"] = "per_layer"
 
     def weights(self, limit: Any) -> Weights:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import forms, norms
-from dpx.clipping.ops import Tie, is_in, rows
+from dpx.clipping.norms import rows
 from dpx.clipping.probes import Op, Session, apply
+from dpx.clipping.table_ops import Tie, is_in
 
 F32 = jnp.float32
 

@@ -20,7 +20,8 @@ from jax import lax
 from jaxtyping import Array
 
 from dpx.clipping import norms
-from dpx.clipping.ops import form_of, rows
+from dpx.clipping.norms import rows
+from dpx.clipping.ops import form_of
 from dpx.clipping.probes import Op, Session, is_probed
 from dpx.models import lora
 from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled

@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "ids kept in the cotangent's type",
-        "dpx/clipping/ops.py",
+        "dpx/clipping/table_ops.py",
         '{"id": id_BT.astype(F32), "g"',
         '{"id": id_BT.astype(cotangent.dtype), "g"',
         "tests/clipping/test_narrow_and_infinite.py::test_ids_past_256_are_told_apart_in_bfloat16[book_keeping]",

@@ -3,14 +3,12 @@
 Each test goes through the job itself, and looks at what was drawn by watching root secrets: whoever draws is charged.
 """
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 import dpx
 from dpx import config, recipes
@@ -24,15 +22,11 @@ from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
 
 from ..privacy.unchained import unchain
-from ..training.sharing import shared_programs
+from ..training.sharing import run_job, shared_programs
 
 STEPS = 8
 PLAIN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
 PLAIN += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
-
-
-class Killed(Exception):
-    """Stands for a SIGKILL before a chosen step."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,18 +59,7 @@ def drawn(monkeypatch) -> set[tuple[bytes, int]]:
 def train(data: Path, path: Path, *overrides: str, fork: str | None = None, every: int = 2, until: int | None = None) -> dict:
     """Runs the job in `path`, killed before step `until`; the statement it leaves."""
     cfg = recipes.compose([*PLAIN, f"data.directory={data}", f"schedule.checkpoint_every={every}", *overrides])
-    experiment, job = config.build(cfg)
-    folder = RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), fork)
-    whole = loop.one_step
-
-    def mortal(*arguments):
-        if arguments[-2] == until:
-            raise Killed
-        return whole(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(loop, "one_step", mortal)
-        job(experiment, folder)
+    run_job(cfg, path, fork, until)
     return claim_of(path)
 
 

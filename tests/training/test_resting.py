@@ -1,6 +1,5 @@
 """Runs in which only some parameters are trained: what rests stays as it was drawn, through restarts, forks and fresh noise."""
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from orbax.checkpoint import v1 as ocp
 
 import dpx
@@ -17,7 +15,9 @@ from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate
 from dpx.parameter_path import path_name
 from dpx.run_folder import RunFolder
-from dpx.training import loop, resting
+from dpx.training import resting
+
+from .sharing import run_job
 
 PLAIN = ["model=micro", "model.layers=3", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
 PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
@@ -31,10 +31,6 @@ TRAINED = {
 }
 
 
-class Killed(Exception):
-    """Stands for a SIGKILL before a chosen step."""
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("data")
@@ -43,19 +39,7 @@ def data(tmp_path_factory) -> Path:
 def train(data: Path, path: Path, *overrides: str, fork: str | None = None, until: int | None = None) -> dict[str, np.ndarray]:
     """The released parameters by path, of a run in `path`, killed before step `until` (then none)."""
     cfg = recipes.compose([*PLAIN, f"data.directory={data}", "schedule.checkpoint_every=2", *overrides])
-    experiment, job = config.build(cfg)
-    folder, whole = RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), fork), loop.one_step
-
-    def mortal(*arguments):
-        if arguments[-2] == until:
-            raise Killed
-        return whole(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(loop, "one_step", mortal)
-        job(experiment, folder)
-        return by_path(dpx.load(path).params)
-    return {}
+    return by_path(dpx.load(path).params) if run_job(cfg, path, fork, until) else {}
 
 
 def by_path(tree) -> dict[str, np.ndarray]:
