@@ -18,21 +18,42 @@ def record_keys(key: UInt32[Array, "2"], record_B: Int[Array, " B"]) -> UInt32[A
     return jax.vmap(lambda record: jax.random.fold_in(key, record))(record_B)
 
 
-def kept(keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
-    """Which entries survive, `shape` per example; `layer` may be traced (it is scanned over)."""
+def kept(keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float, shape: tuple[int, ...], places: int = 0) -> Bool[Array, "B ..."]:
+    """Which entries survive, `shape` per example; `layer` may be traced (it is scanned over).
 
-    def one(key):
+    Each place along the first `places` axes has a key of its own. An entry depends on where it is, and on no size but those behind the
+    first axis without keys: a text's masks are the same whatever it is padded to.
+    """
+
+    def entries(key, shape, places):
+        if places:
+            return jax.vmap(lambda place: entries(jax.random.fold_in(key, place), shape[1:], places - 1))(jnp.arange(shape[0]))
         # The type of p decides how many bits are drawn: float32 whatever the default is.
-        return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, layer + 1), site), jnp.float32(1.0 - rate), shape)
+        return jax.random.bernoulli(key, jnp.float32(1.0 - rate), shape)
 
-    return jax.vmap(one)(keys_B)
+    return jax.vmap(lambda key: entries(jax.random.fold_in(jax.random.fold_in(key, layer + 1), site), shape, places))(keys_B)
 
 
-def dropout(x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float) -> Float[Array, "B ..."]:
-    """Inverted dropout; the identity, at no cost, without keys or at rate 0."""
+def dropout(
+    x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float, places: int = 0
+) -> Float[Array, "B ..."]:
+    """Inverted dropout; the identity, at no cost, without keys or at rate 0. `places` as in `kept`."""
     if keys_B is None or rate == 0.0:
         return x
-    return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:]), x / (1.0 - rate), 0).astype(x.dtype)
+    return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:], places), x / (1.0 - rate), 0).astype(x.dtype)
+
+
+def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float, length: Array) -> Array:
+    """Dropout of what tokens hold, [B,T,H]; with `length` [B,C] the tokens of C texts side by side."""
+    if keys_B is None or rate == 0.0 or length.ndim == 1:
+        return dropout(x_BTH, keys_B, layer, site, rate)
+    by_text = x_BTH.reshape(*length.shape, -1, x_BTH.shape[-1])
+    return dropout(by_text, keys_B, layer, site, rate, places=1).reshape(x_BTH.shape)
+
+
+def of_probabilities(probs: Array, keys_B: UInt32[Array, "B 2"] | None, layer, rate: float) -> Array:
+    """Dropout of attention, [B,N,T,S] or [B,C,N,T,S]: a key for each head and query."""
+    return dropout(probs, keys_B, layer, ATTENTION, rate, places=probs.ndim - 2)
 
 
 def of_head(x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, model: Model, site: int) -> Float[Array, "B ..."]:

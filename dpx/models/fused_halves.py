@@ -36,10 +36,10 @@ class Place(NamedTuple):
     keys_B: Array | None
 
     def dropped(self, x: Array, site: int) -> Array:
-        return drop.dropout(x, self.keys_B, self.layer, site, self.model.dropout)
+        return drop.of_tokens(x, self.keys_B, self.layer, site, self.model.dropout, self.length)
 
     def dropped_probabilities(self, probs: Array) -> Array:
-        return self.dropped(probs, drop.ATTENTION)
+        return drop.of_probabilities(probs, self.keys_B, self.layer, self.model.dropout)
 
 
 class Order(NamedTuple):

@@ -83,7 +83,7 @@ class Embeddings(nn.Module):
             x_BTH = x_BTH + ops.small_lookup(segment_SH, jnp.minimum(segment_BT, model.segments - 1), wide)
         x_BTH = in_compute_dtype(x_BTH, model)
         x_BTH = x_BTH if model.causal else LayerNorm(model, name="norm")(x_BTH)
-        return drop.dropout(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout), word_VH
+        return drop.of_tokens(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout, length), word_VH
 
 
 class Layer(nn.Module):
@@ -104,11 +104,14 @@ class Layer(nn.Module):
             return adapted(Dense(model, features, spread=spread, name=name)(x), x, lora, name)
 
         def dropped(x: Array, site: int) -> Array:
-            return drop.dropout(x, keys_B, layer, site, model.dropout)
+            return drop.of_tokens(x, keys_B, layer, site, model.dropout, length)
+
+        def dropped_probabilities(probs: Array) -> Array:
+            return drop.of_probabilities(probs, keys_B, layer, model.dropout)
 
         def attended(x_BTH: Array) -> Array:
             qkv_BT3H = projected(x_BTH, "qkv", 3 * model.width)
-            context_BTH = attend(qkv_BT3H, length, model.heads, lambda probs: dropped(probs, drop.ATTENTION), model.causal)
+            context_BTH = attend(qkv_BT3H, length, model.heads, dropped_probabilities, model.causal)
             return dropped(projected(context_BTH, "attention_out", model.width, spread), drop.ATTENTION_OUT)
 
         def fed_forward(x_BTH: Array) -> Array:

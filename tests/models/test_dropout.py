@@ -1,11 +1,13 @@
 """Dropout keeps the mean, drops the rate it is given, and depends on record, layer and place alone."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.models.dropout import dropout, record_keys
+from dpx.models.dropout import dropout, of_probabilities, of_tokens, record_keys
 
 KEY = jnp.asarray([0, 1], jnp.uint32)
 RECORD_B = jnp.asarray([3, 8])
@@ -39,3 +41,20 @@ def test_a_layer_that_is_traced_drops_as_one_that_is_not():
     keys = record_keys(KEY, RECORD_B)
     found = jax.jit(lambda layer: dropout(X, keys, layer, 2, 0.5))(3)
     assert np.array_equal(found, dropout(X, keys, 3, 2, 0.5))
+
+
+@pytest.mark.parametrize("length_B", [jnp.asarray([4, 6]), jnp.asarray([[4, 3], [6, 2]])], ids=["a text", "choices"])
+def test_a_token_drops_the_same_whatever_its_text_is_padded_to(length_B):
+    keys, texts = record_keys(KEY, RECORD_B), length_B.shape[1:]
+
+    def dropped(tokens):
+        hidden = of_tokens(jnp.ones((2, tokens * math.prod(texts), 5)), keys, 0, 1, 0.5, length_B)
+        return hidden.reshape(*length_B.shape, tokens, 5), of_probabilities(jnp.ones((*length_B.shape, 3, tokens, tokens)), keys, 0, 0.5)
+
+    (hidden, probabilities), (longer_hidden, longer_probabilities) = dropped(6), dropped(9)
+    np.testing.assert_array_equal(hidden, longer_hidden[..., :6, :])
+    np.testing.assert_array_equal(probabilities, longer_probabilities[..., :6, :6])
+    # No two texts, heads or queries have one mask.
+    rows = np.asarray(longer_probabilities).reshape(-1, 9)
+    assert len(np.unique(rows, axis=0)) > 0.8 * len(rows)
+    assert not texts or not np.array_equal(hidden[:, 0], hidden[:, 1])
