@@ -26,11 +26,12 @@ COINS = "audit_canaries.json"
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """The coins of all canaries, gradients first, and the texts of the sequences."""
+    """The coins of all canaries, gradients first, and the texts of the sequences, with their labels where rows have labels."""
 
     gradients: int
     is_in_M: Bool[np.ndarray, " M"]
-    tokens_ST: Int[np.ndarray, "S T"]
+    tokens_ST: Int[np.ndarray, "S ..."]
+    label_S: Int[np.ndarray, " S"] | None = None
 
 
 def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret, fork: str | None) -> Planted:
@@ -40,15 +41,21 @@ def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret
     """
     path = private / COINS
     if not path.exists():
-        if fork is None:
-            drawn = secret.generator("audit_coins").integers(0, 2, audit.count)
-            tokens_ST = canary_tokens(manifest, audit.sequences, secret.generator("audit_canaries"))
-            write_json(path, {"gradients": audit.gradients, "coins": drawn.tolist(), "tokens": tokens_ST.tolist()})
-        else:
-            write_json(path, _of_parent(fork, audit))
+        write_json(path, _drawn(audit, manifest, secret) if fork is None else _of_parent(fork, audit))
     known = json.loads(path.read_text())
-    tokens_ST = np.asarray(known["tokens"], np.int32).reshape(audit.sequences, manifest.sequence_length)
-    return Planted(known["gradients"], np.asarray(known["coins"], bool), tokens_ST)
+    tokens_ST = np.asarray(known["tokens"], np.int32).reshape(audit.sequences, *manifest.schema["tokens"].shape)
+    label_S = np.asarray(known["labels"], np.int32) if "labels" in known else None
+    return Planted(known["gradients"], np.asarray(known["coins"], bool), tokens_ST, label_S)
+
+
+def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str, Any]:
+    """Coins, texts and labels from the root secret, as JSON."""
+    coins, generator = secret.generator("audit_coins").integers(0, 2, audit.count), secret.generator("audit_canaries")
+    tokens_ST = canary_tokens(manifest, audit.sequences, generator)
+    found = {"gradients": audit.gradients, "coins": coins.tolist(), "tokens": tokens_ST.tolist()}
+    if "label" not in manifest.schema:
+        return found
+    return found | {"labels": generator.integers(0, manifest.schema["label"].below, audit.sequences).tolist()}
 
 
 def require_same_audit(fork: str, audit: Any) -> None:
@@ -67,13 +74,13 @@ def _of_parent(fork: str, audit: Canaries) -> dict[str, Any]:
     return known
 
 
-def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator) -> Int[np.ndarray, "S T"]:
-    """[CLS] uniform random ordinary pieces [SEP]: nothing but memory helps to guess them."""
+def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator) -> Int[np.ndarray, "S ..."]:
+    """[CLS] uniform random ordinary pieces [SEP], for every text of a row: nothing but memory helps to guess them."""
     special = (manifest.pad_id, manifest.unk_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
     ordinary = np.setdiff1d(np.arange(manifest.pieces), special)
-    tokens_ST = generator.choice(ordinary, (count, manifest.sequence_length)).astype(np.int32)
-    tokens_ST[:, 0], tokens_ST[:, -1] = manifest.cls_id, manifest.sep_id
-    return tokens_ST
+    tokens = generator.choice(ordinary, (count, *manifest.schema["tokens"].shape)).astype(np.int32)
+    tokens[..., 0], tokens[..., -1] = manifest.cls_id, manifest.sep_id
+    return tokens
 
 
 class WithCanaries(Store):
@@ -91,26 +98,45 @@ class WithCanaries(Store):
     def population(self, privacy: Privacy) -> int:
         return self.first + len(self._planted.is_in_M) * self._each
 
-    def examples(self, split: Any, indices: Any, rows_per_example: int) -> dict[str, np.ndarray]:
-        wanted_n = np.asarray(indices, dtype=np.int64)
-        own_n, place_n = wanted_n[wanted_n < self.first], wanted_n[wanted_n >= self.first] - self.first
+    def examples(self, split: Any, indices: Any, rows_per_example: int, width: int | None = None) -> dict[str, np.ndarray]:
+        own_n, place_n = self._apart(indices)
         place_n = place_n[self._planted.is_in_M[place_n // self._each]]
-        own = self._store.examples(split, own_n, rows_per_example)
+        own = self._store.examples(split, own_n, rows_per_example, width)
         own["canary"] = np.full(own["record"].shape, -1, np.int32)
-        rows = self.canary_rows(place_n // self._each) | {"record": (self._store.manifest.rows[split] + place_n).astype(np.int32)}
+        rows = self.canary_rows(place_n // self._each, width)
+        rows |= {"record": (self._store.manifest.rows[split] + place_n).astype(np.int32)}
         canaries = rows if rows_per_example == 1 else in_units(rows, rows_per_example)
         return {name: np.concatenate([own[name], canaries[name]]) for name in own}
 
-    def canary_rows(self, numbers: Int[np.ndarray, " n"]) -> dict[str, np.ndarray]:
-        """A row of each of these canaries, in or out; that of a gradient canary holds no text."""
-        manifest, planted = self.manifest, self._planted
-        tokens = np.full((len(numbers), manifest.sequence_length), manifest.pad_id, np.int32)
-        tokens[:, 0], tokens[:, 1] = manifest.cls_id, manifest.sep_id
+    def lengths(self, split: Any, indices: Any, rows_per_example: int) -> Int[np.ndarray, " n"]:
+        own_n, place_n = self._apart(indices)
+        is_own_n, longest_n = np.asarray(indices) < self.first, np.zeros(len(indices), np.int32)
+        longest_n[is_own_n] = self._store.lengths(split, own_n, rows_per_example)
+        longest_n[~is_own_n] = np.where(place_n // self._each < self._planted.gradients, 2, self.manifest.sequence_length)
+        return longest_n
+
+    def _apart(self, indices: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The store's own among what is asked for, and the places of canaries."""
+        wanted_n = np.asarray(indices, dtype=np.int64)
+        return wanted_n[wanted_n < self.first], wanted_n[wanted_n >= self.first] - self.first
+
+    def canary_rows(self, numbers: Int[np.ndarray, " n"], width: int | None = None) -> dict[str, np.ndarray]:
+        """A row of each of these canaries, in or out, of the columns of all rows; that of a gradient canary holds no text."""
+        manifest, planted, schema = self.manifest, self._planted, self.manifest.schema
+        rows = {name: np.zeros((len(numbers), *column.shape), column.read_as) for name, column in schema.items()}
         is_text = numbers >= planted.gradients
-        tokens[is_text] = planted.tokens_ST[numbers[is_text] - planted.gradients]
-        length = np.where(is_text, manifest.sequence_length, 2).astype(np.int32)
-        one_segment = {"segment_start": length, "length": length, "is_next": np.zeros_like(length), "record": np.zeros_like(length)}
-        return {"tokens": tokens, **one_segment, "canary": np.where(is_text, -1, numbers).astype(np.int32)}
+        sequences = numbers[is_text] - planted.gradients
+        tokens = rows["tokens"]
+        tokens[:] = manifest.pad_id
+        tokens[..., 0], tokens[..., 1] = manifest.cls_id, manifest.sep_id
+        tokens[is_text] = planted.tokens_ST[sequences]
+        for name in ("length", "segment_start"):
+            rows[name][:], rows[name][is_text] = 2, manifest.sequence_length
+        if planted.label_S is not None:
+            rows["label"][is_text] = planted.label_S[sequences]
+        rows["tokens"] = tokens[..., :width]
+        own = {"record": np.zeros(len(numbers), np.int32), "canary": np.where(is_text, -1, numbers).astype(np.int32)}
+        return rows | own
 
 
 def in_units(rows: dict[str, np.ndarray], rows_per_example: int) -> dict[str, np.ndarray]:

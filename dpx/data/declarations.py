@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Privacy
 
@@ -25,15 +26,24 @@ class Vocabulary:
         )
 
 
+class _RunningText:
+    """What every source of running text gives."""
+
+    def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
+        """Marked texts and, of pairs, whether the second truly follows the first."""
+        of_text = texts(sequence_length, vocabulary_size)
+        return of_text | {"is_next": classes(2)} if is_paired else of_text
+
+
 @declaration
-class Embedded:
+class Embedded(_RunningText):
     """English text found on every machine that installed the project: documentation of Python and of the dependencies."""
 
     kind: Literal["embedded"] = "embedded"
 
 
 @declaration
-class TextFiles:
+class TextFiles(_RunningText):
     """The user's `.txt[.gz]` (one document a file, or a line with `document_per="line"`) and `.jsonl[.gz]` files (one a line).
 
     `paths` are files, folders and patterns such as `texts/*.txt`, or one of them. `unit_field` names the `.jsonl` field that says whose
@@ -48,7 +58,7 @@ class TextFiles:
 
 
 @declaration
-class Synthetic:
+class Synthetic(_RunningText):
     """Documents of a known Markov process over `states` words, whose best possible masked-token loss can be computed."""
 
     documents: int
@@ -66,7 +76,47 @@ class Synthetic:
 
 
 @declaration
-class Hub:
+class SyntheticLabels:
+    """Short labelled texts of made-up words, `shortest` to `longest` of them.
+
+    The `states` words fall in as many groups as there are `labels`, in this order; half of a text's words are of its label's group and
+    the others of any, so a text of w words tells its label but for a chance that falls with w. Every label is as likely.
+    """
+
+    examples: int
+    labels: Sequence[str]
+    shortest: int = 3
+    longest: int = 24
+    states: int = 64
+    seed: int = 0
+    kind: Literal["synthetic_labels"] = "synthetic_labels"
+
+    def __post_init__(self) -> None:
+        require(self.examples > 0, f"data.source.examples={self.examples}", "an empty corpus", "Use 1 or more")
+        require_labels(self.labels)
+        require(
+            1 <= self.shortest <= self.longest,
+            f"data.source.shortest={self.shortest}, longest={self.longest}",
+            "no text has so many words",
+            "Use 1 <= shortest <= longest",
+        )
+        count = len(self.labels)
+        require(self.states >= count, f"data.source.states={self.states}", f"{count} labels need a word each", f"Use {count} or more")
+
+    def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
+        """Marked texts and their labels."""
+        return texts(sequence_length, vocabulary_size) | {"label": classes(len(self.labels))}
+
+
+def require_labels(labels: Sequence[str]) -> None:
+    """Raises `Refused` for a list of labels that tells nothing apart."""
+    value = f"data.source.labels=[{', '.join(labels)}]"
+    require(len(labels) >= 2, value, "nothing to tell apart", "Declare 2 labels or more")
+    require(len(set(labels)) == len(labels), value, "a label stands twice", "Declare each label once")
+
+
+@declaration
+class Hub(_RunningText):
     """Corpora through the `datasets` library; local paths work too.
 
     Each has `name` and, where needed, `config`, `split` (train), `text_field` (text), `unit_field` and `revision`.
@@ -91,7 +141,7 @@ class RandomRows:
     kind: Literal["random"] = "random"
 
 
-Source = Embedded | TextFiles | Synthetic | Hub | RandomRows
+Source = Embedded | TextFiles | Synthetic | SyntheticLabels | Hub | RandomRows
 
 
 @declaration
@@ -140,6 +190,25 @@ class Data:
             "a corpus holds at least one row",
             "Give a positive count",
         )
+
+        require(
+            self.pairs == "none" or not self.labels,
+            f"data.pairs={self.pairs} with data={self.name}",
+            "labelled texts are rows as they come, alone or in pairs of their own",
+            "Use data.pairs=none",
+        )
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The declared labels, by number; none of running text."""
+        return getattr(self.source, "labels", ())
+
+    @property
+    def columns(self) -> Schema | None:
+        """What the source gives, as columns of a row; `None` of random rows, which take the form that a task reads."""
+        if isinstance(self.source, RandomRows):
+            return None
+        return self.source.columns(self.sequence_length, self.vocabulary.size, self.pairs != "none")
 
     def require_fits(self, privacy: Privacy) -> None:
         """Raises `Refused` where the unit of privacy cannot be told from this data, or would not own its rows."""

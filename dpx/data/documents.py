@@ -1,11 +1,12 @@
-"""What a source gives: documents one after another, and a fingerprint of its content."""
+"""What a source gives: documents or labelled examples one after another, and a fingerprint of its content."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, TextFiles
+from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
 from dpx.data.declarations import Source as Declared
 from dpx.declaration import Refused
 
@@ -26,11 +27,35 @@ class Document:
         return hashlib.sha256("\n".join(self.paragraphs).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What becomes one row: a text, or a pair of texts that are read together, or several such where one is to be chosen.
+
+    `label` is the place in the declared list of labels, or of the right one among `texts`. Units are named as those of documents.
+    """
+
+    texts: tuple[tuple[str, ...], ...]
+    label: int
+    unit_id: str | None = None
+
+    @property
+    def paragraphs(self) -> tuple[str, ...]:
+        return tuple(segment for text in self.texts for segment in text)
+
+    def content(self) -> str:
+        """128-bit hash of label and texts, each framed, as 32 hexadecimal digits."""
+        framed = json.dumps([self.label, self.texts])
+        return hashlib.sha256(framed.encode()).hexdigest()[:32]
+
+
 @runtime_checkable
 class Source(Protocol):
-    """Re-readable documents: preparation passes over them once, or twice when it fits a vocabulary."""
+    """Re-readable records: preparation passes over them once, or twice when it fits a vocabulary.
 
-    def documents(self) -> Iterator[Document]: ...
+    They are documents, which are cut into rows, or examples, each of which is one; `columns` of the declaration says what rows hold.
+    """
+
+    def documents(self) -> Iterator[Document] | Iterator[Example]: ...
 
     def fingerprint(self) -> str: ...
 
@@ -50,6 +75,10 @@ def open_source(declared: Declared) -> Source:
             from dpx.data.synthetic import SyntheticSource
 
             return SyntheticSource(declared)
+        case SyntheticLabels():
+            from dpx.data.synthetic_labels import SyntheticLabelsSource
+
+            return SyntheticLabelsSource(declared)
         case Hub():
             from dpx.data.hub import HubSource
 

@@ -23,6 +23,7 @@ from dpx.data.declarations import Data
 from dpx.data.documents import Source, open_source
 from dpx.data.keyed import SPLITS, KeyedHash, Split
 from dpx.data.rows import RowCutter, UnitDocument
+from dpx.data.schema import Schema, as_json
 from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
 from dpx.data.vocabulary import SpecialIds, fit, read, special_ids
 from dpx.data.writer import HashedFile, SplitWriter
@@ -32,8 +33,8 @@ from dpx.privacy.declarations import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
-# The code that decides what rows hold; editing it prepares anew.
-_CODE = "english embedded text_files synthetic hub documents sentences keyed pairs rows vocabulary writer store prepare".split()
+# Raised whenever the same text under the same settings comes to other rows: what was prepared before is then prepared anew.
+FORMAT = 1
 
 
 def say_stage(name: str, documents: int) -> None:
@@ -81,7 +82,9 @@ class _Preparation:
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
         pieces = self._pieces()
         special = special_ids(pieces)
-        writers: dict[Split, SplitWriter] = {split: self._writer(split, special) for split in SPLITS}
+        columns = self._data.columns
+        assert columns is not None
+        writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in SPLITS}
         with ExitStack() as opened:
             for writer in writers.values():
                 opened.callback(writer.release)
@@ -94,6 +97,7 @@ class _Preparation:
             key=key,
             rows={split: writer.row_count for split, writer in writers.items()},
             units={split: writer.unit_count for split, writer in writers.items()},
+            columns=as_json(columns),
             sequence_length=data.sequence_length,
             vocabulary_size=data.vocabulary.size,
             vocabulary_source="protected" if data.vocabulary.fit_on == "protected" else "file" if data.vocabulary.path else "public_split",
@@ -121,14 +125,14 @@ class _Preparation:
                 seen.add(int(content, 16))
             unit_id = content if document.unit_id is None else document.unit_id
             split = self._keyed.split(unit_id, public_fraction=self._data.public_fraction, heldout_fraction=self._data.heldout_fraction)
-            yield split, UnitDocument(unit_id, content, document.paragraphs)
+            yield split, UnitDocument(unit_id, content, document)
 
     def _pieces(self) -> list[str]:
         vocabulary = self._data.vocabulary
         if vocabulary.path is not None:
             return read(Path(vocabulary.path), vocabulary.size)
         fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
-        texts = (document.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
+        texts = (document.read.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
         try:
             return fit(chain.from_iterable(texts), vocabulary.size)
         except Refused:
@@ -144,16 +148,10 @@ class _Preparation:
             "Add documents, or set data.source.document_per=line for text with a document a line",
         )
 
-    def _writer(self, split: Split, special: SpecialIds) -> SplitWriter:
+    def _writer(self, split: Split, schema: Schema) -> SplitWriter:
         is_capped = split == "protected" and self._privacy.unit != "row"
-        return SplitWriter(
-            self._folder,
-            split,
-            sequence_length=self._data.sequence_length,
-            vocabulary_size=self._data.vocabulary.size,
-            special=special,
-            limit=self._privacy.rows_per_unit_max if is_capped else None,
-        )
+        limit = self._privacy.rows_per_unit_max if is_capped else None
+        return SplitWriter(self._folder, split, schema=schema, vocabulary_size=self._data.vocabulary.size, limit=limit)
 
     def _write_rows(self, pieces: list[str], writers: dict[Split, SplitWriter]) -> None:
         numbers: dict[str, int] = {}  # stays empty where every document is a unit of its own
@@ -198,14 +196,13 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     declared["source"].pop("paths", None)
     declared["vocabulary"].pop("path")
     vocabulary = Path(data.vocabulary.path) if data.vocabulary.path else None
-    code = hashlib.sha256(b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in _CODE))
     return {
         "data": json.loads(json.dumps(declared, default=list)),
         "unit": privacy.unit,
         "rows_per_unit_max": privacy.rows_per_unit_max,
         "source": source.fingerprint(),
         "vocabulary": hashlib.sha256(vocabulary.read_bytes()).hexdigest() if vocabulary and vocabulary.is_file() else None,
-        "code": code.hexdigest(),
+        "format": FORMAT,
         "tokenizers": metadata.version("tokenizers"),
     }
 

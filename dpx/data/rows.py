@@ -1,24 +1,37 @@
-"""Documents to token rows: sentences, WordPiece ids, segment pairs."""
+"""Documents and examples to rows: sentences, WordPiece ids, segment pairs, marks.
+
+Shape legend: n rows of one document, C texts of an example, T positions of a text.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dpx.data.declarations import Data
+from dpx.data.documents import Document, Example
 from dpx.data.keyed import KeyedHash, Split
 from dpx.data.pairs import Row, Tokens, paired_rows, single_rows
+from dpx.data.schema import Columns
 from dpx.data.sentences import split_sentences
-from dpx.data.vocabulary import tokenizer_of
+from dpx.data.vocabulary import special_ids, tokenizer_of
 
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, little enough to forget
 
 
 @dataclass(frozen=True, slots=True)
 class UnitDocument:
-    """A document, the unit it belongs to, and the hash of its content."""
+    """A document or an example, the unit it belongs to, and the hash of its content."""
 
     unit_id: str
     content: str
-    paragraphs: tuple[str, ...]
+    read: Document | Example
+
+    def pieces(self) -> list[str]:
+        """What is tokenized by itself: a document's sentences, an example's segments."""
+        if isinstance(self.read, Example):
+            return list(self.read.paragraphs)
+        return [one for paragraph in self.read.paragraphs for one in split_sentences(paragraph)]
 
 
 class RowCutter:
@@ -26,19 +39,23 @@ class RowCutter:
 
     def __init__(self, data: Data, keyed: KeyedHash, pieces: list[str]):
         self._data, self._keyed = data, keyed
-        self._tokenizer = tokenizer_of(pieces)
+        self._tokenizer, self._special, self._schema = tokenizer_of(pieces), special_ids(pieces), data.columns or {}
         self._last: dict[Split, Sequence[Tokens]] = {}
 
-    def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, list[Row]]]:
+    def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
+        """Each document's rows, columns of the data's schema [n, ...]."""
         for block in _blocks(documents):
-            for (split, document), sentences in zip(block, self._tokens(block), strict=True):
-                yield split, document, self._rows(split, document, sentences)
+            for (split, document), pieces in zip(block, self._tokens(block), strict=True):
+                if isinstance(document.read, Example):
+                    yield split, document, self._example(document.read, pieces)
+                else:
+                    yield split, document, self._columns(self._rows(split, document, pieces))
 
     def _tokens(self, block: list[tuple[Split, UnitDocument]]) -> Iterator[list[Tokens]]:
-        """Sentences of each document as token ids; every sentence of the block goes to the tokenizer's threads together."""
-        sentences = [[one for paragraph in document.paragraphs for one in split_sentences(paragraph)] for _, document in block]
-        encodings = iter(self._tokenizer.encode_batch_fast([one for document in sentences for one in document], add_special_tokens=False))
-        for document in sentences:
+        """Pieces of each document as token ids; every piece of the block goes to the tokenizer's threads together."""
+        pieces = [document.pieces() for _, document in block]
+        encodings = iter(self._tokenizer.encode_batch_fast([one for document in pieces for one in document], add_special_tokens=False))
+        for document in pieces:
             yield [next(encodings).ids for _ in document]
 
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:
@@ -54,13 +71,49 @@ class RowCutter:
         room = data.sequence_length - 3
         return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
 
+    def _columns(self, rows: list[Row]) -> Columns:
+        """Rows of running text, marked."""
+        columns = self._marked([(row.first, row.second) for row in rows])
+        return columns | {"is_next": np.array([row.is_next for row in rows], np.int32)} if "is_next" in self._schema else columns
+
+    def _example(self, example: Example, segments: list[Tokens]) -> Columns:
+        """One row: the texts, each cut to fit, and the label."""
+        taken = iter(segments)
+        texts = [(next(taken), next(taken) if len(text) > 1 else []) for text in example.texts]
+        marked = self._marked([_fitted(*text, self._data.sequence_length) for text in texts])
+        one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
+        return one | {"label": np.array([example.label], np.int32)}
+
+    def _marked(self, texts: list[tuple[Tokens, Tokens]]) -> Columns:
+        """`tokens` [n,T]: [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding; `segment_start`, `length` [n]."""
+        special = self._special
+        tokens = np.full((len(texts), self._data.sequence_length), special.pad_id, np.int32)
+        places = np.zeros((2, len(texts)), np.int32)
+        for number, (first, second) in enumerate(texts):
+            row = [special.cls_id, *first, special.sep_id]
+            places[0, number] = len(row)
+            row += [*second, special.sep_id] if second else []
+            places[1, number] = len(row)
+            tokens[number, : len(row)] = row
+        return {"tokens": tokens, "segment_start": places[0], "length": places[1]}
+
+
+def _fitted(first: Tokens, second: Tokens, sequence_length: int) -> tuple[Tokens, Tokens]:
+    """Both segments with their marks in `sequence_length` positions: the longer one loses its end first (Devlin et al. 2019)."""
+    room = sequence_length - (3 if second else 2)
+    if len(first) + len(second) <= room:
+        return first, second
+    of_shorter = min(len(first), len(second), room // 2)
+    of_longer = room - of_shorter
+    return (first[:of_longer], second[:of_shorter]) if len(first) >= len(second) else (first[:of_shorter], second[:of_longer])
+
 
 def _blocks(documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[list[tuple[Split, UnitDocument]]]:
     block: list[tuple[Split, UnitDocument]] = []
     characters = 0
     for split, document in documents:
         block.append((split, document))
-        characters += sum(map(len, document.paragraphs))
+        characters += sum(map(len, document.read.paragraphs))
         if characters >= _BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0

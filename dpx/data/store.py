@@ -1,6 +1,6 @@
-"""Prepared rows on disk: fixed-length token rows and their marks, memory-mapped, read by record in O(1).
+"""Prepared rows on disk: the columns of one schema, memory-mapped, read by record in O(1).
 
-A store is a folder: per split `<split>.tokens` (uint16, or uint32 above 65,536 pieces) and four small arrays beside it,
+A store is a folder: per split an array `<split>.<column>` for each column of the manifest's schema, `<split>.unit` (whose each row is),
 `<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which names the SHA-256 of every file.
 
 The rows of one unit of the protected split follow one another, so a unit is found by halving, without an index in memory.
@@ -13,6 +13,7 @@ import json
 import mmap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from dpx.data.keyed import SPLITS, Split
+from dpx.data.schema import Column, Schema, from_json
 from dpx.declaration import Refused, require
 from dpx.durable import write_durably
 from dpx.privacy.declarations import Privacy
@@ -30,20 +32,23 @@ VOCABULARY = "vocabulary.txt"
 HASHED_BYTES = 4 * 2**30
 # Above this, reading ahead around each record fetches hundreds of pages for one: 8 s against 0.03 s for 2,048 of 346M rows.
 _READ_AHEAD_BYTES = 2**30
+# Examples whose rows are looked up together where only their lengths are asked for.
+_LENGTHS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a store holds. `checksum` covers every array, the form of the rows and what privacy was promised of them.
 
-    `vocabulary_size` is the declared size of the embedding table; `pieces` the ids in use. `most_frequent_public_token_id` is
-    counted over the rows of the public split, special tokens apart (None where that split is empty). `documents_per_row`
-    is 2 where false pairs take their second segment from another document.
+    `columns` is the schema of the rows, as JSON (`dpx.data.schema`). `vocabulary_size` is the declared size of the embedding table;
+    `pieces` the ids in use. `most_frequent_public_token_id` is counted over the rows of the public split, special tokens apart (None
+    where that split is empty). `documents_per_row` is 2 where false pairs take their second segment from another document.
     """
 
     key: str
     rows: dict[str, int]
     units: dict[str, int]
+    columns: dict[str, Any]
     sequence_length: int
     vocabulary_size: int
     vocabulary_source: Literal["public_split", "file", "protected"]
@@ -60,6 +65,10 @@ class Manifest:
     settings: dict[str, Any]
     files: dict[str, dict[str, Any]]
     checksum: str = ""
+
+    @cached_property
+    def schema(self) -> Schema:
+        return from_json(self.columns)
 
     def with_checksum(self) -> "Manifest":
         """This manifest, `checksum` filled in; what only says where the content came from is left out of it."""
@@ -88,11 +97,8 @@ def _shallow(manifest: Manifest) -> dict[str, Any]:
     return {field.name: getattr(manifest, field.name) for field in fields(manifest)}
 
 
-def column_types(vocabulary_size: int) -> dict[str, np.dtype]:
-    """Element type of each array of a split; `tokens` alone has T elements a row."""
-    tokens = np.uint16 if vocabulary_size <= 2**16 else np.uint32
-    types = {"tokens": tokens, "segment_start": np.uint16, "length": np.uint16, "is_next": np.uint8, "unit": np.uint32}
-    return {name: np.dtype(kind).newbyteorder("<") for name, kind in types.items()}
+# Whose a row is, by the place of the unit's id; no part of the row.
+UNIT = Column("uint32")
 
 
 class Store:
@@ -103,26 +109,31 @@ class Store:
         self.manifest = manifest
         self._columns = {split: self._opened(split) for split in SPLITS}
 
-    def rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> dict[str, np.ndarray]:
+    def rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], width: int | None = None) -> dict[str, np.ndarray]:
         """The rows asked for, in that order; work and memory grow with n alone.
 
-        `tokens` int32[n, T]: [CLS] A [SEP] B [SEP] and padding. `segment_start`, `length`, `is_next`, `record` int32[n]: the
-        position of B's first token (= length where there is no B), tokens before padding, 1 where B truly follows A, and
-        the index asked for. Raises `IndexError` outside [0, N).
+        Every column of the manifest's schema as int32 (or float32) [n, ...], and `record` int32[n], the index asked for. Of texts the
+        first `width` positions, all where it is `None`. Raises `IndexError` outside [0, N).
         """
         wanted_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.rows[split]
         if wanted_n.size and (wanted_n.min() < 0 or wanted_n.max() >= count):
             raise IndexError(f"{split} holds records 0 to {count - 1}, asked for {wanted_n.min()} to {wanted_n.max()}")
-        columns = self._columns[split]
-        found = {name: columns[name][wanted_n].astype(np.int32) for name in ("tokens", "segment_start", "length", "is_next")}
+        found = {name: self._read(split, name, wanted_n, width) for name in self.manifest.schema}
         return {**found, "record": wanted_n.astype(np.int32)}
+
+    def _read(self, split: Split, name: str, wanted_n: np.ndarray, width: int | None = None) -> np.ndarray:
+        column = self.manifest.schema[name]
+        values = self._columns[split][name][wanted_n]
+        return (values[..., :width] if column.is_text else values).astype(column.read_as)
 
     def population(self, privacy: Privacy) -> int:
         """How many protected things (rows, or whole units) a step draws from."""
         return privacy.population(self.manifest)
 
-    def examples(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int) -> dict[str, np.ndarray]:
+    def examples(
+        self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int, width: int | None = None
+    ) -> dict[str, np.ndarray]:
         """What a step draws: rows as `rows` gives them, or, for `rows_per_example` R above 1, whole units.
 
         Of units `indices` are numbers below `units[split]`, every field is [n, R, ...], and `is_padding` bool[n, R] is true where a
@@ -130,7 +141,34 @@ class Store:
         a unit has more than R rows (the store was prepared under another cap).
         """
         if rows_per_example == 1:
-            return self.rows(split, indices)
+            return self.rows(split, indices, width)
+        row_nR, is_padding_nR = self._rows_of_units(split, indices, rows_per_example)
+        found = self.rows(split, row_nR[~is_padding_nR], width)
+        filled = {name: np.zeros((*row_nR.shape, *values.shape[1:]), values.dtype) for name, values in found.items()}
+        for name, values in found.items():
+            filled[name][~is_padding_nR] = values
+        return filled | {"is_padding": is_padding_nR}
+
+    def lengths(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int) -> Int[np.ndarray, " n"]:
+        """Tokens of the longest text of each of the `examples` asked for."""
+        wanted_n = np.asarray(indices, dtype=np.int64)
+        longest_n = np.zeros(len(wanted_n), np.int32)
+        for start in range(0, len(wanted_n), _LENGTHS_AT_ONCE):
+            block = slice(start, start + _LENGTHS_AT_ONCE)
+            longest_n[block] = self._lengths(split, wanted_n[block], rows_per_example)
+        return longest_n
+
+    def _lengths(self, split: Split, wanted_n: np.ndarray, rows_per_example: int) -> np.ndarray:
+        if rows_per_example == 1:
+            return self._read(split, "length", wanted_n).reshape(len(wanted_n), -1).max(axis=1)
+        row_nR, is_padding_nR = self._rows_of_units(split, wanted_n, rows_per_example)
+        length = self._read(split, "length", np.where(is_padding_nR, 0, row_nR).ravel()).reshape(*row_nR.shape, -1)
+        return np.where(is_padding_nR, 0, length.max(axis=2)).max(axis=1)
+
+    def _rows_of_units(
+        self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers [n, R] of the rows of these units, and where there is none."""
         units_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.units[split]
         if units_n.size and (units_n.min() < 0 or units_n.max() >= count):
@@ -141,15 +179,7 @@ class Store:
         most = int((end_n - first_n).max(initial=0))
         require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", _AGAIN)
         row_nR = first_n[:, None] + np.arange(rows_per_example)
-        is_padding_nR = row_nR >= end_n[:, None]
-        return self._in_units(split, row_nR, is_padding_nR) | {"is_padding": is_padding_nR}
-
-    def _in_units(self, split: Split, row_nR: np.ndarray, is_padding_nR: np.ndarray) -> dict[str, np.ndarray]:
-        found = self.rows(split, row_nR[~is_padding_nR])
-        filled = {name: np.zeros((*row_nR.shape, *values.shape[1:]), values.dtype) for name, values in found.items()}
-        for name, values in found.items():
-            filled[name][~is_padding_nR] = values
-        return filled
+        return row_nR, row_nR >= end_n[:, None]
 
     def unit_of_rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> Int[np.ndarray, " n"]:
         """Position in `unit_ids(split)` of each row's unit."""
@@ -166,10 +196,10 @@ class Store:
     def _opened(self, split: Split) -> dict[str, np.ndarray]:
         count = self.manifest.rows[split]
         columns = {}
-        for name, kind in column_types(self.manifest.vocabulary_size).items():
-            shape = (count, self.manifest.sequence_length) if name == "tokens" else (count,)
+        for name, column in (self.manifest.schema | {"unit": UNIT}).items():
+            shape = (count, *column.shape)
             path = self.folder / f"{split}.{name}"
-            columns[name] = _mapped(path, kind).reshape(shape) if count else np.zeros(shape, kind)
+            columns[name] = _mapped(path, column.dtype).reshape(shape) if count else np.zeros(shape, column.dtype)
         return columns
 
 

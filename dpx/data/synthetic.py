@@ -24,7 +24,7 @@ class SyntheticSource:
 
     def __init__(self, declared: Synthetic):
         self._declared = declared
-        self._words = words(declared)
+        self._words = words(declared.states, declared.seed)
         self._cumulative_SS = np.cumsum(transition(declared), axis=1)
 
     def fingerprint(self) -> str:
@@ -45,14 +45,14 @@ class SyntheticSource:
         return states
 
 
-def words(declared: Synthetic) -> list[str]:
-    """The word of each state: two syllables or more, all different, in an order drawn from the seed."""
+def words(states: int, seed: int) -> list[str]:
+    """A word for each of `states`: two syllables or more, all different, in an order drawn from the seed."""
     found = [first + second for first in _SYLLABLES for second in _SYLLABLES]
-    while len(found) < declared.states:
+    while len(found) < states:
         found += [word + syllable for word in found for syllable in _SYLLABLES]
     found = list(dict.fromkeys(found))
-    random.Random(f"words {declared.seed}").shuffle(found)
-    return found[: declared.states]
+    random.Random(f"words {seed}").shuffle(found)
+    return found[:states]
 
 
 def transition(declared: Synthetic) -> np.ndarray:

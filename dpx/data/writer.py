@@ -11,9 +11,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dpx.data.keyed import Split
-from dpx.data.pairs import Row
-from dpx.data.store import column_types
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.schema import Columns, Schema, stored
+from dpx.data.store import UNIT
 from dpx.durable import put_in_place
 
 _COPIED_ROWS = 65_536
@@ -51,16 +50,15 @@ class HashedFile:
 
 
 class SplitWriter:
-    """Appends the rows of one split; under a `limit` so many rows are kept of a unit, and they end up one after another.
+    """Appends the rows of one split, columns of one schema; under a `limit` so many are kept of a unit, one after another in the end.
 
     Memory: 16 bytes a unit, and at `finish` 12 bytes a row where some unit came more than once under a limit.
     """
 
-    def __init__(self, folder: Path, split: Split, *, sequence_length: int, vocabulary_size: int, special: SpecialIds, limit: int | None):
-        self._folder, self._split = folder, split
-        self._length, self._special, self._limit = sequence_length, special, limit
-        self._types = column_types(vocabulary_size)
-        self._files = {name: HashedFile(folder / f"{split}.{name}") for name in self._types}
+    def __init__(self, folder: Path, split: Split, *, schema: Schema, vocabulary_size: int, limit: int | None):
+        self._folder, self._split, self._limit = folder, split, limit
+        self._schema, self._kept = schema, schema | {"unit": UNIT}
+        self._files = {name: HashedFile(folder / f"{split}.{name}") for name in self._kept}
         self._unit_file = HashedFile(folder / f"{split}.units.jsonl")
         self._priority_file = HashedFile(folder / f"{split}.priority") if limit is not None else None
         self._units = 0
@@ -78,37 +76,25 @@ class SplitWriter:
         self._units += 1
         return self._units - 1
 
-    def add_document(self, unit: int, rows: list[Row], priority: Callable[[int], int], *, again: bool) -> None:
-        """Appends a document's rows. When there are too many, those of the lowest `priority` (64 bits, by row number) are kept."""
+    def add_document(self, unit: int, rows: Columns, priority: Callable[[int], int], *, again: bool) -> None:
+        """Appends a document's rows. When there are too many, those of the lowest `priority` (64 bits, by row number) are kept.
+
+        Raises `Refused` for rows that are not as the schema says."""
         self._some_unit_came_again |= again
+        rows, count = stored(rows, self._schema, f"{self._split} row {self.row_count}"), len(next(iter(rows.values())))
         priorities: list[int] = []
         if self._limit is not None:
-            ranked = sorted((priority(row), row) for row in range(len(rows)))[: self._limit]
+            ranked = sorted((priority(row), row) for row in range(count))[: self._limit]
             kept = sorted((row, place) for place, row in ranked)
-            rows, priorities = [rows[row] for row, _ in kept], [place for _, place in kept]
-        if rows:
-            columns = self._columns(unit, rows)
-            for name, file in self._files.items():
-                file.write(columns[name].tobytes())
+            rows, priorities = {name: values[[row for row, _ in kept]] for name, values in rows.items()}, [place for _, place in kept]
+            count = len(kept)
+        if count:
+            for name, values in (rows | {"unit": np.full(count, unit, UNIT.dtype)}).items():
+                self._files[name].write(values.tobytes())
             if self._priority_file is not None:
                 self._priority_file.write(np.array(priorities, "<u8").tobytes())
-            self.token_counts += np.bincount(columns["tokens"].ravel(), minlength=len(self.token_counts))
-            self.row_count += len(rows)
-
-    def _columns(self, unit: int, rows: list[Row]) -> dict[str, np.ndarray]:
-        special = self._special
-        columns = {name: np.zeros((len(rows), self._length) if name == "tokens" else len(rows), kind) for name, kind in self._types.items()}
-        columns["tokens"][:] = special.pad_id
-        columns["unit"][:] = unit
-        for place, row in enumerate(rows):
-            tokens = [special.cls_id, *row.first, special.sep_id]
-            columns["segment_start"][place] = len(tokens)
-            if row.second:
-                tokens += [*row.second, special.sep_id]
-            columns["tokens"][place, : len(tokens)] = tokens
-            columns["length"][place] = len(tokens)
-            columns["is_next"][place] = row.is_next
-        return columns
+            self.token_counts += np.bincount(rows["tokens"].ravel(), minlength=len(self.token_counts))
+            self.row_count += count
 
     def release(self) -> None:
         """Lets go of every file, for a preparation that failed."""
@@ -127,7 +113,7 @@ class SplitWriter:
 
     def _by_unit(self, limit: int) -> dict[str, dict[str, Any]]:
         """Rewrites the arrays unit by unit, without the rows that are past a unit's limit by priority; a unit's rows keep their order."""
-        unit_N = np.fromfile(self._files["unit"].path, self._types["unit"])
+        unit_N = np.fromfile(self._files["unit"].path, UNIT.dtype)
         priority_N = np.fromfile(self._folder / f"{self._split}.priority", "<u8")
         order_N = np.lexsort((np.arange(len(unit_N)), priority_N, unit_N))
         sorted_N = unit_N[order_N]
@@ -135,9 +121,9 @@ class SplitWriter:
         kept = order_N[rank_N < limit]
         kept = kept[np.lexsort((kept, unit_N[kept]))]
         found = {}
-        for name, kind in self._types.items():
+        for name, column in self._kept.items():
             path = self._files[name].path
-            old = np.memmap(path, kind, mode="r", shape=(self.row_count, self._length) if name == "tokens" else (self.row_count,))
+            old = np.memmap(path, column.dtype, mode="r", shape=(self.row_count, *column.shape))
             fresh = HashedFile(path.with_suffix(".kept"))
             for start in range(0, len(kept), _COPIED_ROWS):
                 fresh.write(old[kept[start : start + _COPIED_ROWS]].tobytes())

@@ -38,13 +38,16 @@ class Train:
             require_passes(verdict)
 
 
+_BASELINES = {"most_frequent_token": "most frequent public token", "untrained": "same model, untrained"}
+
+
 def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
     """The closing table: what was learnt, against what, under which claim."""
     table = Table(title=str(folder), title_justify="left", show_header=False)
     metric = results["metric"]
     table.add_row(f"held-out {metric.replace('_', ' ')}", f"{results['heldout'][metric]:.2%}")
-    table.add_row("  most frequent public token", f"{results['baselines']['most_frequent_token']:.2%}")
-    table.add_row("  same model, untrained", f"{results['baselines']['untrained']:.2%}")
+    for name, value in results["baselines"].items():
+        table.add_row(f"  {_BASELINES.get(name, name.replace('_', ' '))}", f"{value:.2%}")
     for name, value in results["heldout"].items():
         if name not in ("loss", metric):
             table.add_row(f"held-out {name.replace('_', ' ')}", f"{value:.4g}")

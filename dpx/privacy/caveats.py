@@ -54,6 +54,8 @@ def assumptions(experiment: Experiment, manifest: Any, size: int, entered: Ledge
         "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
     found = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
+    if experiment.data.labels:
+        found.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
     found.append("every choice made in this config was made without looking at the protected text")
     found.append("the root secret stays in private/ and is not given away with the model")
     if experiment.data.pairs != "none" and privacy.unit == "row":

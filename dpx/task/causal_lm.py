@@ -39,6 +39,10 @@ class Objective:
         label_BT = jnp.where(is_slot_BT, jnp.roll(tokens, -1, axis=1), 0)
         return {"tokens": tokens, "labels": label_BT, "is_slot": is_slot_BT, "length": length, "record": jnp.asarray(rows["record"])}
 
+    def answers(self, batch: Batch) -> tuple[Array, Array]:
+        """What has to be found, ids [B,T], and where there is something to find."""
+        return batch["labels"], batch["is_slot"]
+
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
         rows = batch["tokens"], batch["length"], dropout_keys(self.model, dropout_key, batch["record"])

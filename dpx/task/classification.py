@@ -40,6 +40,10 @@ class Objective:
         """Rows as they are; nothing is drawn from `key`."""
         return {name: jnp.asarray(rows[name]) for name in ("tokens", "segment_start", "length", "label", "record")}
 
+    def answers(self, batch: Batch) -> tuple[Array, Array]:
+        """What has to be found, classes [B,1], and where there is something to find."""
+        return batch["label"][:, None], jnp.ones_like(batch["label"], bool)[:, None]
+
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example cross-entropy of the label and the count `correct`, float32 or wider."""
         tokens, length = batch["tokens"], batch["length"]

@@ -1,14 +1,19 @@
 """What is learnt, as declared: masked words (with or without next sentence), next words, or the class of a text.
 
-Every task names what is counted in a step (`counts`), what figures follow from the sums of those counts, and which of them is its
-headline (`metric`): an accuracy, the quotient of `accuracy_counts` (the second None: of one). `slots` is the number of positions
-decoded over the vocabulary, `pooled_outputs` that of a classifier's values.
+Every task names the columns of a row that it reads (`columns`), what is counted in a step (`counts`), what figures follow from the sums
+of those counts, and which of them is its headline (`metric`): an accuracy, the quotient of `accuracy_counts` (the second None: of one).
+`slots` is the number of positions decoded over the vocabulary, `pooled_outputs` that of a classifier's values. `baselines` are the
+accuracies of one and the same answer everywhere, which a model has to beat; they follow from how often each answer is right (`answers`,
+by id or class).
 """
 
 import math
 from typing import Literal
 
-from dpx.data.declarations import Data, RandomRows
+import numpy as np
+
+from dpx.data.declarations import Data
+from dpx.data.schema import Schema, classes, require_gives, texts
 from dpx.declaration import Refused, declaration, require
 from dpx.models.shape import Bert, Decoder, Model, Shapes
 
@@ -47,6 +52,14 @@ class MaskedLanguageModel:
     def pooled_outputs(self) -> int:
         return 2 if self.next_sentence else 0
 
+    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
+        """What is read of a row."""
+        of_text = texts(sequence_length, vocabulary_size)
+        return of_text | {"is_next": classes(2)} if self.next_sentence else of_text
+
+    def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
+        return _most_frequent_token(answers, frequent_token)
+
     def slots(self, sequence_length: int) -> int:
         """Slots a row of that length can use: what arrays are made for."""
         return min(self.masked_slots, max(1, math.ceil(self.masking_rate * sequence_length)))
@@ -67,11 +80,12 @@ class MaskedLanguageModel:
     def require_fits(self, model: Model, data: Data) -> None:
         """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
         self.parameter_shapes(model, 1)
-        if not self.next_sentence:
-            return
-        require(data.pairs != "none", "data.pairs=none", "the next-sentence task needs pairs", "Use task=mlm, or data.pairs=same_document")
-        reason = f"model {model.name} has no second segment to tell the pair apart"
-        require(model.segments == 2, f"model.segments={model.segments}", reason, "Use task=mlm")
+        if self.next_sentence:
+            fix = "Use task=mlm, or data.pairs=same_document"
+            require(data.pairs != "none", "data.pairs=none", "the next-sentence task needs pairs", fix)
+            reason = f"model {model.name} has no second segment to tell the pair apart"
+            require(model.segments == 2, f"model.segments={model.segments}", reason, "Use task=mlm")
+        _require_columns(self, data)
 
 
 @declaration
@@ -96,6 +110,14 @@ class CausalLanguageModel:
     def pooled_outputs(self) -> int:
         return 0
 
+    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
+        """What is read of a row."""
+        of_text = texts(sequence_length, vocabulary_size)
+        return {name: of_text[name] for name in ("tokens", "length")}
+
+    def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
+        return _most_frequent_token(answers, frequent_token)
+
     def slots(self, sequence_length: int) -> int:
         """Every position is decoded; the last one's label is never real."""
         return sequence_length
@@ -118,13 +140,19 @@ class CausalLanguageModel:
         self.parameter_shapes(model, 1)
         reason = "two segments side by side are not running text"
         require(data.pairs == "none", f"data.pairs={data.pairs} with task=causal_lm", reason, "Use data.pairs=none")
+        _require_columns(self, data)
 
 
 class _Labels:
     """What every task whose rows carry a label has in common."""
 
+    name: str
+
     @property
     def pooled_outputs(self) -> int:
+        raise NotImplementedError
+
+    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
         raise NotImplementedError
 
     @property
@@ -150,9 +178,8 @@ class _Labels:
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
     def require_fits(self, model: Model, data: Data) -> None:
-        """Raises `Refused`: a corpus has no labels; random rows have."""
-        has_labels = isinstance(data.source, RandomRows)
-        require(has_labels, f"data={data.name}", "rows of running text carry no label", "Use task=mlm or task=causal_lm")
+        """Raises `Refused` where rows carry no label, or others than are declared."""
+        _require_columns(self, data)
 
 
 @declaration
@@ -169,10 +196,13 @@ class Classification(_Labels):
     def pooled_outputs(self) -> int:
         return self.classes
 
-    @property
-    def labels(self) -> int:
-        """How many values a label can have."""
-        return self.classes
+    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
+        """What is read of a row."""
+        return texts(sequence_length, vocabulary_size) | {"label": classes(self.classes)}
+
+    def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
+        """Always the class that most of the rows looked at have: no other constant answer is better."""
+        return {"most_frequent_class": _share(answers, int(np.argmax(answers[: self.classes])))}
 
 
 @declaration
@@ -189,13 +219,31 @@ class MultipleChoice(_Labels):
     def pooled_outputs(self) -> int:
         return 1
 
-    @property
-    def labels(self) -> int:
-        """How many values a label can have."""
-        return self.choices
+    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
+        """What is read of a row."""
+        return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(self.choices)}
+
+    def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
+        """Always the place that is right most often among the rows looked at."""
+        return {"most_frequent_choice": _share(answers, int(np.argmax(answers[: self.choices])))}
 
 
 Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice
+
+
+def _require_columns(task: "Task | _Labels", data: Data) -> None:
+    given = data.columns
+    if given is not None:
+        require_gives(given, task.columns(data.sequence_length, data.vocabulary.size), data.name, task.name)
+
+
+def _most_frequent_token(answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
+    """Always the most frequent token of the public split; 0 without one: no token is then known to be frequent."""
+    return {"most_frequent_token": 0.0 if frequent_token is None else _share(answers, frequent_token)}
+
+
+def _share(answers: np.ndarray, answer: int) -> float:
+    return float(answers[answer : answer + 1].sum()) / max(float(answers.sum()), 1.0)
 
 
 def _loss(totals: dict[str, float]) -> dict[str, float]:

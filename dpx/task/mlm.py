@@ -52,16 +52,17 @@ class Objective:
         rows = {name: jnp.asarray(value) for name, value in rows.items()}
         keys_B = record_keys(jnp.asarray(key), rows["record"])
         masked = mask(self.task, self.special, self.vocabulary_size, keys_B, rows["tokens"], rows["length"])
-        return {
+        kept = ("segment_start", "length", "record", *(("is_next",) if self.task.next_sentence else ()))
+        return {name: rows[name] for name in kept} | {
             "tokens": masked.token_BT,
             "slots": masked.slot_BM,
             "labels": masked.label_BM,
             "is_slot": masked.is_slot_BM,
-            "segment_start": rows["segment_start"],
-            "length": rows["length"],
-            "is_next": rows["is_next"],
-            "record": rows["record"],
         }
+
+    def answers(self, batch: Batch) -> tuple[Array, Array]:
+        """What has to be found, ids [B,M], and where there is something to find."""
+        return batch["labels"], batch["is_slot"]
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example losses and counts (`mlm_correct`, `mlm_predicted`, `next_sentence_correct`), float32 or wider."""

@@ -1,7 +1,7 @@
 """The runtime of a task for a model: the one place that knows which module belongs to which declaration.
 
-An objective has `init(key) -> params`, `batch(key, rows) -> batch` (rows as a store gives them) and
-`losses(params, batch, dropout_key) -> (losses_B, counts)`: the task's `counts`, one value an example.
+An objective has `init(key) -> params`, `batch(key, rows) -> batch` (rows as a store gives them: the task's `columns`, and `record`),
+`losses(params, batch, dropout_key) -> (losses_B, counts)`: the task's `counts`, one value an example, and `answers(batch)`.
 """
 
 from dpx.models.shape import Bert, Decoder, Model

@@ -1,10 +1,10 @@
-"""Held-out loss and accuracy, and the two baselines a run has to beat.
+"""Held-out loss and accuracy, and the baselines a run has to beat; which they are is the task's.
 
 Held-out units never take part in training and their masks come from a fixed key, so figures of different runs compare.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class HeldOut:
 
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
-    frequent_token_accuracy: float
+    baselines: dict[str, float]
     figures: Callable[[dict[str, float]], dict[str, float]]
 
     def __call__(self, params: Any) -> dict[str, float]:
@@ -50,26 +50,29 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
         total = lambda values_B: jnp.sum(jnp.where(is_padding_B, 0.0, values_B))  # noqa: E731
         return {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
 
-    batches, hits, slots = [], 0.0, 0.0
-    # Without a public split no token is known to be frequent, and the baseline is 0.
-    frequent = store.manifest.most_frequent_public_token_id
-    labels = jax.jit(lambda rows: {name: objective.batch(key, rows)[name] for name in ("labels", "is_slot")})
-    for start in range(0, count, batch_rows):
-        indices = np.arange(start, start + batch_rows)
-        is_padding_B = indices >= count
-        rows = store.rows("heldout", np.minimum(indices, count - 1))
-        masked = jax.device_get(labels(rows))
-        weights_BM = masked["is_slot"] * ~is_padding_B[:, None]
-        hits += float(np.sum(weights_BM * (masked["labels"] == (-1 if frequent is None else frequent))))
-        slots += float(np.sum(weights_BM))
+    batches, counted = [], np.zeros(1, np.int64)
+    answers = jax.jit(lambda rows: objective.answers(objective.batch(key, rows)))
+    for rows, is_padding_B in _batches(store, count, batch_rows):
+        answer_BM, is_asked_BM = jax.device_get(answers(rows))
+        found = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
+        found[: len(counted)] += counted
+        counted = found
         batches.append((rows, is_padding_B))
-    return HeldOut(batches, jax.jit(sums), hits / max(slots, 1.0), objective.task.figures)
+    task = objective.task
+    return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.figures)
+
+
+def _batches(store: Store, count: int, batch_rows: int) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """The first `count` held-out rows; the last batch is filled up with the last row, as padding."""
+    for start in range(0, count, batch_rows):
+        numbers = np.arange(start, start + batch_rows)
+        yield store.rows("heldout", np.minimum(numbers, count - 1)), numbers >= count
 
 
 def of_released(experiment: Experiment, params: Path) -> dict[str, float]:
-    """Held-out figures of the parameters in `release/params`, with the most frequent token's accuracy beside them."""
+    """Held-out figures of the parameters in `release/params`, with the task's baselines beside them."""
     store = prepare(experiment.data, experiment.privacy)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)
     evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
-    return evaluate(checkpoint.released(params)) | {"most_frequent_token_accuracy": evaluate.frequent_token_accuracy}
+    return evaluate(checkpoint.released(params)) | {f"{name}_accuracy": value for name, value in evaluate.baselines.items()}

@@ -149,7 +149,7 @@ class Session:
             "steps": experiment.steps,
             "metric": metric,
             "heldout": figures,
-            "baselines": {"most_frequent_token": self.evaluate.frequent_token_accuracy, "untrained": untrained[metric]},
+            "baselines": self.evaluate.baselines | {"untrained": untrained[metric]},
         }
         self.writer.hparams(_hparams(experiment, self.runtime.calibrated) | _claimed(self.stated), [f"heldout/{name}" for name in figures])
         write_json(self.folder.private / "results.json", results)

@@ -36,7 +36,7 @@ def rows_by_unit(store: Store) -> Rows:
         for unit_id in ids:
             found[split, unit_id] = []
         for index, unit in zip(indices, units, strict=True):
-            marks = [rows[name][index].tobytes() for name in ("tokens", "segment_start", "length", "is_next")]
+            marks = [rows[name][index].tobytes() for name in store.manifest.schema]
             found[split, ids[unit]].append(b"".join(marks))
     return found
 

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import tracemalloc
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
-from dpx.data.store import MANIFEST, Manifest, Store, column_types, open_store
+from dpx.data.schema import as_json, classes, texts
+from dpx.data.store import MANIFEST, UNIT, Manifest, Store, open_store
 from dpx.declaration import Refused
 from dpx.privacy.declarations import Privacy
 
@@ -125,12 +127,13 @@ def test_a_store_of_another_key_is_refused(copied: Path):
 def test_reading_a_batch_of_346_million_rows_costs_a_batch(store: Store, tmp_path: Path):
     """Sparse files stand in for the corpus of Anil et al. 2021: 88 GB of tokens, of which a batch touches a few pages."""
     count, length = 346_000_000, 128
+    schema = texts(length, 30522) | {"is_next": classes(2)}
     for split in SPLITS:
-        for name, kind in column_types(30522).items():
+        for name, column in (schema | {"unit": UNIT}).items():
             with (tmp_path / f"{split}.{name}").open("wb") as file:
-                file.truncate(count * kind.itemsize * (length if name == "tokens" else 1) if split == "protected" else 0)
+                file.truncate(count * column.dtype.itemsize * math.prod(column.shape) if split == "protected" else 0)
     rows = {"protected": count, "heldout": 0, "public": 0}
-    manifest = dataclasses.replace(store.manifest, rows=rows, sequence_length=length, vocabulary_size=30522, files={})
+    manifest = dataclasses.replace(store.manifest, rows=rows, columns=as_json(schema), sequence_length=length, files={})
     vast = Store(tmp_path, manifest)
     wanted = np.sort(np.random.default_rng(0).integers(0, count, 2048))
     tracemalloc.start()
@@ -182,7 +185,7 @@ def test_few_units_of_many_cost_little_memory(authors: Store, monkeypatch):
     many = np.repeat(np.arange(1_000_000, dtype="<u4"), 2)
     found = {"unit": many}
     monkeypatch.setattr(authors, "_columns", {"protected": found})
-    monkeypatch.setattr(authors, "rows", lambda split, indices: {"record": np.asarray(indices, np.int32)})
+    monkeypatch.setattr(authors, "rows", lambda split, indices, width: {"record": np.asarray(indices, np.int32)})
     monkeypatch.setattr(authors, "manifest", dataclasses.replace(authors.manifest, units={"protected": 1_000_000}))
     tracemalloc.start()
     record = authors.examples("protected", [999_999, 17], 2)["record"]

@@ -9,7 +9,7 @@ DECLARED = Synthetic(documents=60, words_per_document=600, states=16)
 
 
 def walk() -> np.ndarray:
-    number = {word: state for state, word in enumerate(words(DECLARED))}
+    number = {word: state for state, word in enumerate(words(DECLARED.states, DECLARED.seed))}
     return np.array(
         [[number[word] for line in document.paragraphs for word in line.split()] for document in SyntheticSource(DECLARED).documents()]
     )
@@ -60,4 +60,4 @@ def test_a_document_does_not_depend_on_how_many_there_are():
 def test_every_word_becomes_one_piece():
     documents = list(SyntheticSource(DECLARED).documents())
     tokenizer = tokenizer_of(fit((line for document in documents for line in document.paragraphs), 256))
-    assert all(len(tokenizer.encode(word, add_special_tokens=False).ids) == 1 for word in words(DECLARED))
+    assert all(len(tokenizer.encode(word, add_special_tokens=False).ids) == 1 for word in words(DECLARED.states, DECLARED.seed))

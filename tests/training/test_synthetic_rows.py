@@ -18,7 +18,7 @@ def test_a_task_learns_from_its_own_rows(family):
 
 @pytest.mark.parametrize("task", [Classification(classes=2), MultipleChoice(choices=5)])
 def test_every_label_occurs_and_no_other(task):
-    assert set(synthetic_rows(task, 200, 8, 50)["label"]) == set(range(task.labels))
+    assert set(synthetic_rows(task, 200, 8, 50)["label"]) == set(range(task.columns(8, 50)["label"].below))
 
 
 def test_texts_are_padded_to_their_lengths_and_repeat_tokens():

@@ -1,0 +1,94 @@
+"""Which arrays a row is made of: what a task reads, what a source gives, what a store holds.
+
+A column's name has one meaning everywhere. `tokens`: [CLS] A [SEP], or [CLS] A [SEP] B [SEP], then padding. `length`: tokens before
+the padding. `segment_start`: the position of B's first token, = length where there is no B. `is_next`: 1 where B truly follows A.
+`label`: the class, by its place in the declared list, or the place of the right one among several texts.
+
+Shape legend: n rows, C texts of one row (an axis that is there only where one of several is to be chosen), T positions of a text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from dpx.declaration import Refused, require
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of a row. `type` is the element's on disk; integers lie in [0, `below`); the last axis of `is_text` counts tokens."""
+
+    type: Literal["uint8", "uint16", "uint32", "float32"]
+    shape: tuple[int, ...] = ()
+    below: int | None = None
+    is_text: bool = False
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As stored: little-endian on every machine."""
+        return np.dtype(self.type).newbyteorder("<")
+
+    @property
+    def read_as(self) -> np.dtype:
+        """As handed out: int32, or float32 for what is no integer."""
+        return np.dtype(np.float32 if self.type == "float32" else np.int32)
+
+
+Schema = dict[str, Column]
+Columns = dict[str, np.ndarray]  # [n, *shape] by name
+
+
+def texts(sequence_length: int, vocabulary_size: int, choices: int | None = None) -> Schema:
+    """`tokens` [T], `segment_start` and `length` [], or [C,T], [C] and [C] for rows of several texts."""
+    of_text = () if choices is None else (choices,)
+    tokens = Column("uint16" if vocabulary_size <= 2**16 else "uint32", (*of_text, sequence_length), vocabulary_size, is_text=True)
+    place = Column("uint16", of_text, sequence_length + 1)
+    return {"tokens": tokens, "segment_start": place, "length": place}
+
+
+def classes(count: int) -> Column:
+    """One of `count` values a row."""
+    return Column("uint8" if count <= 2**8 else "uint16" if count <= 2**16 else "uint32", (), count)
+
+
+def as_json(schema: Schema) -> dict[str, Any]:
+    return {name: asdict(column) | {"shape": list(column.shape)} for name, column in schema.items()}
+
+
+def from_json(plain: Mapping[str, Any]) -> Schema:
+    return {name: Column(**{**column, "shape": tuple(column["shape"])}) for name, column in plain.items()}
+
+
+def stored(columns: Columns, schema: Schema, where: object) -> Columns:
+    """`columns` in their types on disk. Raises `Refused`, naming `where` and the column, for any that is not as the schema says."""
+    require(set(columns) == set(schema), where, f"gave columns {sorted(columns)} where {sorted(schema)} were declared", _SOURCE)
+    return {name: _stored(name, np.asarray(columns[name]), column, where) for name, column in schema.items()}
+
+
+_SOURCE = "Mend the source, or what it declares"
+
+
+def _stored(name: str, values: np.ndarray, column: Column, where: object) -> np.ndarray:
+    require(values.shape[1:] == column.shape, where, f"gave {name} of shape {list(values.shape[1:])}, not {list(column.shape)}", _SOURCE)
+    if column.below is not None and values.size:
+        least, most = int(values.min()), int(values.max())
+        require(
+            0 <= least and most < column.below, where, f"gave {name} from {least} to {most}, not within 0 to {column.below - 1}", _SOURCE
+        )
+    return values.astype(column.dtype)
+
+
+def require_gives(given: Schema, read: Schema, data: str, task: str) -> None:
+    """Raises `Refused` where rows of `given` columns lack one that is `read`, or hold it in another form."""
+    for name, column in read.items():
+        if name not in given:
+            raise Refused(f"data={data}", f"its rows carry no {name}, which task={task} reads", f"Use data with {name}, or another task")
+        found = given[name]
+        if found.shape != column.shape:
+            reason = f"its {name} have the shape {list(found.shape)} a row; task={task} reads {list(column.shape)}"
+            raise Refused(f"data={data}", reason, "Use data of that form, or another task")
+        if found.below != column.below:
+            reason = f"its {name} has {found.below} values; task={task} is declared for {column.below}"
+            raise Refused(f"data={data}", reason, f"Declare the task for {found.below}")
