@@ -25,7 +25,8 @@ Job = Callable[[Experiment, RunFolder], Any]
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
 _BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "plan", "report", "benchmark", "hydra")
 # These never change which run it is (design: how a config becomes a run).
-_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "point", "list", "plan", "report", "tune", "name", "run")
+_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "length_buckets", "point", "list", "plan", "report")
+_NOT_IN_THE_NAME += ("tune", "name", "run")
 
 
 def conf_directory() -> Path:

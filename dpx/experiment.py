@@ -6,6 +6,7 @@ from dpx.audit.declarations import Audit, Canaries, NoCanaries
 from dpx.batch_schedule import BatchSchedule, Constant
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data
+from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, require
 from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
@@ -61,6 +62,7 @@ class Experiment:
     seed: int | None = None
     audit: Audit = NoCanaries()
     tune: Tune | None = None
+    length_buckets: LengthBuckets = None
 
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")
@@ -87,6 +89,7 @@ class Experiment:
             f"Use data.sequence_length={self.model.positions}, or a model of more positions",
         )
         self.task.require_fits(self.model, self.data)
+        widths_of(self.length_buckets, self.data.sequence_length)
         require(
             not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
             "noise=noise_batch_ratio",
@@ -105,6 +108,11 @@ class Experiment:
             "mechanism=none has no claim that its noise could join",
             "Use telemetry=secret, or mechanism=dp_sgd",
         )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Lengths that texts are padded to, ascending."""
+        return widths_of(self.length_buckets, self.data.sequence_length)
 
     @property
     def is_private(self) -> bool:

@@ -56,7 +56,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) and bool not in _parts(hint):
         return any(isinstance(part, bool) for part in _parts(hint))
     # To Python text is a sequence of texts; in a config it is one forgotten bracket.
-    is_forgotten_bracket = isinstance(value, str) and "Sequence" in str(hint) and str not in _parts(hint)
+    is_forgotten_bracket = isinstance(value, str) and "Sequence" in str(hint) and not {str, value} & set(_parts(hint))
     return is_bearable(value, hint, conf=_TOWER) and not is_forgotten_bracket
 
 

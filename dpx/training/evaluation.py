@@ -4,7 +4,7 @@ Held-out units never take part in training and their masks come from a fixed key
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.data.length_buckets import by_width
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.experiment import Experiment
@@ -40,8 +41,8 @@ class HeldOut:
         return self.figures(totals)
 
 
-def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) -> HeldOut:
-    """Cuts the first `rows_wanted` held-out rows (all, where there are fewer) into batches of `batch_rows`."""
+def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int, widths: Sequence[int]) -> HeldOut:
+    """Cuts the first `rows_wanted` held-out rows (all, where there are fewer) into batches of `batch_rows`, padded to one of `widths`."""
     count = min(rows_wanted, store.manifest.rows["heldout"])
     key = jnp.asarray(_MASK_KEY, jnp.uint32)
 
@@ -52,7 +53,7 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
 
     batches, counted = [], np.zeros(1, np.int64)
     answers = jax.jit(lambda rows: objective.answers(objective.batch(key, rows)))
-    for rows, is_padding_B in _batches(store, count, batch_rows):
+    for rows, is_padding_B in _batches(store, count, batch_rows, widths):
         answer_BM, is_asked_BM = jax.device_get(answers(rows))
         found = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
         found[: len(counted)] += counted
@@ -62,11 +63,13 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int) ->
     return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.figures)
 
 
-def _batches(store: Store, count: int, batch_rows: int) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """The first `count` held-out rows; the last batch is filled up with the last row, as padding."""
-    for start in range(0, count, batch_rows):
-        numbers = np.arange(start, start + batch_rows)
-        yield store.rows("heldout", np.minimum(numbers, count - 1)), numbers >= count
+def _batches(store: Store, count: int, batch_rows: int, widths: Sequence[int]) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """The first `count` held-out rows; the last batch of a width is filled up with its last row, as padding."""
+    longest_n = store.lengths("heldout", np.arange(count), 1)
+    for width, places in by_width(longest_n, widths):
+        for start in range(0, len(places), batch_rows):
+            numbers = np.arange(start, start + batch_rows)
+            yield store.rows("heldout", places[np.minimum(numbers, len(places) - 1)], width), numbers >= len(places)
 
 
 def of_released(experiment: Experiment, params: Path) -> dict[str, float]:
@@ -74,5 +77,5 @@ def of_released(experiment: Experiment, params: Path) -> dict[str, float]:
     store = prepare(experiment.data, experiment.privacy)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)
-    evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
+    evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
     return evaluate(checkpoint.released(params)) | {f"{name}_accuracy": value for name, value in evaluate.baselines.items()}

@@ -18,7 +18,7 @@ from dpx.experiment import Experiment
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
 _WITHOUT_EFFECT = ("schedule", "name", "tune")
 # These change how bits are computed, never what is claimed.
-_COMPUTATION = ("mesh", "clipping", "microbatch")
+_COMPUTATION = ("mesh", "clipping", "microbatch", "length_buckets")
 
 # Settings of jax, its compiler and the libraries below it that change results without being configured here.
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
@@ -69,6 +69,7 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> 
         "clipping": plain["clipping"],
         "threads": threads(),
         "microbatch": microbatch,
+        "widths": list(experiment.widths),
     }
 
 

@@ -7,13 +7,14 @@ noise is drawn: one key never meets two sums.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from dpx import interruption
+from dpx.data.length_buckets import by_width
 from dpx.data.store import Store
 from dpx.experiment import Experiment, Schedule
 from dpx.privacy.calibration import Calibrated, entry
@@ -147,7 +148,7 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     params, sums = parts.gather(state.params), parts.zero()
-    for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example):
+    for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         sums = parts.accumulate(
@@ -156,11 +157,17 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     return sums
 
 
-def chunks(store: Store, indices: np.ndarray, step: Step, rows_per_example: int) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
-    """The drawn rows (or units) in chunks of one fixed shape, none dropped; an empty draw yields nothing."""
+def chunks(
+    store: Store, indices: np.ndarray, step: Step, rows_per_example: int, widths: Sequence[int]
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
+    """The drawn rows (or units) in chunks of one fixed shape for each of `widths`, none dropped; an empty draw yields nothing.
+
+    The longest come first: what does not fit the memory fails at once."""
     capacity = step.chunk * step.rows
-    for start in range(0, len(indices), capacity):
-        yield as_chunk(store.examples("protected", indices[start : start + capacity], rows_per_example), step)
+    longest_n = store.lengths("protected", indices, rows_per_example) if len(widths) > 1 else np.full(len(indices), widths[0])
+    for width, places in by_width(longest_n, widths):
+        for start in range(0, len(places), capacity):
+            yield as_chunk(store.examples("protected", indices[places[start : start + capacity]], rows_per_example, width), step)
 
 
 def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Session:
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps))
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
             runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy, beginning.resting)
-            evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS)
+            evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
             yield cls(
                 folder=folder,
                 runtime=runtime,

@@ -1,0 +1,94 @@
+"""A classifier on labelled texts through the same jobs: trained with dp_sgd, canaries and two lengths, measured again."""
+
+import json
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config, recipes
+from dpx.data.prepare import prepare
+from dpx.declaration import Refused
+from dpx.job.evaluate import Evaluate
+from dpx.job.plan import plan
+from dpx.run_folder import RunFolder
+
+CLASSES = ["model=micro", "task=classification", "data=synthetic_labels", "data.source.examples=400"]
+CLASSES += ["privacy.delta=1e-4", "accountant=rdp", "noise=multiplier", "noise.noise_multiplier=1.0", "length_buckets=[16]"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("classes")
+    overrides = CLASSES + ["steps=2", "microbatch=8", "batch_schedule.size=32", "schedule.evaluation_rows=64"]
+    overrides += ["telemetry=released", "audit=canaries", "audit.gradients=40", "audit.sequences=10", "audit.primary.guesses=10"]
+    cfg = recipes.compose([*overrides, f"data.directory={root}/data"])
+    experiment, job = config.build(cfg)
+    folder = RunFolder(root / "finished", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+    job(experiment, folder)
+    return experiment, folder
+
+
+def _read(folder, *place):
+    return json.loads(folder.path.joinpath(*place).read_text())
+
+
+def test_a_run_is_measured_by_its_labels_against_always_the_same_class(trained):
+    experiment, folder = trained
+    results, store = _read(folder, "private", "results.json"), prepare(experiment.data, experiment.privacy)
+    assert results["metric"] == "accuracy" and results["heldout"].keys() == {"loss", "accuracy"}
+    labels = store.rows("heldout", np.arange(min(64, store.manifest.rows["heldout"])))["label"]
+    assert results["baselines"].keys() == {"most_frequent_class", "untrained"}
+    assert results["baselines"]["most_frequent_class"] == np.bincount(labels).max() / len(labels)
+    Evaluate()(experiment, folder)
+    again = _read(folder, "private", "evaluation.json")
+    assert again["accuracy"] == results["heldout"]["accuracy"] and again["loss"] == pytest.approx(results["heldout"]["loss"])
+    assert again["most_frequent_class_accuracy"] == results["baselines"]["most_frequent_class"]
+
+
+def test_the_claim_is_of_labelled_rows_and_says_who_declared_the_labels(trained):
+    experiment, folder = trained
+    stated = _read(folder, "release", "privacy.json")
+    assert stated["guarantee"] == "dp" and stated["epsilon"]["rdp"] > 0 and stated["audit"]["verdict"] == "passes"
+    size = prepare(experiment.data, experiment.privacy).manifest.rows["protected"] + 50
+    assert stated["declared_size"] == size and any("2 labels was declared" in line for line in stated["assumptions"])
+    released = [json.loads(line) for line in (folder.release / "telemetry.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in released] == [0, 1] and all("accuracy" in json.dumps(line) for line in released)
+
+
+def test_canaries_have_labels_of_their_own(trained):
+    known = _read(trained[1], "private", "audit_canaries.json")
+    assert len(known["labels"]) == len(known["tokens"]) == 10 and set(known["labels"]) <= {0, 1}
+
+
+def test_how_many_texts_are_long_is_written_down_nowhere(trained):
+    """Only the lengths that were declared are."""
+    folder = trained[1]
+    names = {key for line in (folder.private / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
+    assert not any("width" in name or "length" in name or "microbatch" in name for name in names)
+    for path in (folder.release / "privacy.json", folder.release / "telemetry.jsonl"):
+        assert "length" not in path.read_text() and "widths" not in path.read_text()
+
+
+def test_a_plan_counts_whole_rows():
+    experiment, _ = config.build(recipes.compose([*CLASSES, "data.declared_size=2000"]))
+    bare, _ = config.build(recipes.compose([*CLASSES, "data.declared_size=2000", "length_buckets=null"]))
+    assert plan(experiment) == plan(bare)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["task.classes=3"], "data=synthetic_labels: its label has 2 values; .* Declare the task for 2"),
+        (["data=synthetic"], "data.*: its rows carry no label"),
+        (["task=mlm_nsp"], "data.pairs=none"),
+        (["data.pairs=same_document"], "data.pairs=same_document with data=synthetic_labels.*Use data.pairs=none"),
+        (["data.source.labels=[a,a]"], r"data.source.labels=\[a, a\]: a label stands twice"),
+        (["length_buckets=[64]"], r"length_buckets=\[64\]: .*Use 32 or less"),
+        (["length_buckets=many"], "length_buckets=many: expected a list or auto"),
+    ],
+)
+def test_what_does_not_fit_stops_before_anything_runs(changes, words):
+    given = [change for change in CLASSES if not ("data=synthetic" in changes and change.startswith("data.source"))]
+    with pytest.raises(Refused, match=f"^{words}"):
+        config.build(recipes.compose([*given, *changes]))
