@@ -153,7 +153,7 @@ def test_random_rows_are_refused_where_they_would_be_learnt_from(tmp_path: Path)
     experiment, train = config.build(recipes.compose(["task=classification", "data=random", "model=micro", "data.sequence_length=16"]))
     with pytest.raises(Refused, match="data.source.kind=random: random rows hold nothing to train on"):
         train(experiment, RunFolder(tmp_path))
-    with pytest.raises(Refused, match="data=embedded: rows of running text carry no label"):
+    with pytest.raises(Refused, match="data=embedded: its rows carry no label"):
         config.build(recipes.compose(["task=classification"]))
 
 
