@@ -4,6 +4,7 @@ What makes a replay safe is the checksum of each step's sum (`dpx.training.check
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -91,8 +92,9 @@ def processor() -> dict[str, str]:
     return {"model": known.get("model name", "unknown"), "machine": platform.machine(), "instructions": digest}
 
 
+@functools.cache
 def accelerator_libraries() -> dict[str, str]:
-    """Versions of the installed packages that hold an accelerator's kernels."""
+    """Versions of the installed packages that hold an accelerator's kernels, read once: what is loaded stays loaded."""
     found = {str(one.metadata["Name"]).lower(): one.version for one in importlib.metadata.distributions() if one.metadata["Name"]}
     return {name: version for name, version in sorted(found.items()) if name.startswith(_ACCELERATOR_LIBRARIES)}
 
