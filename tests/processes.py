@@ -1,7 +1,12 @@
-"""The environment of a process that a test starts: this checkout, one device, programs compiled as quickly as those of the tests."""
+"""Processes that a test starts: this checkout, one device, programs compiled as quickly as those of the tests."""
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -11,3 +16,39 @@ def environment(**more: str) -> dict[str, str]:
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
     path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
     return os.environ | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": path} | more
+
+
+class Answer(NamedTuple):
+    """What one command line came to."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+# Importing is most of what a command line costs that trains nothing.
+_DRIVER = """
+import contextlib, io, json, os, sys
+from dpx.__main__ import main
+told, (lines, then) = [], json.load(sys.stdin)
+for folder, line in [*lines, (".", None)]:
+    os.chdir(folder)
+    sys.argv, code = ["dpx", *(line or ())], 0
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            exec(then) if line is None else main()
+        except SystemExit as ended:
+            code = ended.code
+    told.append((code, out.getvalue(), errors.getvalue()))
+json.dump(told, sys.__stdout__)
+"""
+
+
+def answers(lines: Sequence[tuple[Path, Sequence[str]]], then: str = "") -> list[Answer]:
+    """(folder, arguments) one after another through `main`, all in one process; Python to run `then` has the last answer."""
+    given = json.dumps(([(str(folder), list(line)) for folder, line in lines], then))
+    command = [sys.executable, "-c", _DRIVER]
+    ended = subprocess.run(command, input=given, env=environment(COLUMNS="160"), capture_output=True, text=True, timeout=500, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    found = [Answer(*told) for told in json.loads(ended.stdout)]
+    return found if then else found[:-1]

@@ -1,17 +1,14 @@
 """The pages of `dpx/docs/`: every command on them runs, in order, on a file like the one they speak of."""
 
-import json
 import random
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import dpx
-from tests.processes import environment
+from tests.processes import answers
 
 DOCS = Path(dpx.__file__).parent / "docs"
 # What makes the pages' commands quick; what they are about stays as printed. The test's text is small, so a delta below one over its units.
@@ -45,31 +42,6 @@ def folder(tmp_path_factory):
     return path
 
 
-# One process for all of a page: each command through the same `main`, with what it printed kept apart.
-DRIVER = """
-import contextlib, io, json, sys
-from dpx.__main__ import main
-said = []
-for line in json.load(sys.stdin):
-    sys.argv = ["dpx", *line]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        main()
-    said.append(out.getvalue())
-exec(CODE)
-print(json.dumps(said))
-"""
-
-
-def run(folder: Path, lines: list[list[str]], code: str) -> list[str]:
-    """What each command printed; then the page's own Python, whose output comes last."""
-    driver = DRIVER.replace("CODE", repr(code))
-    command = [sys.executable, "-c", driver]
-    ended = subprocess.run(command, input=json.dumps(lines), cwd=folder, env=environment(), capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
-    *last, said = ended.stdout.splitlines()
-    return [*json.loads(said), last[-1]]
-
-
 def test_your_text_from_a_file_to_weights(folder):
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "your_text.md").read_text(), re.DOTALL)
     lines = []
@@ -79,11 +51,12 @@ def test_your_text_from_a_file_to_weights(folder):
             continue
         of_a_run = any(f"job={job}" in command for job in JOBS_OF_A_RUN)
         lines.append([*command[3:], *(() if of_a_run else QUICK)])
-    *said, last = run(folder, lines, code)
-    by_line = {" ".join(line): text for line, text in zip(lines, said, strict=True)}
+    *said, last = answers([(folder, line) for line in lines], code)
+    assert all(answer.returncode == 0 for answer in said), said
+    by_line = {" ".join(line): answer.stdout for line, answer in zip(lines, said, strict=True)}
     plan = next(text for line, text in by_line.items() if "unit_field" in line and "job=plan" in line)
     assert "epsilon" in plan and "noise" in plan
     assert "author" in by_line["job=explain run=letters"]
     assert len(list((folder / "outputs").glob("letters-*/release/privacy.json"))) == 1
     assert list((folder / "outputs" / "tensorboard").iterdir())
-    assert last.split()[:2] == ["dp", "micro"]
+    assert last.stdout.split()[:2] == ["dp", "micro"]

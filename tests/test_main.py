@@ -1,4 +1,4 @@
-"""The real command line in a process of its own: exit codes, the one line, the private log, and that no jax starts."""
+"""The real command line, in processes: exit codes, the one line, the private log, and that no jax starts."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from dpx import recipes
 from dpx.sweep import Status
-from tests.processes import environment
+from tests.processes import Answer, answers, environment
 
 
 def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -18,23 +18,38 @@ def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment(COLUMNS="160"), capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["optimizer.bta1=0.1"], "optimizer.bta1: unknown key. Did you mean optimizer.beta1?"),
-        (["run=nowhere", "job=plan"], "run=nowhere: no such run."),
-        (["data=text", "data.source.paths=[missing.txt]", "job=plan"], "missing.txt: no such file."),
-        (["job=list", "list.match=nothing"], "list.match=nothing: no recipe has such a name."),
-        (["job=evaluate"], "run: no run is named that could be evaluated. Add run=<folder>."),
-        (["job=account"], "run: no run is named that could be accounted for. Add run=<folder>, or job.ledgers=[...]."),
-        (["tune=search"], "tune: a search is a sweep, and this is one run. Launch it with -m, or leave the search out with tune=null."),
-        (["job=list", "hydra.run.dir=/dev/null/runs"], "/dev/null/runs: not a directory."),
-    ],
-)
-def test_bad_command_line_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], line: str) -> None:
-    done = _dpx(tmp_path, *arguments)
+BAD = {
+    ("optimizer.bta1=0.1",): "optimizer.bta1: unknown key. Did you mean optimizer.beta1?",
+    ("run=nowhere", "job=plan"): "run=nowhere: no such run.",
+    ("data=text", "data.source.paths=[missing.txt]", "job=plan"): "missing.txt: no such file.",
+    ("job=list", "list.match=nothing"): "list.match=nothing: no recipe has such a name.",
+    ("job=evaluate",): "run: no run is named that could be evaluated. Add run=<folder>.",
+    ("job=account",): "run: no run is named that could be accounted for. Add run=<folder>, or job.ledgers=[...].",
+    ("tune=search",): "tune: a search is a sweep, and this is one run. Launch it with -m, or leave the search out with tune=null.",
+    ("job=list", "hydra.run.dir=/dev/null/runs"): "/dev/null/runs: not a directory.",
+}
+ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
+FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
+TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
+TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
+    """By command line what it answered and where; all in one process."""
+    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, TWO_SWEEPS, TWO_MESHES]
+    folders = [tmp_path_factory.mktemp("main") for _ in lines]
+    for steps in (1, 2):
+        name = recipes.compose(["model=micro", f"steps={steps}"], with_hydra=True).hydra.sweep.subdir
+        Status(folders[lines.index(FINISHED_BEFORE)] / "outputs" / name, "train").write("finished", objective=0.25)
+    return dict(zip(lines, zip(answers(list(zip(folders, lines, strict=True))), folders, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=lambda arguments: arguments[0])
+def test_bad_command_line_is_one_line_and_exit_code_2(answered, arguments: tuple[str, ...]) -> None:
+    done, _ = answered[arguments]
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {line}")
+    assert done.stderr.startswith(f"error: {BAD[arguments]}")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -85,35 +100,27 @@ def test_a_mesh_names_its_simulated_devices_before_jax_starts(tmp_path: Path) ->
     assert done.stdout.strip() == "8", done.stderr
 
 
-def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(tmp_path: Path) -> None:
-    done = _dpx(tmp_path, "-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
+def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(answered) -> None:
+    done, folder = answered[ONE_FAILS]
     assert done.returncode == 2
     assert done.stderr == "error: noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.\n"
     assert " failed " in done.stdout and " finished " in done.stdout
-    states = [json.loads(path.read_text())["plan"]["state"] for path in tmp_path.glob("outputs/*/private/status.json")]
+    states = [json.loads(path.read_text())["plan"]["state"] for path in folder.glob("outputs/*/private/status.json")]
     assert sorted(states) == ["failed", "finished"]
 
 
-def test_a_finished_point_is_skipped(tmp_path: Path) -> None:
-    arguments = ["-m", "model=micro", "steps=1,2"]
-    named = [_folder(["model=micro", f"steps={steps}"]) for steps in (1, 2)]
-    for name in named:
-        Status(tmp_path / "outputs" / name, "train").write("finished", objective=0.25)
-    done = _dpx(tmp_path, *arguments)
+def test_a_finished_point_is_skipped(answered) -> None:
+    done, _ = answered[FINISHED_BEFORE]
     assert done.returncode == 0 and done.stdout.count("finished before") == 2
     assert "25.00%" in done.stdout
 
 
-def test_sweeping_recipes_are_not_points_of_another_sweep(tmp_path: Path) -> None:
-    done = _dpx(tmp_path, "-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
+def test_sweeping_recipes_are_not_points_of_another_sweep(answered) -> None:
+    done, _ = answered[TWO_SWEEPS]
     assert done.returncode == 2
     assert done.stderr.count("a sweep of its own") == 2
 
 
-def test_one_process_keeps_to_one_mesh(tmp_path: Path) -> None:
-    done = _dpx(tmp_path, "-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
+def test_one_process_keeps_to_one_mesh(answered) -> None:
+    done, _ = answered[TWO_MESHES]
     assert done.returncode == 2 and "one process holds one mesh" in done.stderr
-
-
-def _folder(overrides: list[str]) -> str:
-    return recipes.compose(overrides, with_hydra=True).hydra.sweep.subdir

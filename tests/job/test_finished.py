@@ -1,21 +1,14 @@
 """A run that has finished says so, and no file of it changes; one that lost something goes on, or is refused."""
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import environment
+from tests.processes import answers
 
 RUN = ["model=micro", "data=synthetic", "steps=2", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
 RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
-
-
-def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpx", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
 
 
 def _state(run: Path) -> dict[str, tuple[int, str]]:
@@ -27,7 +20,7 @@ def _state(run: Path) -> dict[str, tuple[int, str]]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("finished")
-    done = _dpx(place, *RUN)
+    (done,) = answers([(place, RUN)])
     assert done.returncode == 0, done.stderr
     return place
 
@@ -35,20 +28,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_says_so_and_touches_nothing(finished: Path) -> None:
     (run,) = finished.glob("outputs/main-*")
     before = _state(run)
-    for arguments in (RUN, ["job=resume", f"run={run.relative_to(finished)}"], [*RUN, "schedule.checkpoint_every=1"]):
-        again = _dpx(finished, *arguments)
+    lines = RUN, ["job=resume", f"run={run.relative_to(finished)}"], [*RUN, "schedule.checkpoint_every=1"]
+    for again in answers([(finished, line) for line in lines]):
         assert again.returncode == 0 and "this run has finished; nothing was done" in again.stderr
         assert "epsilon (rdp)" in again.stdout
-        assert _state(run) == before
+    assert _state(run) == before
 
 
 def test_what_was_taken_away_is_made_again_and_a_cut_ledger_is_refused(finished: Path) -> None:
     (run,) = finished.glob("outputs/main-*")
     (run / "private" / "results.json").unlink()
-    again = _dpx(finished, *RUN)
+    (again,) = answers([(finished, RUN)])
     assert again.returncode == 0 and "nothing was done" not in again.stderr
     assert (run / "private" / "results.json").is_file()
     ledger = run / "private" / "ledger"
     ledger.write_bytes(ledger.read_bytes()[:-200])
-    refused = _dpx(finished, *RUN)
+    (refused,) = answers([(finished, RUN)])
     assert refused.returncode == 2 and "nothing was done" not in refused.stderr and len(refused.stderr.splitlines()) == 1
