@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx import config, recipes
 from dpx.declaration import Refused
 from dpx.job.account import Account
 from dpx.job.evaluate import Evaluate
 from dpx.job.explain import Explain
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
+from dpx.report import pictures
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
 
+from ..composed import composed
 from ..privacy.unchained import unchain
-from ..training.sharing import run_job, shared_programs
+from ..training.sharing import run_job
 
 STEPS = 8
 PLAIN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
@@ -30,9 +31,10 @@ PLAIN += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "p
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    """One step for all runs of one microbatch, clip and telemetry, and one evaluation for all."""
-    with shared_programs(lambda experiment, _, __, microbatch: (microbatch, experiment.clip, experiment.telemetry), lambda *_: ()):
+def without_pictures():
+    """What is accounted for is in the tables; drawing them takes longer than a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "write", lambda *_: "")
         yield
 
 
@@ -58,8 +60,8 @@ def drawn(monkeypatch) -> set[tuple[bytes, int]]:
 
 def train(data: Path, path: Path, *overrides: str, fork: str | None = None, every: int = 2, until: int | None = None) -> dict:
     """Runs the job in `path`, killed before step `until`; the statement it leaves."""
-    cfg = recipes.compose([*PLAIN, f"data.directory={data}", f"schedule.checkpoint_every={every}", *overrides])
-    run_job(cfg, path, fork, until)
+    parts = composed(*PLAIN, f"data.directory={data}", f"schedule.checkpoint_every={every}", *overrides)
+    run_job(parts, path, fork, until)
     return claim_of(path)
 
 
@@ -120,7 +122,7 @@ def test_a_ledger_that_was_lost_cut_edited_or_set_back_never_lowers_epsilon(data
 @pytest.mark.parametrize("look", [Account(accountant="rdp"), Evaluate(), Explain()], ids=["account", "evaluate", "explain"])
 @pytest.mark.parametrize("accident", ACCIDENTS)
 def test_nothing_looks_at_a_run_whose_ledger_falls_short(data, copy, accident, look):
-    experiment, _ = config.build(recipes.compose([*PLAIN, f"data.directory={data}"]))
+    experiment, *_ = composed(*PLAIN, f"data.directory={data}")
     accident(copy / "private" / "ledger")
     with pytest.raises(Refused, match="ledger"):
         look(experiment, RunFolder(copy))
@@ -193,7 +195,7 @@ def test_both_of_a_folder_and_its_copy_go_on_under_keys_of_their_own(data, tmp_p
     drawn.clear()
     train(data, other)
     assert drawn and not {secret for secret, _ in drawn} & {secret for secret, _ in own}
-    experiment, _ = config.build(recipes.compose([*PLAIN, f"data.directory={data}"]))
+    experiment, *_ = composed(*PLAIN, f"data.directory={data}")
     Account(ledgers=[str(path), str(other)], accountant="rdp")(experiment, RunFolder(tmp_path / "joint"))
     tables = json.loads((tmp_path / "joint" / "release" / "account.json").read_text())["tables"]
     assert sum(row["steps"] for row in tables[0]["rows"]) >= len(own | drawn), "jointly they charge for every draw"
@@ -236,7 +238,7 @@ def test_a_release_of_another_run_is_told_apart(data, copy, tmp_path):
 
 
 def test_a_release_that_was_handed_on_is_answered_for_and_called_unchecked(data, copy, capsys):
-    experiment, _ = config.build(recipes.compose([*PLAIN, f"data.directory={data}"]))
+    experiment, *_ = composed(*PLAIN, f"data.directory={data}")
     for look in (Account(accountant="rdp"), Explain()):
         look(experiment, RunFolder(copy))
         assert "UNCHECKED" not in capsys.readouterr().out

@@ -12,11 +12,14 @@ from dpx.mechanism.declarations import DpSgd, Flat, Multiplier
 from dpx.mesh import Mesh
 from dpx.models.shape import Bert
 from dpx.optimizer import Adam
+from dpx.privacy import loss_grid
 from dpx.privacy.declarations import Privacy, Rdp
 from dpx.sampler import Poisson
 from dpx.task.declarations import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
+
+from . import sharing
 
 VOCABULARY = 64
 LENGTH = 16
@@ -70,6 +73,20 @@ def make_rows(count: int, first_record: int = 0) -> dict[str, np.ndarray]:
         "is_next": rng.integers(0, 2, count).astype(np.int32),
         "record": record,
     }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    with sharing.shared_programs():
+        yield
+
+
+@pytest.fixture(scope="module")
+def coarse_grid():
+    """For runs whose epsilon nobody looks at closely: composing it is otherwise as long as training them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""Runs of tests: killed before a step; and sessions that compute alike share what they compile, since tracing is most of a small run."""
+"""Runs of tests, killed before a step; and runs that compute alike share what they compile, whichever test they belong to: tracing is
+most of a run this small."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 
-from dpx import config
+from dpx.mechanism import noise
 from dpx.run_folder import RunFolder
-from dpx.training import loop, session
+from dpx.training import evaluation, loop, session
 
 
 class Killed(Exception):
     """Stands for a SIGKILL before a chosen step."""
 
 
-def run_job(cfg: DictConfig, path: Path, fork: str | None = None, until: int | None = None) -> bool:
-    """Runs the job of `cfg` in `path`, killed before step `until`; whether it came to its end."""
-    experiment, job = config.build(cfg)
-    folder, whole = RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), fork), loop.one_step
+def run_job(composition: tuple[Any, Any, str], path: Path, fork: str | None = None, until: int | None = None) -> bool:
+    """Runs a composed job in `path`, killed before step `until`; whether it came to its end."""
+    experiment, job, config_yaml = composition
+    folder, whole = RunFolder(path, config_yaml, fork), loop.one_step
 
     def mortal(*arguments: Any) -> Any:
         if arguments[-2] == until:
@@ -34,9 +34,20 @@ def run_job(cfg: DictConfig, path: Path, fork: str | None = None, until: int | N
     return False
 
 
-def shared(make: Callable[..., Any], key: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+def _step_key(experiment: Any, objective: Any, mesh: Any, microbatch: int) -> str:
+    """All that a step is made from; how many steps there are, of which rows and under which seed is no part of it."""
+    declared = (experiment.model, experiment.task, experiment.train, experiment.mechanism, experiment.clip, experiment.clipping)
+    beside = (experiment.telemetry, experiment.optimizer, experiment.audit, experiment.privacy.rows_per_example)
+    return repr((declared, beside, experiment.data.sequence_length, objective, mesh, microbatch, noise.SLICE_ELEMENTS))
+
+
+def _evaluation_key(objective: Any, store: Any, *rows: int) -> str:
+    return repr((objective, store.manifest.checksum, rows))
+
+
+def _shared(make: Callable[..., Any], key: Callable[..., str]) -> Callable[..., Any]:
     """`make`, called once for each `key` of its arguments."""
-    kept: dict[tuple[Any, ...], Any] = {}
+    kept: dict[str, Any] = {}
 
     def made(*given: Any) -> Any:
         name = key(*given)
@@ -47,12 +58,15 @@ def shared(make: Callable[..., Any], key: Callable[..., tuple[Any, ...]]) -> Cal
     return made
 
 
+_MAKE_STEP = _shared(session.make_step, _step_key)
+_HELD_OUT = _shared(session.held_out, _evaluation_key)
+
+
 @contextlib.contextmanager
-def shared_programs(
-    step_key: Callable[..., tuple[Any, ...]], evaluation_key: Callable[..., tuple[Any, ...]]
-) -> Iterator[pytest.MonkeyPatch]:
-    """Within it sessions share steps by `step_key` and evaluations by `evaluation_key` of what they are made from."""
+def shared_programs() -> Iterator[pytest.MonkeyPatch]:
+    """Within it sessions share steps and evaluations. A test that replaces what a step is made of belongs outside."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "make_step", shared(session.make_step, step_key))
-        patch.setattr(session, "held_out", shared(session.held_out, evaluation_key))
+        patch.setattr(session, "make_step", _MAKE_STEP)
+        patch.setattr(session, "held_out", _HELD_OUT)
+        patch.setattr(evaluation, "held_out", _HELD_OUT)
         yield patch

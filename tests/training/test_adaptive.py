@@ -21,6 +21,7 @@ from dpx.training.session import Session
 
 from .conftest import declare, make_rows
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 CLIP = Quantile(clipping_norm=0.1, target_quantile=0.3, learning_rate=1.0, count_noise_multiplier=4.0)
 SHOWN = ReleasedTelemetry(noise_multiplier=2.0, loss_limit=50.0)
 STEPS, SEED = 4, 5
@@ -136,7 +137,9 @@ def test_a_fork_takes_the_norm_along_and_a_parent_without_one_is_refused(experim
 @pytest.mark.parametrize("method", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("vmap", "ghost")), "book_keeping"])
 def test_every_method_clips_to_a_norm_known_only_when_it_runs(micro, method):
     _, objective = micro
-    params, batch = objective.init(np.zeros(2, np.uint32)), objective.batch(jnp.asarray([0, 1], jnp.uint32), make_rows(5))
+    params, batch = jax.jit(lambda key, rows: (objective.init(key), objective.batch(key, rows)))(
+        np.asarray([0, 1], np.uint32), make_rows(5)
+    )
 
     @jax.jit
     def total(limit):

@@ -19,15 +19,15 @@ from dpx.declaration import Refused
 from dpx.experiment import Schedule
 from dpx.job.account import read
 from dpx.mechanism.declarations import Banded, TargetEpsilon
-from dpx.privacy import calibration, loss_grid, statement
+from dpx.privacy import calibration, statement
 from dpx.privacy.calibration import calibrate
 from dpx.run_folder import RunFolder
 from dpx.training import session
 
 from ..privacy.combinations import check, drawn
-from . import sharing
 from .conftest import declare
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 3
 TRAINED = 25
 PROGRAMS = 6
@@ -53,23 +53,14 @@ def _standing(base, size_of):
     for seed in random.Random(1).sample(range(500), 500):
         try:
             experiment = drawn(base, seed, size_of, STEPS)
+            can_run = not isinstance(experiment.mechanism, Banded) or importlib.util.find_spec("jax_privacy")
+            if not can_run or (len(programs) == PROGRAMS and _program(experiment) not in programs):
+                continue
             calibrate(experiment, size_of(experiment.data, experiment.privacy))
         except Refused:
             continue
-        can_run = not isinstance(experiment.mechanism, Banded) or importlib.util.find_spec("jax_privacy")
-        if can_run and (len(programs) < PROGRAMS or _program(experiment) in programs):
-            programs.add(_program(experiment))
-            yield experiment
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_programs():
-    """One compiled step per clip, one evaluation (of the first combination's held-out rows) for all, a coarse grid."""
-    with sharing.shared_programs(
-        lambda experiment, objective, *_: (objective, _program(experiment)), lambda objective, *_: (objective,)
-    ) as patch:
-        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
-        yield
+        programs.add(_program(experiment))
+        yield experiment
 
 
 @pytest.mark.parametrize("number", range(TRAINED))

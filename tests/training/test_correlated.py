@@ -16,6 +16,7 @@ from dpx.training.session import Session
 from .conftest import declare
 from .test_adaptive import synthetic
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 STRATEGY = [0.8, 0.4, 0.2]
 
 

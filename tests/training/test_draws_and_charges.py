@@ -17,6 +17,7 @@ from dpx.training.session import Session
 
 from .conftest import declare
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 SIZES = (8, 8, 20, 20, 32)
 SEED = 6
 

@@ -23,6 +23,7 @@ from dpx.training.session import Session
 
 from .conftest import declare
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 6
 
 

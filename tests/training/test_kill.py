@@ -14,7 +14,7 @@ import pytest
 from dpx.privacy.ledger import Ledger
 from tests.processes import environment
 
-STEPS = 40
+STEPS = 24
 COMMAND = (
     *(
         "-m",
@@ -29,7 +29,7 @@ COMMAND = (
     ),
     *(
         "seed=7",
-        "schedule.evaluate_every=20",
+        "schedule.evaluate_every=12",
         "schedule.checkpoint_every=5",
         "schedule.evaluation_rows=32",
         "noise=multiplier",
@@ -83,7 +83,7 @@ def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path):
     moments = random.Random(1)
     for _ in range(2):
         process = _start(killed)
-        before, target = _steps_seen(killed), moments.randint(1, 15)
+        before, target = _steps_seen(killed), moments.randint(1, 8)
         while process.poll() is None and _steps_seen(killed) < before + target:
             time.sleep(0.005)
         time.sleep(moments.random() * 0.05)

@@ -10,13 +10,14 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 import dpx
-from dpx import config, recipes
+from dpx import config
 from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate
 from dpx.parameter_path import path_name
 from dpx.run_folder import RunFolder
 from dpx.training import resting
 
+from ..composed import composed
 from .sharing import run_job
 
 PLAIN = ["model=micro", "model.layers=3", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
@@ -38,8 +39,8 @@ def data(tmp_path_factory) -> Path:
 
 def train(data: Path, path: Path, *overrides: str, fork: str | None = None, until: int | None = None) -> dict[str, np.ndarray]:
     """The released parameters by path, of a run in `path`, killed before step `until` (then none)."""
-    cfg = recipes.compose([*PLAIN, f"data.directory={data}", "schedule.checkpoint_every=2", *overrides])
-    return by_path(dpx.load(path).params) if run_job(cfg, path, fork, until) else {}
+    parts = composed(*PLAIN, f"data.directory={data}", "schedule.checkpoint_every=2", *overrides)
+    return by_path(dpx.load(path).params) if run_job(parts, path, fork, until) else {}
 
 
 def by_path(tree) -> dict[str, np.ndarray]:
@@ -116,8 +117,7 @@ def test_canaries_of_an_audit_train_beside_any_part(data, tmp_path):
 
 
 def test_a_plan_counts_what_is_trained(tmp_path):
-    cfg = recipes.compose([*PLAIN, "train=lora", "train.rank=2", "job=plan", "data.declared_size=5000"])
-    experiment, job = config.build(cfg)
+    experiment, job, _ = composed(*PLAIN, "train=lora", "train.rank=2", "job=plan", "data.declared_size=5000")
     document = job.document(experiment)
     width, layers = experiment.model.width, experiment.model.layers
     # Two targets, each of two factors.

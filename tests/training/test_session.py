@@ -19,6 +19,8 @@ from dpx.training.session import Session
 
 from .conftest import declare
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
+
 
 class Killed(Exception):
     """Stands for a SIGKILL at a chosen moment; the real ones are in test_kill.py."""

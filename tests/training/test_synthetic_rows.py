@@ -1,5 +1,6 @@
 """Random rows have the form of a store's rows, for every task that can be timed or planned on them."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,7 +13,8 @@ from tests.clipping.families import subject
 def test_a_task_learns_from_its_own_rows(family):
     of = subject(family)
     rows = synthetic_rows(of.task, 3, 16, 50)
-    losses_B, _ = of.losses(of.init(np.zeros(2, np.uint32)), of.batch(np.zeros(2, np.uint32), rows))
+    key = np.zeros(2, np.uint32)
+    losses_B, _ = jax.jit(lambda rows: of.losses(of.init(key), of.batch(key, rows)))(rows)
     assert losses_B.shape == (3,) and np.all(np.isfinite(losses_B)) and np.all(np.asarray(losses_B) > 0)
 
 
