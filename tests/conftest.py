@@ -1,7 +1,10 @@
 """Set before jax starts: 8 simulated CPU devices, programs compiled quickly, and caches shared by all tests, so that nothing is
 compiled or solved twice."""
 
+import functools
+import gc
 import os
+import typing
 from pathlib import Path
 
 # Compiling is most of what tests cost. Without LLVM's optimisations and the fusion emitters it takes a fifth; the passes that decide on
@@ -13,5 +16,39 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(("--xla_force_host_platform_device_count=8", *QUICKLY))
 os.environ["DPX_CACHE"] = str(CACHE / "calibration")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "compiled")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+import beartype  # noqa: E402
+import jaxtyping  # noqa: E402
+
+_jaxtyped = jaxtyping.jaxtyped
+
+
+def _is_of_arrays(annotation: typing.Any) -> bool:
+    """Whether jaxtyping has shapes to check in it; in words that are still to be read it may."""
+    if isinstance(annotation, str) or getattr(annotation, "__module__", "").startswith("jaxtyping"):
+        return True
+    parts = annotation if isinstance(annotation, list) else typing.get_args(annotation)
+    return any(map(_is_of_arrays, parts))
+
+
+def _checked(function, typechecker):
+    annotations = getattr(function, "__annotations__", None)
+    if isinstance(function, type) or annotations is None or any(map(_is_of_arrays, annotations.values())):
+        return _jaxtyped(function, typechecker=typechecker)
+    return beartype.beartype(function) if annotations else function
+
+
+# What the import hook of `--jaxtyping-packages` decorates every function of the package with. Without annotations there is nothing to
+# check, and without arrays among them no more than beartype does; jaxtyping would compile two functions for each, also for those that
+# are defined anew with every call of the function around them.
+jaxtyping.jaxtyped = lambda typechecker: functools.partial(_checked, typechecker=typechecker)
+
+# What jax keeps of traced programs is millions of objects, and looking through them again and again for garbage is a tenth of the time.
+gc.set_threshold(50_000, 20, 10)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays until the end."""
+    gc.freeze()
