@@ -162,7 +162,8 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
             found = []
             for unit in _units(program):
                 place = slice(unit * rows, (unit + 1) * rows)
-                cotangent_B = jnp.zeros(program.examples).at[place].set(1)
+                cotangent_B = np.zeros(program.examples, jnp.result_type(float))
+                cotangent_B[place] = 1
                 row = jax.tree.map(lambda leaf, place=place: leaf[place], batch)
                 found.append((together(params, frozen, batch, consts, cotangent_B), alone(params, frozen, row, consts_alone)))
             return jax.tree.map(np.asarray, _Trial(*(list(each) for each in zip(*found, strict=True))))
@@ -194,7 +195,7 @@ def _parameter(leaf: Any, drawn: Draw) -> Any:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return _stand_in(leaf, drawn, 0) if isinstance(leaf, Tracer) else leaf
     spread = max(0.05, leaf.shape[-2] ** -0.5) if leaf.ndim > 1 else 0.5
-    return jnp.asarray(drawn.random.normal(0, spread, leaf.shape), leaf.dtype)
+    return np.asarray(drawn.random.normal(0, spread, leaf.shape), leaf.dtype)
 
 
 def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
@@ -205,14 +206,14 @@ def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
 
 
 def _stand_in(leaf: Any, drawn: Draw, first: int) -> Any:
-    """Random values; of the `first` rows, integers are 0."""
+    """Random values, made by numpy: jax would compile a program for each shape. Of the `first` rows, integers are 0."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         seed = int(drawn.random.integers(2**31))
         return jax.random.split(jax.random.key(seed, impl=jax.random.key_impl(leaf)), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         values = drawn.random.normal(0, 1, leaf.shape)
-        return jnp.asarray(np.abs(values) if drawn.is_positive else values, leaf.dtype)
+        return np.asarray(np.abs(values) if drawn.is_positive else values, leaf.dtype)
     values = np.asarray(drawn.random.integers(drawn.low, drawn.below, leaf.shape))
     if first and drawn.is_first_zero:
         values[:first] = 0
-    return jnp.asarray(values, leaf.dtype)
+    return np.asarray(values, leaf.dtype)
