@@ -3,6 +3,7 @@
 `DPX_UPDATE_GOLDEN=1` rewrites the golden files.
 """
 
+import functools
 import os
 from pathlib import Path
 
@@ -68,8 +69,11 @@ def test_recipe_builds_and_equals_golden(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str) -> None:
-    folders = set()
+def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str, monkeypatch) -> None:
+    # A recipe without a sweep is its own only point, composed to find that out.
+    composed = functools.cache(lambda overrides, with_hydra: compose(list(overrides), with_hydra=with_hydra))
+    compose, folders = recipes.compose, set()
+    monkeypatch.setattr(recipes, "compose", lambda overrides, with_hydra=False: composed(tuple(overrides), with_hydra))
     points = recipes.points(name)
     for point in points:
         cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *point], with_hydra=True)

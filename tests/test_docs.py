@@ -16,6 +16,7 @@ QUICK = (
     *("model=micro", "steps=3", "microbatch=8", "data.vocabulary.size=256", "data.sequence_length=16", "schedule.evaluation_rows=32"),
     *("schedule.evaluate_every=3", "accountant=rdp", "privacy.delta=1e-5"),
 )
+FEW_CANARIES = ("audit.gradients=200",)
 JOBS_OF_A_RUN = ("explain", "account", "evaluate")
 
 
@@ -50,7 +51,8 @@ def test_your_text_from_a_file_to_weights(folder):
             assert command == ["tensorboard", "--logdir", "outputs/tensorboard"]
             continue
         of_a_run = any(f"job={job}" in command for job in JOBS_OF_A_RUN)
-        lines.append([*command[3:], *(() if of_a_run else QUICK)])
+        few = FEW_CANARIES if "audit=canaries" in command else ()
+        lines.append([*command[3:], *(() if of_a_run else QUICK), *few])
     *said, last = answers([(folder, line) for line in lines], code)
     assert all(answer.returncode == 0 for answer in said), said
     by_line = {" ".join(line): answer.stdout for line, answer in zip(lines, said, strict=True)}
