@@ -27,7 +27,7 @@ _jaxtyped = jaxtyping.jaxtyped
 
 def _is_of_arrays(annotation: typing.Any) -> bool:
     """Whether jaxtyping has shapes to check in it; in words that are still to be read it may."""
-    if isinstance(annotation, str) or getattr(annotation, "__module__", "").startswith("jaxtyping"):
+    if isinstance(annotation, str) or (getattr(annotation, "__module__", None) or "").startswith("jaxtyping"):
         return True
     parts = annotation if isinstance(annotation, list) else typing.get_args(annotation)
     return any(map(_is_of_arrays, parts))

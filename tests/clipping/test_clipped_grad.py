@@ -37,7 +37,11 @@ def assert_exact(loss, params, rows, **options):
         np.testing.assert_allclose(leaf, sum(terms), rtol=0, atol=2e-5 * scale + 1e-7)
 
 
-@pytest.mark.parametrize("name", stock.MODELS)
+# Made of the layers of `gpt2_tied` and `bert`, which have a tied and an untied head, a causal mask and none.
+LIKE_OTHERS = ("gpt2", "bert_tied")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in stock.MODELS])
 def test_stock_models_are_exact_and_take_the_routes_said(name):
     loss, params, routes = stock.MODELS[name]()
     assert_exact(loss, params, stock.batch())
