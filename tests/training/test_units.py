@@ -29,7 +29,7 @@ MOST = 4
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """Three steps, everything that was drawn and summed in them, and the run's statement."""
-    source = Synthetic(documents=60, words_per_document=70, states=16)
+    source = Synthetic(documents=60, words_per_document=45, states=16)
     directory = str(tmp_path_factory.getbasetemp() / "data")
     experiment = declare(
         data=Data(name="synthetic", source=source, vocabulary=Vocabulary(size=256), sequence_length=16, directory=directory),
