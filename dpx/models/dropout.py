@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from dpx.models.shape import Model
 
-# Sites within a layer; the embedding counts as layer -1, a classifier as the layer after the last.
-EMBEDDING, ATTENTION, ATTENTION_OUT, OUTPUT = range(4)
+# Sites within a layer; the embedding counts as layer -1, a classifier as the layer after the last. Adapters have sites from the last on.
+EMBEDDING, ATTENTION, ATTENTION_OUT, OUTPUT, ADAPTERS = range(5)
 
 
 def record_keys(key: UInt32[Array, "2"], record_B: Int[Array, " B"]) -> UInt32[Array, "B 2"]:
@@ -18,7 +18,9 @@ def record_keys(key: UInt32[Array, "2"], record_B: Int[Array, " B"]) -> UInt32[A
     return jax.vmap(lambda record: jax.random.fold_in(key, record))(record_B)
 
 
-def kept(keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float, shape: tuple[int, ...], places: int = 0) -> Bool[Array, "B ..."]:
+def kept(
+    keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float | Array, shape: tuple[int, ...], places: int = 0
+) -> Bool[Array, "B ..."]:
     """Which entries survive, `shape` per example; `layer` may be traced (it is scanned over).
 
     Each place along the first `places` axes has a key of its own. An entry depends on where it is, and on no size but those behind the
@@ -35,17 +37,17 @@ def kept(keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float, shape: tup
 
 
 def dropout(
-    x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float, places: int = 0
+    x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, places: int = 0
 ) -> Float[Array, "B ..."]:
-    """Inverted dropout; the identity, at no cost, without keys or at rate 0. `places` as in `kept`."""
-    if keys_B is None or rate == 0.0:
+    """Inverted dropout; the identity, at no cost, without keys or at rate 0, which a traced one is never. `places` as in `kept`."""
+    if keys_B is None or (isinstance(rate, float) and rate == 0.0):
         return x
     return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:], places), x / (1.0 - rate), 0).astype(x.dtype)
 
 
-def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float, length: Array) -> Array:
+def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, length: Array) -> Array:
     """Dropout of what tokens hold, [B,T,H]; with `length` [B,C] the tokens of C texts side by side."""
-    if keys_B is None or rate == 0.0 or length.ndim == 1:
+    if keys_B is None or length.ndim == 1:
         return dropout(x_BTH, keys_B, layer, site, rate)
     by_text = x_BTH.reshape(*length.shape, -1, x_BTH.shape[-1])
     return dropout(by_text, keys_B, layer, site, rate, places=1).reshape(x_BTH.shape)

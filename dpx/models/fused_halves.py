@@ -35,8 +35,9 @@ class Place(NamedTuple):
     length: Array
     keys_B: Array | None
 
-    def dropped(self, x: Array, site: int) -> Array:
-        return drop.of_tokens(x, self.keys_B, self.layer, site, self.model.dropout, self.length)
+    def dropped(self, x: Array, site: int, rate: Any = None) -> Array:
+        """At the model's rate, unless another is given."""
+        return drop.of_tokens(x, self.keys_B, self.layer, site, self.model.dropout if rate is None else rate, self.length)
 
     def dropped_probabilities(self, probs: Array) -> Array:
         return drop.of_probabilities(probs, self.keys_B, self.layer, self.model.dropout)
@@ -52,8 +53,12 @@ class Order(NamedTuple):
 
 
 def cast(p: Any, like: Array) -> Any:
-    """Kernels and biases in the compute dtype; LayerNorms stay as they are."""
-    return {name: leaf if name.endswith("norm") else jax.tree.map(lambda x: x.astype(like.dtype), leaf) for name, leaf in p.items()}
+    """Kernels and biases in the compute dtype; LayerNorms and rates stay as they are."""
+
+    def one(path: Any, leaf: Array) -> Array:
+        return leaf if path[-1].key == "dropout" else leaf.astype(like.dtype)
+
+    return {name: leaf if name.endswith("norm") else jax.tree_util.tree_map_with_path(one, leaf) for name, leaf in p.items()}
 
 
 def scaled(normalised: Array, p: Any) -> Array:
@@ -75,16 +80,16 @@ def norm_backward(g: Array, normalised: Array, factor: Array, p: Any) -> tuple[d
     return sums, normalise_cotangent(wide * p["scale"], normalised, factor).astype(g.dtype)
 
 
-def linear(x: Array, p: Any, weight: str, saved: dict[str, Array]) -> Array:
+def linear(place: Place, x: Array, p: Any, weight: str, saved: dict[str, Array]) -> Array:
     """x through a dense map and its adapters; `saved` gets what their backward pass needs."""
-    y, own = lora.forward(x @ p[weight]["kernel"] + p[weight]["bias"], x, p.get("lora", {}), weight)
+    y, own = lora.forward(x @ p[weight]["kernel"] + p[weight]["bias"], x, p.get("lora", {}), weight, place.dropped)
     saved |= own
     return y
 
 
-def linear_backward(g: Array, p: Any, r: Any, weight: str, found: Any) -> Array:
+def linear_backward(place: Place, g: Array, p: Any, r: Any, weight: str, found: Any) -> Array:
     """Cotangent of the input of `linear`."""
-    g_x, own = g @ p[weight]["kernel"].T, lora.backward(g, p.get("lora", {}), r, weight, found)
+    g_x, own = g @ p[weight]["kernel"].T, lora.backward(g, p.get("lora", {}), r, weight, found, place.dropped)
     return g_x if own is None else g_x + own
 
 
@@ -101,35 +106,35 @@ def gelu_and_slope(u: Array, form: str) -> tuple[Array, Array]:
 
 def attention(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
     saved: dict[str, Array] = {}
-    qkv_BTd = linear(x_BTH, p, "qkv", saved)
+    qkv_BTd = linear(place, x_BTH, p, "qkv", saved)
     context_BTH = attend(qkv_BTd, place.length, place.model.heads, place.dropped_probabilities, place.model.causal)
-    out_BTH = place.dropped(linear(context_BTH, p, "attention_out", saved), drop.ATTENTION_OUT)
+    out_BTH = place.dropped(linear(place, context_BTH, p, "attention_out", saved), drop.ATTENTION_OUT)
     return out_BTH, saved | {"qkv": qkv_BTd, "context": context_BTH}
 
 
 def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
     model, g_attended = place.model, place.dropped(g_BTH, drop.ATTENTION_OUT)
-    g_context = linear_backward(g_attended, p, r, "attention_out", found)
+    g_context = linear_backward(place, g_attended, p, r, "attention_out", found)
     g_qkv = attend_backward(r["qkv"], r["context"], g_context, place.length, model.heads, place.dropped_probabilities, model.causal)
     found |= {"a_attention_out": r["context"], "g_attention_out": g_attended, "g_qkv": g_qkv}
     _sum_biases(found, "attention_out", "qkv")
-    return linear_backward(g_qkv, p, r, "qkv", found)
+    return linear_backward(place, g_qkv, p, r, "qkv", found)
 
 
 def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
     saved: dict[str, Array] = {}
-    u_BTF = linear(x_BTH, p, "up", saved)
+    u_BTF = linear(place, x_BTH, p, "up", saved)
     activated_BTF = jax.nn.gelu(u_BTF, approximate=place.model.gelu == "tanh")
-    return place.dropped(linear(activated_BTF, p, "down", saved), drop.OUTPUT), saved | {"u": u_BTF}
+    return place.dropped(linear(place, activated_BTF, p, "down", saved), drop.OUTPUT), saved | {"u": u_BTF}
 
 
 def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
     dtype, g_down = r["u"].dtype, place.dropped(g_BTH, drop.OUTPUT)
     activated, slope = gelu_and_slope(norms.at_least_float32(r["u"]), place.model.gelu)
-    g_up = (linear_backward(g_down, p, r, "down", found) * slope).astype(dtype)
+    g_up = (linear_backward(place, g_down, p, r, "down", found) * slope).astype(dtype)
     found |= {"a_down": activated.astype(dtype), "g_down": g_down, "g_up": g_up}
     _sum_biases(found, "down", "up")
-    return linear_backward(g_up, p, r, "up", found)
+    return linear_backward(place, g_up, p, r, "up", found)
 
 
 def _sum_biases(found: Any, *weights: str) -> None:

@@ -211,9 +211,10 @@ class LayerStack(Op):
     def _of_adapters(self, found: Any, product: Any) -> Any:
         """`product` of input and output cotangent for each factor that is trained, under the name `lora`."""
         gradients = {}
-        for name, (h_BTr, g_BTr, g_BTc) in found.get("lora", {}).items():
-            factors = {"a": (found[f"a_{lora.TARGETS[name].weight}"], g_BTr), "b": (h_BTr, g_BTc)}
-            own = {leaf: product(*pair) for leaf, pair in factors.items() if self.trains(f"lora/{name}/{leaf}")}
+        for name, (h_BTr, g_BTr, g_BTc, taken) in found.get("lora", {}).items():
+            own = {"b": product(h_BTr, g_BTc)} if self.trains(f"lora/{name}/b") else {}
+            if self.trains(f"lora/{name}/a"):
+                own["a"] = product(taken(found[f"a_{lora.TARGETS[name].weight}"]), g_BTr)
             gradients |= {name: own} if own else {}
         return {"lora": gradients} if gradients else {}
 

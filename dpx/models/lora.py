@@ -1,15 +1,17 @@
 """Low-rank adapters of a model's dense maps (LoRA: Hu et al. 2022; with privacy: Yu et al. 2022): y = x W + (alpha / r) x A B, W resting.
 
 Adapters are parameters among others, stacked like the layers: `layers/lora/<target>/a` [L, p, r], `b` [L, r, d] and `scale` [L],
-alpha / r, a constant that no selection trains. Where a tree holds them a model adds them; with zeros for B, as they begin, the model
-computes what it did without. `lora_ffa` (FFA-LoRA: Sun et al. 2024) trains B alone.
+alpha / r, a constant that no selection trains. So is `dropout` [L], there where it is above 0: the rate of inverted dropout on an
+adapter's input, each with masks of its own (dropout.py), as long as the loss is given a key. Where a tree holds adapters a model adds
+them; with zeros for B, as they begin, the model computes what it did without. `lora_ffa` (FFA-LoRA: Sun et al. 2024) trains B alone.
 
 L: layers, B: examples, T: tokens, p: inputs, d: outputs of a dense map, c: outputs that are a target's own, r: rank.
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,10 @@ from jaxtyping import Array
 
 from dpx.clipping import ops
 from dpx.declaration import Refused, require
+from dpx.models import dropout as drop
+
+# (what tokens hold, site, rate) -> the same with parts dropped, in one layer (dropout.of_tokens).
+Drops = Callable[[Array, int, Any], Array]
 
 
 class Target(NamedTuple):
@@ -56,36 +62,51 @@ def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
             yield name, target, lora[name]
 
 
-def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str) -> Array:
+def has_dropout(params: Any) -> bool:
+    """Whether a model's adapters drop parts of their inputs."""
+    adapters = [p for part, of in params.items() if part.startswith("layers") for p in of.get("lora", {}).values()]
+    return any("dropout" in p for p in adapters)
+
+
+def taken(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
+    """What the adapter `name` takes in of x, and of a cotangent of that what reaches x."""
+    return drops(x_BTp, drop.ADAPTERS + list(TARGETS).index(name), p["dropout"]) if "dropout" in p else x_BTp
+
+
+def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> Array:
     """y plus what the adapters of a dense map make of its input, by ops."""
-    for _, target, p in adapters_of(lora, weight):
-        y_BTd = y_BTd + target.placed(ops.low_rank(x_BTp, p["a"], p["b"]) * p["scale"].astype(y_BTd.dtype))
+    for name, target, p in adapters_of(lora, weight):
+        own_BTp = taken(x_BTp, name, p, drops)
+        y_BTd = y_BTd + target.placed(ops.low_rank(own_BTp, p["a"], p["b"]) * p["scale"].astype(y_BTd.dtype))
     return y_BTd
 
 
-def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str) -> tuple[Array, dict[str, Array]]:
+def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> tuple[Array, dict[str, Array]]:
     """(y plus what the adapters make of x, which `backward` goes on from: h_BTr of each, (alpha / r) x A)."""
     saved = {}
     for name, target, p in adapters_of(lora, weight):
-        saved[f"h_{name}"] = (x_BTp @ p["a"]) * p["scale"]
+        saved[f"h_{name}"] = (taken(x_BTp, name, p, drops) @ p["a"]) * p["scale"]
         y_BTd = y_BTd + target.placed(saved[f"h_{name}"] @ p["b"])
     return y_BTd, saved
 
 
-def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, found: Any) -> Array | None:
-    """What the adapters add to the cotangent of x, None without any. `found` gets h of each and the cotangents of x A and of its
-    outputs, which are the other factors of its gradients."""
+def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, found: Any, drops: Drops) -> Array | None:
+    """What the adapters add to the cotangent of x, None without any. `found` gets of each h, the cotangents of x A and of its outputs,
+    which are the other factors of its gradients, and what makes its input of x."""
     total = None
     for name, target, p in adapters_of(lora, weight):
         g_BTc = target.columns(g_BTd)
         g_BTr = (g_BTc @ p["b"].T) * p["scale"]
-        found.setdefault("lora", {})[name] = (saved.get(f"h_{name}"), g_BTr, g_BTc)
-        own = g_BTr @ p["a"].T
+        own_of = partial(taken, name=name, p=p, drops=drops)
+        found.setdefault("lora", {})[name] = (saved.get(f"h_{name}"), g_BTr, g_BTc, own_of)
+        own = own_of(g_BTr @ p["a"].T)
         total = own if total is None else total + own
     return total
 
 
-def add_adapters(params: Any, key: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ("query", "value")) -> Any:
+def add_adapters(
+    params: Any, key: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ("query", "value"), dropout: float = 0.0
+) -> Any:
     """A model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `TARGETS`).
 
     A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `Refused` for a rank that no matrix has, a pattern that names no target,
@@ -104,6 +125,7 @@ def add_adapters(params: Any, key: Any, *, rank: int, alpha: float, targets: tup
             require(fits, f"rank={rank}", f"is none of a matrix {(p, d // target.parts)}", "Use a rank of at least 1 and below both")
             a_Lpr = jax.random.normal(jax.random.fold_in(key, place), (L, p, rank)) * p**-0.5
             found[name] = {"a": a_Lpr, "b": jnp.zeros((L, rank, d // target.parts)), "scale": jnp.full((L,), alpha / rank)}
+            found[name] |= {"dropout": jnp.full((L,), dropout)} if dropout else {}
     return params | {"layers": params["layers"] | {"lora": found}}
 
 

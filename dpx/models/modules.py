@@ -101,10 +101,10 @@ class Layer(nn.Module):
         lora = self.variables.get("params", {}).get("lora", {})
 
         def projected(x: Array, name: str, features: int, spread: float = 1.0) -> Array:
-            return adapted(Dense(model, features, spread=spread, name=name)(x), x, lora, name)
+            return adapted(Dense(model, features, spread=spread, name=name)(x), x, lora, name, dropped)
 
-        def dropped(x: Array, site: int) -> Array:
-            return drop.of_tokens(x, keys_B, layer, site, model.dropout, length)
+        def dropped(x: Array, site: int, rate: Any = None) -> Array:
+            return drop.of_tokens(x, keys_B, layer, site, model.dropout if rate is None else rate, length)
 
         def dropped_probabilities(probs: Array) -> Array:
             return drop.of_probabilities(probs, keys_B, layer, model.dropout)

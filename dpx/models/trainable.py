@@ -120,7 +120,7 @@ def _kept(params: Any, picks: Callable[[str], bool], is_trained: bool, path: str
 
 def _is_constant(path: str) -> bool:
     """Whether no selection trains it: a layer below those, and what adapters are multiplied by."""
-    return path.split("/")[0] == BELOW or fnmatchcase(path, "*/lora/*/scale")
+    return path.split("/")[0] == BELOW or any(fnmatchcase(path, f"*/lora/*/{name}") for name in ("scale", "dropout"))
 
 
 def whole(params: Any) -> Any:

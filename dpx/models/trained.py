@@ -98,12 +98,13 @@ class Matching(Part):
 
 @declaration
 class Adapters(Part):
-    """Low-rank adapters (LoRA: Hu et al. 2022) of the dense maps `targets`; with `kind="lora_ffa"` of their two factors the second
-    alone is trained (FFA-LoRA: Sun et al. 2024)."""
+    """Low-rank adapters (LoRA: Hu et al. 2022) of the dense maps `targets`, with `dropout` of their inputs; with `kind="lora_ffa"` of
+    their two factors the second alone is trained (FFA-LoRA: Sun et al. 2024)."""
 
     rank: int
     alpha: float
     targets: Sequence[str] = ("query", "value")
+    dropout: float = 0.0
     kind: Literal["lora", "lora_ffa"] = "lora"
 
     def __post_init__(self) -> None:
@@ -111,6 +112,7 @@ class Adapters(Part):
         require(
             self.alpha > 0, f"train.alpha={self.alpha}", "adapters would change nothing", "Use a positive number, such as twice the rank"
         )
+        require(0 <= self.dropout < 1, f"train.dropout={self.dropout}", "is no share of an input to drop", "Use 0 or more, below 1")
         require(
             bool(self.targets), "train.targets=[]", "nothing would be adapted", "Name some of query, key, value, attention_out, up, down"
         )
@@ -124,7 +126,7 @@ class Adapters(Part):
         """With adapters drawn by `key`; what the model computes stays what it was."""
         from dpx.models.lora import add_adapters
 
-        return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets))
+        return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets), dropout=self.dropout)
 
 
 Trained = Everything | Biases | LastLayer | TopLayers | Matching | Adapters

@@ -45,7 +45,7 @@ class Objective:
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
-        rows = batch["tokens"], batch["length"], dropout_keys(self.model, dropout_key, batch["record"])
+        rows = batch["tokens"], batch["length"], dropout_keys(self.model, params, dropout_key, batch["record"])
         found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["is_slot"]))
         losses_B, correct_B = found
         predicted_B = batch["is_slot"].sum(1).astype(losses_B.dtype)

@@ -49,7 +49,7 @@ class Objective:
         tokens, length = batch["tokens"], batch["length"]
         segment = segments(tokens.shape[-1], batch["segment_start"], length)
         side_by_side = (tokens.shape[0], -1)
-        keys_B = dropout_keys(self.model, dropout_key, batch["record"])
+        keys_B = dropout_keys(self.model, params, dropout_key, batch["record"])
         logits: Any = self.module.apply({"params": params}, tokens.reshape(side_by_side), segment.reshape(side_by_side), length, keys_B)
         losses_B, correct_B = class_losses(logits.reshape(side_by_side), batch["label"])
         return losses_B, {"correct": correct_B}

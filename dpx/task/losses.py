@@ -18,6 +18,7 @@ from dpx.clipping import ops
 from dpx.clipping.probes import session_of
 from dpx.models.dropout import record_keys
 from dpx.models.fused_head import token_loss
+from dpx.models.lora import has_dropout
 from dpx.models.shape import Model
 
 Params = dict[str, Any]
@@ -26,9 +27,10 @@ Counts = dict[str, Array]
 Key = UInt32[Array, "2"] | UInt32[np.ndarray, "2"]
 
 
-def dropout_keys(model: Model, key: Key | None, record_B: Array) -> Array | None:
+def dropout_keys(model: Model, params: Params, key: Key | None, record_B: Array) -> Array | None:
     """One key per record, or None where nothing is dropped."""
-    return None if key is None or model.dropout == 0.0 else record_keys(jnp.asarray(key), record_B)
+    is_needed = model.dropout > 0.0 or has_dropout(params)
+    return None if key is None or not is_needed else record_keys(jnp.asarray(key), record_B)
 
 
 def decode_losses(params: Params, label_BM: Array, is_slot_BM: Array) -> Callable[..., tuple[Array, Array]]:

@@ -67,7 +67,7 @@ class Objective:
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example losses and counts (`mlm_correct`, `mlm_predicted`, `next_sentence_correct`), float32 or wider."""
         segment_BT = segments(batch["tokens"].shape[1], batch["segment_start"], batch["length"])
-        rows = batch["tokens"], segment_BT, batch["length"], batch["slots"], dropout_keys(self.model, dropout_key, batch["record"])
+        rows = batch["tokens"], segment_BT, batch["length"], batch["slots"], dropout_keys(self.model, params, dropout_key, batch["record"])
         found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["is_slot"]))
         (losses_B, correct_B), next_B2 = found
         counts = {"mlm_correct": correct_B, "mlm_predicted": batch["is_slot"].sum(1).astype(losses_B.dtype)}

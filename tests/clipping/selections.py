@@ -27,10 +27,10 @@ SELECTIONS = {
 
 
 @cache
-def start(family: str, **changes):
+def start(family: str, adapter_dropout: float = 0.0, **changes):
     """(loss, parameters with adapters that do something, a batch, float64 gradients of each example by all of them)."""
     of = subject(family, **changes)
-    params = add_adapters(parameters(of, spread=0.3), jax.random.key(3), rank=2, alpha=3.0, targets=("*",))
+    params = add_adapters(parameters(of, spread=0.3), jax.random.key(3), rank=2, alpha=3.0, targets=("*",), dropout=adapter_dropout)
     drawn = np.random.default_rng(5)
     for adapter in params["layers"]["lora"].values():
         adapter["b"] = jnp.asarray(drawn.normal(0, 0.3, adapter["b"].shape), jnp.float32)

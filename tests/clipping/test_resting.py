@@ -52,6 +52,17 @@ def test_in_a_loop_and_without_memory(family, selection, method, monkeypatch):
     assert_exact(family, SELECTIONS[selection], method, kept_bytes=0)
 
 
+DROPPED = [
+    (family, name, fused) for family in ("bert", "decoder", "roberta_choices") for name in ("lora", "lora_ffa") for fused in (True, False)
+]
+
+
+@pytest.mark.parametrize("family, selection, fused", cases(DROPPED, [("bert", "lora", True)]))
+def test_with_dropout_of_adapters_inputs(family, selection, fused):
+    """The model itself drops nothing; each adapter has masks of its own, which the backward pass draws again."""
+    assert_exact(family, SELECTIONS[selection], changes=(("adapter_dropout", 0.25),), fused=fused)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("family", ["bert", "decoder"])

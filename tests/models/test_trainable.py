@@ -99,6 +99,21 @@ def test_adapters_change_nothing_at_first_and_merge_away():
     np.testing.assert_allclose(losses(adapted), losses(merged_away), rtol=2e-5)
 
 
+def test_adapters_drop_parts_of_their_own_inputs_alone_and_only_with_a_key():
+    of, params = model("decoder")
+    batch, dropping = rows(of), adapters(params, dropout=0.5)
+    losses = jax.jit(lambda params, key: of.losses(params, batch, key)[0], compiler_options=QUICKLY)
+    # With zeros for B an adapter's input reaches nothing; the model's own maps drop nothing.
+    np.testing.assert_array_equal(losses(dropping, DROPOUT_KEY), losses(params, None))
+    for adapter in dropping["layers"]["lora"].values():
+        adapter["b"] = jnp.full(adapter["b"].shape, 0.05)
+    lora = {name: {leaf: x for leaf, x in one.items() if leaf != "dropout"} for name, one in dropping["layers"]["lora"].items()}
+    plain = params | {"layers": params["layers"] | {"lora": lora}}
+    np.testing.assert_array_equal(losses(dropping, None), losses(plain, DROPOUT_KEY))
+    assert np.abs(losses(dropping, DROPOUT_KEY) - losses(plain, DROPOUT_KEY)).max() > 1e-3
+    assert not any("dropout" in path for path in paths(trainable.split(dropping, trainable.LORA)[0]))
+
+
 def test_adapters_have_the_shapes_of_their_targets_and_scales_rest():
     of, params = model("bert")
     lora = adapters(params)["layers"]["lora"]

@@ -27,7 +27,7 @@ TRAINED = {
     "train=last_layer": "mlm/",
     "train=top train.layers=1": "mlm/ layers/",
     "train=lora train.rank=2": "lora/",
-    "train=lora_ffa train.rank=2": "/b",
+    "train=lora_ffa train.rank=2 train.dropout=0.2": "/b",
     "train=matching train.paths=[layers/qkv/*] train.layers=2": "layers/qkv/",
 }
 
