@@ -15,7 +15,7 @@ os.environ["HYDRA_FULL_ERROR"] = "1"
 try:
     import hydra
 
-    from dpx import config, interruption, sweep
+    from dpx import config, interruption, search_path, sweep
     from dpx.command_line import as_refused
     from dpx.console import closed_pipe, wide
     from dpx.launch import Launcher
@@ -33,6 +33,7 @@ def main() -> None:
     # A log that cannot be written (a full disk) must not bury the one line below.
     logging.raiseExceptions = False
     config.register_resolvers()
+    search_path.register()
     launcher = Launcher()
 
     def run(cfg):

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from dpx import packages, search_path
 from dpx.config import conf_directory
 from dpx.declaration import Refused
 from dpx.extras import missing
@@ -69,6 +70,9 @@ def _unknown_option(error: MissingConfigException) -> Refused:
     if group == "hydra/sweeper" and option == "optuna":
         # Installed, it brings these options.
         return missing("hydra/sweeper=search", "tune")
+    for package in packages.listed():
+        if package.set_aside and wanted in package.options:
+            return Refused(f"{group}={option}", f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them")
     if not options:
         return Refused(wanted, "no such config", "Look in conf/ for what there is")
     return Refused(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
@@ -95,6 +99,7 @@ def _impossible_override(error: ConfigCompositionException) -> Refused:
 def _siblings(key: str) -> list[str]:
     """Keys of the default config that stand where `key` was put."""
     if not GlobalHydra.instance().is_initialized():
+        search_path.register()
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):
             cfg = compose("config")
     else:

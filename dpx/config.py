@@ -1,6 +1,7 @@
 """From a composed config to frozen declarations: the only place that turns `_target_` into objects; after `build` no DictConfig exists.
 
-Hydra's own `instantiate` would call any importable function and check no types; this one makes declarations only.
+Hydra's own `instantiate` would call any importable function and check no types; this one makes declarations only, and imports nothing
+but dpx and the packages that are listed (`dpx.packages`).
 """
 
 import hashlib
@@ -13,10 +14,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import dpx
-from dpx.declaration import Refused, require
+from dpx import packages
+from dpx.declaration import Refused, is_declaration, require
 from dpx.experiment import Experiment
 from dpx.node import checked_arguments, nearest, unknown_key
+from dpx.packages import conf_directory as conf_directory
 from dpx.run_folder import RunFolder
 
 # What a command does with the experiment, in the folder of its run.
@@ -27,15 +29,6 @@ _BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "pl
 # These never change which run it is (design: how a config becomes a run).
 _NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "length_buckets", "point", "list", "plan", "report")
 _NOT_IN_THE_NAME += ("tune", "name", "run")
-
-
-def conf_directory() -> Path:
-    """The folder of config.yaml: inside an installed wheel, or beside the package in a checkout."""
-    package = Path(dpx.__file__).resolve().parent
-    for candidate in (package / "conf", package.parent / "conf"):
-        if (candidate / "config.yaml").is_file():
-            return candidate
-    raise Refused("conf/config.yaml", f"neither beside nor inside {package}", "Install dpx again")
 
 
 def build(cfg: DictConfig) -> tuple[Experiment, Job]:
@@ -85,21 +78,45 @@ def _instantiate(node: Any, path: str) -> Any:
         return node
     if "_target_" not in node:
         return {key: _instantiate(value, f"{path}.{key}") for key, value in node.items()}
-    target = node["_target_"]
-    try:
-        module, _, name = target.rpartition(".")
-        declared = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        words = f"cannot be loaded ({str(error).splitlines()[0]})"
-        raise Refused(f"{path}._target_={target}", words, "Name a declaration of dpx") from error
-    if not hasattr(declared, "__dataclass_fields__"):
-        raise Refused(f"{path}._target_={target}", "not a declaration", "Name a frozen dataclass")
+    declared = _declared(f"{path}._target_={node['_target_']}", node["_target_"])
     return _construct(declared, {key: value for key, value in node.items() if key != "_target_"}, path)
+
+
+def _declared(value: str, target: Any) -> Any:
+    """The declaration that `target` names, `value` being the assignment as the user sees it. Only modules of dpx and of listed packages are
+    imported; raises `Refused` for anything else before it is."""
+    module, _, name = str(target).rpartition(".")
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module:
+        raise Refused(value, "is no name of a declaration", "Write <package>.<module>.<class>")
+    package = module.partition(".")[0]
+    packages.require_listed(value, package)
+    try:
+        declared = getattr(importlib.import_module(module), name)
+    # A package may leave the interpreter while it is imported; dpx answers with its one line all the same.
+    except (Exception, SystemExit) as error:
+        words = f"cannot be loaded ({_first_line(error)})"
+        if package == packages.OWN:
+            raise Refused(value, words, "Name a declaration of dpx") from error
+        raise Refused(value, f"{packages.named(package)} {words}", f"Mend or uninstall {package}") from error
+    if not is_declaration(declared):
+        raise Refused(value, "not a declaration", "Name a class made by dpx.declaration.declaration")
+    packages.require_listed(value, declared.__module__.partition(".")[0])
+    return declared
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
     made = {key: _instantiate(value, f"{path}.{key}".lstrip(".")) for key, value in arguments.items()}
     return declared(**checked_arguments(declared, made, path))
+
+
+def declare(path: Path, key: str) -> Any:
+    """What one option's file declares by itself, without the rest of a config; `key` is what a refusal calls it."""
+    return _instantiate(OmegaConf.to_container(OmegaConf.load(path), resolve=True), key)
 
 
 def run_name(root: DictConfig) -> str:
@@ -118,8 +135,10 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _does_nothing(key: str, value: Any) -> bool:
-    is_default = {"telemetry": ".SecretTelemetry", "train": ".Everything"}
-    return (key == "analysis" and value is None) or (key in is_default and value["_target_"].endswith(is_default[key]))
+    default = {"telemetry": ".SecretTelemetry", "train": ".Everything"}.get(key, "")
+    target = str(value["_target_"]) if default else ""
+    # A package's class of the same name may do something.
+    return (key == "analysis" and value is None) or (bool(default) and target.startswith("dpx.") and target.endswith(default))
 
 
 def _short_hash(plain: Any) -> str:
@@ -128,7 +147,8 @@ def _short_hash(plain: Any) -> str:
 
 def register_resolvers() -> None:
     """`${run_name:}` and `${hydra_files:}` for Hydra's folders, `${at_most_steps:n}` for a default that a short run must not exceed, for a
-    search `${one_minus:x}` and `${trials_left:}`; safe to call twice."""
+    search `${one_minus:x}` and `${trials_left:}`, and `${packages:}` for the help; safe to call twice."""
+    OmegaConf.register_new_resolver("packages", packages.described, replace=True)
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
     OmegaConf.register_new_resolver("at_most_steps", _at_most_steps, replace=True)
     # Twelve digits are what a person writes: 1 - 0.9 is 0.1 and not 0.09999999999999998.

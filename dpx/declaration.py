@@ -10,6 +10,8 @@ from beartype import BeartypeConf, beartype
 
 Cls = TypeVar("Cls", bound=type)
 
+_MARK = "__declaration__"
+
 # YAML writes `1` where a float is meant; the numeric tower accepts it.
 _CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
@@ -26,7 +28,14 @@ class Refused(ValueError):
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def declaration(cls: Cls) -> Cls:
     """Makes `cls` a frozen, keyword-only dataclass whose constructor checks its annotations."""
-    return _CHECK(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+    declared = _CHECK(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+    setattr(declared, _MARK, declared)
+    return declared
+
+
+def is_declaration(value: Any) -> bool:
+    """Whether `value` is a class that `declaration` made; a subclass of one has to be made so itself."""
+    return isinstance(value, type) and vars(value).get(_MARK) is value
 
 
 def require(condition: bool, value: Any, reason: str, fix: str) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,7 +189,7 @@ def _check_noise(cfg: DictConfig, overrides: tuple[str, ...]) -> None:
     """Noise asked for beside a mechanism that adds none is a slip that would cost the guarantee."""
     asked = [override for override in overrides if override.lstrip("+").startswith(("noise.", "noise="))]
     require(
-        not asked or not str(OmegaConf.select(cfg, "mechanism._target_")).endswith(".NoPrivacy"),
+        not asked or not re.fullmatch(r"dpx\..*\.NoPrivacy", str(OmegaConf.select(cfg, "mechanism._target_"))),
         ", ".join(asked),
         "mechanism=none adds no noise and gives no guarantee",
         "Leave one of them out",

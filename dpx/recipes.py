@@ -4,7 +4,6 @@ import contextlib
 import fnmatch
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -14,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
+from dpx import packages, search_path
 from dpx.config import build, conf_directory, register_resolvers
 
 # A recipe may ask for a sweeper that is not installed; a plan does not run it.
@@ -21,10 +21,8 @@ _PLAIN_SWEEPER = "hydra/sweeper=basic"
 
 
 def names(match: str = "*") -> list[str]:
-    """Recipes by name, `laptop/` ones with their folder, in alphabetical order."""
-    folder = conf_directory() / "experiment"
-    found = (str(path.relative_to(folder).with_suffix("")) for path in Path(folder).rglob("*.yaml"))
-    return sorted(name for name in found if fnmatch.fnmatchcase(name, match))
+    """Recipes by name, `laptop/` ones with their folder, in alphabetical order; those of installed packages too."""
+    return [name for name in packages.names_in("experiment") if fnmatch.fnmatchcase(name, match)]
 
 
 def compose(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
@@ -44,6 +42,7 @@ def _started() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
         return
+    search_path.register()
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         yield
 

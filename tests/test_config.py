@@ -103,7 +103,15 @@ def test_no_golden_config_is_left_over() -> None:
         (["data=text"], "data.source.paths: no value given. Add data.source.paths=..."),
         (["noise.epsilon=0"], "noise.epsilon=0.0: epsilon must be positive. Give a target above 0."),
         (["noise.epsilon=-1"], "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0."),
-        (["mechanism._target_=os.system"], "mechanism._target_=os.system: not a declaration. Name a frozen dataclass."),
+        (
+            ["mechanism._target_=os.system"],
+            "mechanism._target_=os.system: os is no package of dpx that is installed here (there are: dpx). "
+            "Install the package that brings it, or name another.",
+        ),
+        (
+            ["mechanism._target_=dpx.mechanism.noise.add_noise"],
+            "mechanism._target_=dpx.mechanism.noise.add_noise: not a declaration. Name a class made by dpx.declaration.declaration.",
+        ),
         (
             ["model._target_=dpx.nothing.B"],
             "model._target_=dpx.nothing.B: cannot be loaded (No module named 'dpx.nothing'). Name a declaration of dpx.",

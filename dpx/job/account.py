@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpx import rests_on
 from dpx.analysis.picture import Lines, Picture
 from dpx.analysis.table import Table
 from dpx.console import wide
@@ -52,11 +53,15 @@ class Account:
         tables = account(runs, self.accountant, delta, adjacency)
         folder.release.mkdir(parents=True, exist_ok=True)
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
+        by = rests_on.joined(rests_on.of_runs(runs), *(one.by for one in found))
+        document |= {"rests_on": list(by)} if by else {}
         document["is_checked"] = all(one.is_checked for one in found)
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
         console = wide()
         if not document["is_checked"]:
             console.print(UNCHECKED, highlight=False)
+        for line in rests_on.words(by):
+            console.print(f"NO BOUND: every epsilon below is {line}.", highlight=False)
         for table in tables:
             table.write_csv(folder.release)
             console.print(table.shown())
@@ -76,10 +81,11 @@ def _place(named: str) -> Path:
 
 
 class Source(NamedTuple):
-    """Charged steps of one source, and whether they were held against everything that follows from them."""
+    """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself."""
 
     runs: list[dict[str, Any]]
     is_checked: bool
+    by: tuple[str, ...] = ()
 
 
 def read(path: Path) -> Source:
@@ -94,9 +100,10 @@ def read(path: Path) -> Source:
         path = path / "release" / "privacy.json"
     require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
     if path.suffix == ".json":
-        runs = json.loads(path.read_text()).get("ledger", {}).get("runs")
+        document = json.loads(path.read_text())
+        runs = document.get("ledger", {}).get("runs")
         require(runs is not None, f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
-        return Source(runs, False)
+        return Source(runs, False, rests_on.of_guarantee(document.get("guarantee", "dp")) or ())
     # A ledger where a run keeps it stands beside what follows from it.
     checked = agreement.check(path.parents[1]) if path.parent.name == "private" else None
     return Source(Ledger(path).runs(), checked is not None)

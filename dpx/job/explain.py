@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpx import rests_on
 from dpx.analysis.table import Table
 from dpx.console import wide
 from dpx.declaration import Refused, declaration
@@ -77,12 +78,18 @@ def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None) ->
     if document["guarantee"] == "not_private":
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
         return {"name": experiment.name, "words": words, "tables": []}
+    by = rests_on.of_guarantee(document["guarantee"])
     words = [*_promise(experiment, document, calibrated), *_lists(document)]
     return {
         "name": experiment.name,
         "words": words,
-        "tables": [_as_steps_go(experiment, calibrated), _neighbouring_settings(experiment, size)],
+        "tables": [_on_the_word(table, by) for table in (_as_steps_go(experiment, calibrated), _neighbouring_settings(experiment, size))],
     }
+
+
+def _on_the_word(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str, Any]:
+    """A table whose numbers are a package's word says so where it is read."""
+    return table | {"title": f"{table['title']} (no bounds: on the word of {', '.join(by)})"} if by else table
 
 
 def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
@@ -95,6 +102,8 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
     lines = [f"What is protected: one {unit} of the training text."]
     if document["guarantee"] == "none":
         lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
+    if by := rests_on.of_guarantee(document["guarantee"]):
+        lines.append(f"GUARANTEE: NONE OF DPX'S OWN, but {rests_on.words(by)[0]}. The numbers below hold if that package is right.")
     return lines + [
         "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
         f"What they cannot do: tell this training set from one {neighbour}.",

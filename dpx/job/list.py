@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dpx import config, recipes
+from dpx import config, packages, recipes
 from dpx.command_line import as_refused
 from dpx.console import wide
 from dpx.declaration import Refused, declaration, require
@@ -32,6 +32,7 @@ class List:
         points = [Point(name, tuple(overrides)) for name in names for overrides in recipes.points(name)]
         if not self.plan:
             _show_names(names, points, console)
+            _show_packages(console)
             return
         rows = [point.planned() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
         folder.release.mkdir(parents=True, exist_ok=True)
@@ -66,6 +67,15 @@ def _show_names(names: list[str], points: list[Point], console: Console) -> None
     for name in names:
         table.add_row(name, str(sum(point.name == name for point in points)))
     console.print(table)
+
+
+def _show_packages(console: Console) -> None:
+    """Installed packages that add to dpx; nothing where there are none."""
+    table = Table("package", "version", "options", "set aside because")
+    for package in packages.listed():
+        table.add_row(package.name, package.version, "\n".join(packages.assignments(package)), package.set_aside)
+    if table.row_count:
+        console.print(table)
 
 
 def _show_plans(rows: list[dict[str, Any]], console: Console) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpx import rests_on
 from dpx.data.declarations import Hub
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
@@ -151,7 +152,12 @@ def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int) 
 
 def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dict[str, Any]:
     sigma = calibrated.noise_multiplier
-    reasons = statement.reasons_against(experiment, manifest) if experiment.is_private else ["mechanism=none"]
+    reasons = statement.reasons_against(experiment, manifest) if experiment.is_private else [f"mechanism={experiment.mechanism.name}"]
+    by = rests_on.of(experiment)
+    claimed = {} if by else dict(calibrated.epsilon)
+    said = [
+        {"name": f"epsilon/{name}", "value": value, "reason": rests_on.words(by)[0]} for name, value in calibrated.epsilon.items() if by
+    ]
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
@@ -162,8 +168,9 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dic
         "releases": statement.releases(experiment) if experiment.is_private else [],
         "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
         "delta": experiment.privacy.delta if experiment.is_private else None,
-        "epsilon": dict(calibrated.epsilon),
-        "guarantee": "not_private" if not experiment.is_private else "none" if reasons else "dp",
+        "epsilon": claimed,
+        **({"unsupported": said} if by else {}),
+        "guarantee": rests_on.guarantee(experiment.is_private, reasons, by),
         "reasons": reasons,
         "assumptions": statement.assumptions(experiment, manifest, calibrated.size) if experiment.is_private else [],
         "not_covered": statement.not_covered(experiment),
@@ -181,6 +188,8 @@ def show(document: dict[str, Any], console: Console) -> None:
     for name, text in _compiled_lines(document.get("compiled")):
         table.add_row(name, text)
     console.print(table)
+    for one in document.get("unsupported", []):
+        console.print(f"not a bound: {one['name']} = {one['value']:.4g} ({one['reason']})", highlight=False)
     for name in ("reasons", "assumptions", "not_covered"):
         if document[name]:
             console.print(name.replace("_", " ") + ":")

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpx import rests_on
 from dpx.console import figure
 from dpx.declaration import declaration
 from dpx.durable import write_durably
@@ -56,4 +57,8 @@ def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
         table.add_row("audit", claim["audit"]["verdict"])
     for accountant, epsilon in claim.get("epsilon", {}).items():
         table.add_row(f"epsilon ({accountant})", f"{figure(epsilon)} at delta {claim['delta']:.2e}")
+    if rests_on.of_guarantee(claim["guarantee"]):
+        for one in claim["unsupported"]:
+            value = "infinite" if one["value"] is None else figure(one["value"])
+            table.add_row(f"not a bound: {one['name']}", f"{value} at delta {claim['delta']:.2e}, on {one['reason']}")
     Console().print(table)

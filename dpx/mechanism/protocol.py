@@ -3,7 +3,7 @@
 The step, the loop, calibration, the plan and the statement ask these questions of whichever mechanism a config names; none of them knows
 which ones there are. A new mechanism is a file like those, a YAML that names its class, and a test. In the order in which a run asks:
 
-1. `check`, `release`: which other declarations its proof covers, and what a step enters in the ledger.
+1. `check`, `release`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
 2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
 3. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
 4. `summand`, on the device, for each microbatch: what of a clipped sum is added up.
@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
+from dpx.declaration import Refused
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler import Sampler
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 # The largest absolute value that a Gaussian draw takes, in deviations: sqrt(2 ln 2^64), rounded down (`dpx.mechanism.gaussian`).
 REACH = 9.41
@@ -80,7 +84,16 @@ class Mechanism:
 
         Every private mechanism says this for itself: a claim is not inherited.
         """
-        raise NotImplementedError
+        reason = "does not say what a step of it costs: it has no release"
+        raise Refused(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it release() (dpx/docs/extending.md)")
+
+    def event(self, noise_multiplier: float, adjacency: str) -> "DpEvent | None":
+        """The dp-accounting event of one step in which every example takes part, between neighbours under `adjacency`, of whom one example
+        differs: it moves the clipped sum by the clipping norm at most, or by twice that under `replace_one`.
+
+        `None` for the distributions that `release` can name. An event of its own is its package's word, composed and never checked here.
+        """
+        return None
 
     def require_library(self, private: Path) -> None:
         """Raises `Refused` where `load_strategy` would need a library that is missing: before any work, not after data was prepared."""

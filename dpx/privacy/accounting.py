@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import Refused, require
-from dpx.privacy import closed_form, events, loss_grid
+from dpx.privacy import closed_form, event_json, events, loss_grid
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -151,6 +151,8 @@ def compose(
 
     `interval` overrides the PLD grid (`loss_grid.grid`): coarser is faster and never below the truth.
     """
+    if any(release.event is not None for release, _ in charges):
+        _check_known(charges, accountant, adjacency)
     event = events.composed(charges, adjacency, accountant)
     if accountant == "pld":
         rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
@@ -161,6 +163,16 @@ def compose(
     if accountant == "deterministic":
         return closed_form.Gaussians(event)
     return renyi(event, adjacency, proved_orders(charges, orders))
+
+
+def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:
+    """Raises `Refused` for an event that a package gave and the accountant has no bound for."""
+    event, relation = events.composed(charges, adjacency, accountant), events.RELATION[adjacency]
+    known = (pld.PLDAccountant(relation) if accountant == "pld" else rdp.RdpAccountant(neighboring_relation=relation)).supports(event)
+    if not known:
+        kinds = ", ".join(sorted({type(event_json.from_text(one.event, adjacency)).__name__ for one, _ in charges if one.event}))
+        fix = f"Use accountant={'rdp' if accountant == 'pld' else 'pld'}, or another sampler"
+        raise Refused(f"accountant={accountant}", f"dp-accounting composes no {kinds} by it, under adjacency={adjacency}", fix)
 
 
 def _compose_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, interval: float, rounding: float) -> Composition:

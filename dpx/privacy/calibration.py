@@ -4,13 +4,16 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dpx import batch_schedule
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+from dpx import batch_schedule, packages, rests_on
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism.protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
-from dpx.privacy import accounting, ledger, solve
+from dpx.privacy import accounting, event_json, ledger, solve
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
 from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, Runs
@@ -44,6 +47,8 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     sampler = experiment.sampler
     sampler.check(experiment.privacy, experiment.accountant)
     experiment.mechanism.check(experiment)
+    require_own_word(experiment.mechanism, "release")
+    require_own_word(sampler, "release", "event")
     limit = sampler.largest_batch(size)
     for batch, _ in batch_runs:
         require(
@@ -62,6 +67,18 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     sigma = _noise(experiment, batch_runs, size)
     spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, batch_runs, size, sigma))
     return Calibrated(sigma, runs, batch_runs, size, spent)
+
+
+def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
+    """Raises `Refused` for a mechanism or a sampler from outside that says by none of `methods` itself what a step of it costs: another
+    draw or other noise under an inherited claim would be charged for what it is not."""
+    kinds = [kind for kind in type(part).__mro__ if rests_on.package_of(kind) != packages.OWN]
+    require(
+        rests_on.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
+        f"{type(part).__module__}.{type(part).__qualname__}",
+        f"does not say what a step of it costs: it has no {' or '.join(methods)} of its own",
+        f"Give it {methods[0]}(), and event() where no known one is true of it (dpx/docs/extending.md)",
+    )
 
 
 def check_claim(experiment: Experiment, size: int) -> int:
@@ -97,13 +114,13 @@ def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
     if calibrated.noise_multiplier is None:
         return {}
     first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_runs[0][0])
-    of_a_step = {name: value for name, value in asdict(first).items() if name not in _OF_ONE_STEP}
+    of_a_step = {name: value for name, value in first.as_json().items() if name not in _OF_ONE_STEP}
     declared = {name: asdict(getattr(experiment, name)) for name in ("noise", "privacy", "accountant")}
     plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_runs, "declared": declared}
     return json.loads(json.dumps(plan))
 
 
-_OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm")
+_OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm", "event")
 
 
 def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, Any] | None) -> Calibrated:
@@ -129,11 +146,35 @@ def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int
         size=size,
         rows_per_unit=experiment.privacy.rows_per_unit_max,
         unit_mode=experiment.privacy.unit_mode,
+        event=event_of_step(experiment, noise_multiplier, size, batch),
+        by=rests_on.AND.join(rests_on.of(experiment)) or None,
         **experiment.sampler.release(size, batch),
         **experiment.mechanism.release(),
         **experiment.clip.release(),
         **experiment.telemetry.release(),
     )
+
+
+def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, batch: int) -> str | None:
+    """A whole step's event as text, where the mechanism or the sampler gives one of its own; `None` where the table of events has it."""
+    adjacency = experiment.privacy.adjacency
+    noisy = experiment.mechanism.event(noise_multiplier, adjacency)
+    sampled = experiment.sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
+    if sampled is None and noisy is not None:
+        sampled = _sampled(experiment.mechanism, experiment.sampler, noisy, size, batch, adjacency)
+    return None if sampled is None else event_json.as_text(sampled, adjacency)
+
+
+def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, batch: int, adjacency: str) -> DpEvent:
+    """A mechanism's own event under a sampler of the table of events: known for independent draws alone."""
+    released = sampler.release(size, batch)
+    require(
+        released["sampler"] == "poisson" and adjacency != "replace_one",
+        f"mechanism={mechanism.name}, sampler={sampler.name}, adjacency={adjacency}",
+        f"no event is known of {mechanism.name}'s noise under this sampler and relation",
+        "Use sampler=poisson and privacy.adjacency=zero_out",
+    )
+    return PoissonSampledDpEvent(released["q"], noisy) if released["q"] < 1 else noisy
 
 
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
@@ -175,6 +216,12 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
     if isinstance(noise, NoiseBatchRatio):
         return noise.noise_batch_ratio * batch_runs[0][0]
     assert isinstance(noise, TargetEpsilon)
+    require(
+        event_of_step(experiment, 1.0, size, batch_runs[0][0]) is None,
+        "noise=target_epsilon",
+        "the noise of an event that a package gives is not solved for",
+        "Use noise=multiplier",
+    )
     require(
         not isinstance(experiment.accountant, GdpClt),
         "accountant=gdp_clt",

@@ -4,6 +4,7 @@ Every number leaves here relative to the sensitivity the accountant assumes. The
 `zero_out` and `add_remove`, and 2C under `replace_one`; dp-accounting's PLD doubles by itself, its RDP does not.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -13,8 +14,9 @@ from dp_accounting import NeighboringRelation, dp_event
 from scipy.stats import binom
 
 from dpx.declaration import Refused, declaration, require
+from dpx.privacy import event_json
 
-Kind = Literal["poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins"]
+Kind = Literal["poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins", "package"]
 ACCOUNTANTS = ("pld", "rdp", "deterministic")
 
 RELATION = {
@@ -31,7 +33,8 @@ class Release:
     `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes
     part for certain; "shuffled", "deterministic" and "balls_in_bins" are one whole pass over the data; "group" is Poisson over rows
     of which one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
-    `is_discrete`: sum and noise lie on a grid of integers.
+    `is_discrete`: sum and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as a package from
+    outside gave it (`dpx.privacy.event_json`); the noise multiplier then only says how fine to compose.
     """
 
     noise_multiplier: float
@@ -42,6 +45,8 @@ class Release:
     sample_size: int | None = None
     rows_per_unit: int = 1
     is_discrete: bool = False
+    # Noise of such an event is never solved for, so that stored solutions keep their names.
+    event: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         require(
@@ -180,6 +185,10 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
         "integer noise is bounded by Renyi divergences of integer order only",
         "Use accountant=rdp, sampler=poisson",
     )
+    if release.event is not None:
+        known = "no closed form is known of an event that a package gave"
+        require(accountant != "deterministic", "accountant=deterministic", known, "Use accountant=pld")
+        return event_json.from_text(release.event, adjacency)
     cell = TABLE[(release.kind, adjacency, accountant)]
     if isinstance(cell, tuple):
         raise Refused(f"sampler={release.kind}, adjacency={adjacency}, accountant={accountant}", *cell)

@@ -27,6 +27,9 @@ from dpx.sampler import IN_PASSES, steps_per_pass
 
 FORMAT = 2
 
+# Fields of an entry that are there only where code from outside the tree takes part.
+_OF_PACKAGES = ("event", "by")
+
 # Noise multipliers of what a step releases beside the gradient's sum.
 AUXILIARY = ("count_noise_multiplier", "telemetry_noise_multiplier")
 
@@ -39,6 +42,8 @@ class LedgerEntry:
     `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says
     whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
     `epoch_name` is that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy of one, names do not.
+    `event` is the whole step's event where a package from outside gave one (`dpx.privacy.event_json`), and `by` names the packages on
+    whose word the step rests (`dpx.rests_on`); `None` where all of it is dpx's own.
     """
 
     epoch: int
@@ -56,6 +61,12 @@ class LedgerEntry:
     noise: Literal["gaussian", "discrete_gaussian"] = "gaussian"
     cycle: int | None = None
     epoch_name: str = ""
+    event: str | None = None
+    by: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field by name, less what only a package from outside brings."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _OF_PACKAGES}
 
 
 @declaration
@@ -206,7 +217,7 @@ class Ledger:
         for origin, step, entry in releases:
             if header != (origin, entry):
                 header = (origin, entry)
-                lines.append({"origin": origin, **asdict(entry)})
+                lines.append({"origin": origin, **entry.as_json()})
             lines.append(step)
         self._add(*lines)
 
@@ -248,7 +259,7 @@ def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Runs:
     by_event: dict[tuple[str, LedgerEntry], set[int]] = {}
     for origin, step, entry in releases:
         by_event.setdefault((origin, entry), set()).add(step)
-    return [{"origin": origin, **asdict(entry), "steps": _spans(sorted(steps))} for (origin, entry), steps in by_event.items()]
+    return [{"origin": origin, **entry.as_json(), "steps": _spans(sorted(steps))} for (origin, entry), steps in by_event.items()]
 
 
 def _spans(steps: list[int]) -> list[list[int]]:
@@ -295,13 +306,26 @@ def releases(runs: Runs) -> list[tuple[Release, int]]:
     charges: list[tuple[Release, int]] = []
     passes: dict[tuple[str, int, str, int], Release] = {}
     for run in runs:
-        if run["sampler"] in IN_PASSES:
+        if run.get("event") is not None:
+            charges.append((_of_package(run), sum(count for _, count in run["steps"])))
+        elif run["sampler"] in IN_PASSES:
             _enter_passes(run, passes)
         elif run["sampler"] == "cyclic_poisson":
             charges.append((_release(run | _as_poisson(run)), _most_of_a_group(run)))
         else:
             charges.append((_release(run), sum(count for _, count in run["steps"])))
     return events.merge(charges + [(release, 1) for release in passes.values()])
+
+
+def _of_package(run: dict[str, Any]) -> Release:
+    """A step whose whole event a package gave, for one example; the ledger holds it, so that the package need not be there."""
+    require(
+        rows_clipped_apart(run) == 1 and all(run.get(name) is None for name in AUXILIARY),
+        f"the event that {run.get('by')} gives",
+        "is that of one clipped sum and of units that are one example",
+        "Use privacy.unit=row or privacy.unit_mode=sample_units, telemetry=secret and a clip that releases nothing",
+    )
+    return Release(noise_multiplier=run["noise_multiplier"], kind="package", event=run["event"])
 
 
 def _as_poisson(run: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting
-from dp_accounting import dp_event
 
+from dpx import rests_on
 from dpx.audit.declarations import Canaries
 from dpx.clipping.rounding import MARGINS
 from dpx.durable import write_durably
@@ -19,6 +19,8 @@ from dpx.privacy.calibration import Calibrated, auxiliary, compositions, planned
 from dpx.privacy.caveats import NOT_COVERED as NOT_COVERED
 from dpx.privacy.caveats import assumptions, not_covered, unsupported, vocabulary_source
 from dpx.privacy.declarations import Accountant, Privacy
+from dpx.privacy.event_json import describe as describe
+from dpx.privacy.event_json import restore as restore
 from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger, Runs
 
@@ -41,10 +43,17 @@ def build(
     reasons = reasons_against(experiment, manifest) + chosen_late(entered) + refuted(verdict)
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     common |= tuning_facts(experiment)
+    outside = rests_on.facts(experiment)
+    common |= {"rests_on": outside} if outside else {}
     if not experiment.train.is_all:
         common["train"] = experiment.train.kind
     if not experiment.is_private:
-        plain = {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}, "not_covered": not_covered(experiment)}
+        plain = {
+            "guarantee": "not_private",
+            "reasons": [f"mechanism={experiment.mechanism.name}"],
+            "epsilon": {},
+            "not_covered": not_covered(experiment),
+        }
         return common | plain | {"ledger": chain_facts(entered)}
     runs = entered.runs() if entered is not None else []
     whole_runs = planned_end(experiment, calibrated, entered)
@@ -53,8 +62,11 @@ def build(
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     if epsilon[own] is None:
         reasons.append(f"accountant={own} finds no finite epsilon at this delta")
+    by = rests_on.joined(rests_on.of(experiment), rests_on.of_runs(whole_runs))
+    # Where the claim is a package's word, no number stands as a bound, at the planned end or before it.
+    is_proved = not (reasons or by)
     return common | {
-        "guarantee": "none" if reasons else "dp",
+        "guarantee": rests_on.guarantee(True, reasons, by),
         "reasons": reasons,
         "unit": privacy.unit,
         "rows_per_unit_max": privacy.rows_per_unit_max,
@@ -65,17 +77,23 @@ def build(
         "mechanism": mechanism_facts(experiment, calibrated, manifest),
         "accountant": own,
         "delta": privacy.delta,
-        "epsilon": {} if reasons else epsilon,
+        "epsilon": epsilon if is_proved else {},
         "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan",
-        "epsilon_at": [] if reasons else whole.table(deltas(privacy.delta, size)),
-        "unsupported": unsupported(experiment.sampler, experiment.accountant, privacy.delta, reasons, epsilon, whole_runs),
-        "planned": {"steps": experiment.steps, "epsilon": {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}},
-        "spent": spent_facts(experiment, runs),
+        "epsilon_at": [] if not is_proved else whole.table(deltas(privacy.delta, size)),
+        "unsupported": unsupported(
+            experiment.sampler, experiment.accountant, privacy.delta, reasons or rests_on.words(by), epsilon, whole_runs
+        ),
+        "planned": {"steps": experiment.steps, "epsilon": {} if by else _finite(calibrated.epsilon)},
+        "spent": spent_facts(experiment, runs) | ({"epsilon": {}} if by else {}),
         "assumptions": assumptions(experiment, manifest, size, entered),
         "audit": audit_facts(experiment, verdict),
         "not_covered": not_covered(experiment),
         "ledger": ledger_facts(entered, runs, whole),
     }
+
+
+def _finite(epsilon: dict[str, float]) -> dict[str, float | None]:
+    return {name: accounting.finite(value) for name, value in epsilon.items()}
 
 
 def spent_facts(experiment: Experiment, runs: Runs) -> dict[str, Any]:
@@ -168,23 +186,6 @@ class Spent:
         """The dp-accounting events composed by the run's own accountant: class, arguments and count."""
         own = self.accountants[0]
         return [{"event": describe(events.event(release, self._adjacency, own)), "count": count} for release, count in self._charges]
-
-
-def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """A dp-accounting event as JSON: its class under `class`, its arguments by name."""
-    named = event.to_named_tuple()
-    described: dict[str, Any] = {"class": named.class_name}
-    for name in named._fields:
-        if name not in ("module_name", "class_name"):
-            value = getattr(event, name)
-            described[name] = describe(value) if isinstance(value, dp_accounting.DpEvent) else value
-    return described
-
-
-def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
-    """The event that `describe` was given."""
-    arguments = {name: restore(value) if isinstance(value, dict) else value for name, value in described.items() if name != "class"}
-    return getattr(dp_event, described["class"])(**arguments)
 
 
 def _steps(run: dict[str, Any]) -> set[int]:

@@ -13,6 +13,9 @@ import numpy as np
 from dpx.declaration import require
 from dpx.privacy.declarations import Accountant, Privacy
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
 # `generator_for(step, shard)` for what is drawn at each step, `generator_for("pass", number)` for an order that lasts a pass.
 GeneratorFor = Callable[..., np.random.Generator]
 Assumed = Literal["poisson"] | None
@@ -57,6 +60,13 @@ class Sampler:
     def release(self, size: int, batch: int) -> dict[str, Any]:
         """The fields of a ledger entry that are the sampler's (`dpx.privacy.ledger.LedgerEntry`), at N and B."""
         return {"sampler": self.name, "q": batch / size}
+
+    def event(self, noisy: "DpEvent", size: int, batch: int, adjacency: str) -> "DpEvent | None":
+        """The dp-accounting event of one whole step at N and B, where `noisy` is that of a step in which every example takes part.
+
+        `None` where `release` names a kind that the table of events knows; of a mechanism's own event that is not enough.
+        """
+        return None
 
 
 def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0) -> np.ndarray:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dpx
+from dpx import packages, rests_on
 from dpx.experiment import Experiment
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
@@ -53,15 +54,16 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> 
     """Declaration, data, code, versions, device kind, mesh, threads and microbatch, as JSON-ready values."""
     import jax
 
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
+    libraries = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
     plain = dataclasses.asdict(experiment)
     return {
         "claim": hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest(),
         "data": data_checksum,
         "code": code_of(Path(dpx.__file__).parent),
+        "packages": {name: _package(name) for name in rests_on.of(experiment)},
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
         # A checkout that was never installed has no metadata.
-        "versions": {"dpx": dpx.__version__} | {name: importlib.metadata.version(name) for name in packages},
+        "versions": {"dpx": dpx.__version__} | {name: importlib.metadata.version(name) for name in libraries},
         "accelerator_libraries": accelerator_libraries(),
         "processor": processor(),
         "device": jax.devices()[0].device_kind,
@@ -72,6 +74,13 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> 
         "microbatch": microbatch,
         "widths": list(experiment.widths),
     }
+
+
+def _package(name: str) -> dict[str, str | None]:
+    """The version and the source of a package from outside."""
+    package = packages.named(name)
+    folder = package.folder if package else None
+    return {"version": packages.version_of(name), "code": code_of(folder) if folder else None}
 
 
 def threads() -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpx import rests_on
 from dpx.privacy import accounting, calibration, events, ledger, selection, statement
 from dpx.privacy.accounting import Charges
 from dpx.tuning import charges, rules
@@ -37,19 +38,21 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
     costs = _costs(search, record, winner)
     reasons = _reasons(search, record, costs)
     epsilon = _epsilon(search, record, costs) if search.is_private else {}
+    by = _by(search, record, costs) if search.is_private else ()
+    why = reasons or rests_on.words(by)
     return {
         "format": statement.FORMAT,
         "study": record.path.name,
         "charge": tune.charge,
         "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else _trials(search, record, costs),
-        "guarantee": "not_private" if not search.is_private else "none" if reasons else "dp",
+        "guarantee": rests_on.guarantee(search.is_private, reasons, by),
         "reasons": reasons,
         "unit": search.privacy.unit,
         "adjacency": search.privacy.adjacency,
         "delta": search.privacy.delta,
-        "epsilon": {} if reasons else epsilon,
-        "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(reasons)} for key, one in epsilon.items() if reasons],
-        **_beside(search, record, costs, epsilon),
+        "epsilon": {} if why else epsilon,
+        "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(why)} for key, one in epsilon.items() if why],
+        **_without_bounds(_beside(search, record, costs, epsilon), by),
         # Folders of the others would tell how many there are.
         "winner": None if winner is None else "winner" if secret else winner.folder,
         "assumptions": _assumptions(search, record),
@@ -103,11 +106,26 @@ def _of_trials(record: Record, costs: Costs) -> list[str]:
 
 def own_reasons(folder: Path) -> list[str]:
     """Why a trial's own statement has no guarantee; empty where it has one, or the trial did not come so far as to have one."""
-    for place in (folder / "release", folder / "private" / "withheld"):
-        if (place / "privacy.json").is_file():
-            said = json.loads((place / "privacy.json").read_text())
-            return [] if said["guarantee"] == "dp" else ["a trial has no guarantee", *said["reasons"]]
-    return []
+    said = _stated(folder)
+    return [] if said is None or rests_on.of_guarantee(said["guarantee"]) is not None else ["a trial has no guarantee", *said["reasons"]]
+
+
+def _stated(folder: Path) -> dict[str, Any] | None:
+    """A trial's own statement, where it came so far as to have one."""
+    places = (place / "privacy.json" for place in (folder / "release", folder / "private" / "withheld"))
+    return next((json.loads(path.read_text()) for path in places if path.is_file()), None)
+
+
+def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:
+    """The packages on whose word the search stands: those of its config, of all that its trials are charged, and of what they state."""
+    stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
+    said = [rests_on.of_guarantee(one["guarantee"]) or () for one in stated if one is not None]
+    return rests_on.joined(search.by, *(rests_on.of_runs(cost.runs) for _, cost in costs), *said)
+
+
+def _without_bounds(beside: dict[str, Any], by: tuple[str, ...]) -> dict[str, Any]:
+    """What stands beside the headline, without the epsilon spent so far where that is a package's word."""
+    return beside | {"spent": beside["spent"] | {"epsilon": {}}} if by and "spent" in beside else beside
 
 
 def _against_composition(search: Search, record: Record, costs: Costs) -> list[str]:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from dpx import batch_schedule
+from dpx import batch_schedule, rests_on
 from dpx.experiment import Experiment
 from dpx.privacy import calibration
 from dpx.privacy.declarations import Accountant, Privacy
@@ -13,13 +13,15 @@ from dpx.tuning.declarations import Tune
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """`planned_at(size, noise_multiplier)` is what one trial's whole schedule is charged at that public N and noise."""
+    """`planned_at(size, noise_multiplier)` is what one trial's whole schedule is charged at that public N and noise; `by` are the packages
+    from outside on whose word a trial rests."""
 
     tune: Tune
     privacy: Privacy
     accountant: Accountant
     is_private: bool
     planned_at: Callable[[int, float], Runs]
+    by: tuple[str, ...]
 
     @classmethod
     def of(cls, experiment: Experiment) -> "Search":
@@ -30,4 +32,4 @@ class Search:
             steps = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
             return calibration.planned(experiment, steps, size, noise_multiplier)
 
-        return cls(experiment.tune, experiment.privacy, experiment.accountant, experiment.is_private, planned_at)
+        return cls(experiment.tune, experiment.privacy, experiment.accountant, experiment.is_private, planned_at, rests_on.of(experiment))

@@ -1,0 +1,176 @@
+"""Packages from outside this tree that add to dpx: found by the entry point group `dpx.packages`, without importing one of them.
+
+An entry point names an importable package: `dpx_pond = "dpx_pond"`. Its options are the YAML files in its folder `conf/`, and a `_target_`
+may name what it declares. The same list decides both, for a command line, for `run=<folder>` and for `dpx.load`. A package that cannot be
+told apart from another is set aside whole, with a reason: nothing of it can be named, and dpx's own jobs go on without it.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import dpx
+from dpx.declaration import Refused
+
+GROUP = "dpx.packages"
+OWN = "dpx"
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """One listed package. `name` is what it is imported by, `folder` where its source lies; `options` are paths below its `conf/`, such as
+    `mechanism/ripple`; `set_aside` says why nothing of it is used, empty where it is."""
+
+    name: str
+    distribution: str
+    version: str
+    folder: Path | None
+    options: tuple[str, ...] = ()
+    set_aside: str = ""
+
+    @property
+    def conf(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "conf"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def conf_directory() -> Path:
+    """The folder of config.yaml: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(dpx.__file__).resolve().parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise Refused("conf/config.yaml", f"neither beside nor inside {package}", "Install dpx again")
+
+
+def listed() -> tuple[Package, ...]:
+    """Every package that is listed, by name, those that are set aside included."""
+    # What is installed is a function of the path; asked anew where that changes.
+    return _listed(tuple(sys.path))
+
+
+def usable() -> tuple[Package, ...]:
+    """Those whose options and declarations may be named."""
+    return tuple(package for package in listed() if not package.set_aside)
+
+
+def named(name: str) -> Package | None:
+    """The listed package that is imported by `name`."""
+    return next((package for package in listed() if package.name == name), None)
+
+
+def version_of(name: str) -> str:
+    """Of a listed package; "unlisted" for code that no package brings, such as a notebook's."""
+    package = named(name)
+    return package.version if package else "unlisted"
+
+
+def require_listed(value: str, name: str) -> None:
+    """Raises `Refused` unless `name`, which `value` names, is dpx or a package that may be used. Imports nothing."""
+    if name == OWN:
+        return
+    package = named(name)
+    if package is None:
+        known = ", ".join([OWN, *(one.name for one in usable())])
+        raise Refused(
+            value,
+            f"{name} is no package of dpx that is installed here (there are: {known})",
+            "Install the package that brings it, or name another",
+        )
+    if package.set_aside:
+        raise Refused(value, f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them")
+
+
+def folders() -> list[tuple[str, Path]]:
+    """(package, folder of options), dpx's own first."""
+    return [(OWN, conf_directory()), *((package.name, package.conf) for package in usable())]
+
+
+def yaml_of(group: str, name: str) -> Path | None:
+    """The file that declares the option `name` of `group`, whoever brings it."""
+    found = (folder / group / f"{name}.yaml" for _, folder in folders())
+    return next((path for path in found if path.is_file()), None)
+
+
+def names_in(group: str) -> list[str]:
+    """The options of a group, those in folders of it by their path below it, in alphabetical order."""
+    found = (path.relative_to(folder / group).with_suffix("") for _, folder in folders() for path in (folder / group).rglob("*.yaml"))
+    return sorted(path.as_posix() for path in found)
+
+
+def described() -> str:
+    """The packages in lines, for `--help`; empty where there are none."""
+    lines = [f"  {package}: {package.set_aside or ', '.join(assignments(package)) or 'no options'}" for package in listed()]
+    return "\n".join(["== Packages ==", *lines, ""]) + "\n" if lines else ""
+
+
+def assignments(package: Package) -> list[str]:
+    """Options as they are written on a command line."""
+    return [f"+{_written(option)}" if option.startswith("experiment/") else _written(option) for option in package.options]
+
+
+def _options(conf: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.relative_to(conf).with_suffix("").as_posix() for path in conf.rglob("*.yaml")))
+
+
+@functools.lru_cache(maxsize=8)
+def _listed(path: tuple[str, ...]) -> tuple[Package, ...]:
+    del path
+    # A distribution that lies twice on the path, such as a checkout beside an installation, is one: the first is what is imported.
+    found = {(_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))}
+    return _without_clashes(sorted(found.values(), key=lambda package: (package.name, package.distribution)))
+
+
+def _distribution(entry: metadata.EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.name
+
+
+def _package(entry: metadata.EntryPoint) -> Package:
+    name, version = entry.value, entry.dist.version if entry.dist else "unknown"
+    package = Package(name, _distribution(entry), version, None)
+    if not name.isidentifier():
+        return dataclasses.replace(package, set_aside=f"its entry point names {name!r}, which is no top-level package")
+    if name == OWN or name in sys.stdlib_module_names:
+        return dataclasses.replace(package, set_aside=f"its entry point names {name}, which is not its own")
+    try:
+        # Of a top-level name this imports nothing.
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return dataclasses.replace(
+            package, set_aside=f"its entry point names {name}, and no such package (with an __init__.py) is installed"
+        )
+    folder = Path(spec.origin).parent
+    return dataclasses.replace(package, folder=folder, options=_options(folder / "conf"))
+
+
+def _without_clashes(found: list[Package]) -> tuple[Package, ...]:
+    """`found`, with those set aside whose name or option is also another's."""
+    checked, own = [], set(_options(conf_directory()))
+    for package in found:
+        reason = package.set_aside or _clash(package, [other for other in found if other is not package and not other.set_aside], own)
+        checked.append(dataclasses.replace(package, set_aside=reason))
+    return tuple(checked)
+
+
+def _clash(package: Package, others: list[Package], own: set[str]) -> str:
+    for other in others:
+        if other.name == package.name:
+            return f"{package.distribution} and {other.distribution} both bring {package.name}"
+        for option in sorted(set(package.options) & set(other.options)):
+            return f"{_written(option)} is an option of {package.name} and of {other.name}"
+    for option in sorted(set(package.options) & own):
+        return f"{_written(option)} is an option of {package.name} and of {OWN}"
+    return ""
+
+
+def _written(option: str) -> str:
+    group, _, name = option.partition("/")
+    return f"{group}={name}" if name else group

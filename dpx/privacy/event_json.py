@@ -1,0 +1,55 @@
+"""dp-accounting's events as JSON, so that epsilon can be composed again from a ledger or a statement alone."""
+
+import json
+from typing import Any
+
+import dp_accounting
+from dp_accounting import dp_event
+
+from dpx.declaration import Refused
+
+
+def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
+    """A dp-accounting event: its class under `class`, its arguments by name."""
+    named = event.to_named_tuple()
+    described: dict[str, Any] = {"class": named.class_name}
+    for name in named._fields:
+        if name not in ("module_name", "class_name"):
+            described[name] = _described(getattr(event, name))
+    return described
+
+
+def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
+    """The event that `describe` was given; raises `Refused` for what is none of dp-accounting's."""
+    kind = getattr(dp_event, str(described.get("class")), None)
+    if not isinstance(kind, type) or not issubclass(kind, dp_accounting.DpEvent):
+        raise Refused(
+            f"event={described.get('class')}", "is no event of dp-accounting", "Restore the file, or use the version that wrote it"
+        )
+    return kind(**{name: _restored(value) for name, value in described.items() if name != "class"})
+
+
+def as_text(event: dp_accounting.DpEvent, adjacency: str) -> str:
+    """`event` between neighbours under `adjacency`, as a ledger holds it."""
+    return json.dumps({"adjacency": adjacency, "event": describe(event)}, sort_keys=True)
+
+
+def from_text(text: str, adjacency: str) -> dp_accounting.DpEvent:
+    """The event of `as_text`; raises `Refused` where it is of another neighbouring relation."""
+    held = json.loads(text)
+    if held["adjacency"] != adjacency:
+        reason = f"the ledger holds an event that its package gave for {held['adjacency']} alone"
+        raise Refused(f"adjacency={adjacency}", reason, f"Use {held['adjacency']}")
+    return restore(held["event"])
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, dp_accounting.DpEvent):
+        return describe(value)
+    return [_described(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return restore(value)
+    return [_restored(item) for item in value] if isinstance(value, list) else value

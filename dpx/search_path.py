@@ -1,0 +1,24 @@
+"""Where Hydra looks for the options of installed packages (`dpx.packages`) when it composes a config of dpx."""
+
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from dpx.packages import conf_directory, usable
+
+
+class _Options(SearchPathPlugin):
+    """Adds the packages' folders behind dpx's own, and to no other search path: another Hydra program of this process sees nothing of them."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        parts: list[Any] = list(search_path.get_path())
+        if any(part.provider == "main" and part.path.removeprefix("file://") == str(conf_directory()) for part in parts):
+            for package in usable():
+                search_path.append(package.name, f"file://{package.conf}")
+
+
+def register() -> None:
+    """Before Hydra composes for dpx; safe to call twice."""
+    Plugins.instance().register(_Options)
