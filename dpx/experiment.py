@@ -11,7 +11,7 @@ from dpx.declaration import declaration, require
 from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.mesh import Mesh
-from dpx.models.shape import Model
+from dpx.models.shape import AnyModel
 from dpx.models.trained import Everything, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Accountant, Privacy
@@ -40,7 +40,7 @@ class Experiment:
 
     name: str
     steps: int
-    model: Model
+    model: AnyModel
     task: Task
     data: Data
     privacy: Privacy

@@ -41,7 +41,7 @@ def joined(*names: Iterable[str]) -> tuple[str, ...]:
 
 def of_runs(runs: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     """The packages that charged steps rest on, as their ledger noted."""
-    return joined((run.get("by") or "").split(AND) for run in runs if run.get("by"))
+    return joined(*(run["by"].split(AND) for run in runs if run.get("by")))
 
 
 def guarantee(is_private: bool, reasons: list[str], by: tuple[str, ...]) -> str:

@@ -34,7 +34,7 @@ def _given(option: str) -> list[str]:
 def _options() -> list[str]:
     conf = config.conf_directory()
     found = (path.relative_to(conf).with_suffix("") for path in conf.glob("*/*.yaml"))
-    return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local"))
+    return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "paper"))
 
 
 def _agrees(golden: Path, text: str) -> None:

@@ -57,6 +57,7 @@ def clipped_sum(
     where parameters come in bfloat16.
 
     Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. `vmap` takes any loss;
+    `traced` does too, row by row (`dpx.clipped_grad`);
     `ghost` and `book_keeping` take one whose parameters all go through ops (`dpx.clipping.ops`). `kept_bytes` bounds the
     per-example weight gradients kept, and what a fused stack of layers leaves between its passes comes off it; `fused=False` keeps
     models from using their hand-scheduled blocks.
@@ -78,7 +79,9 @@ def clipped_sum(
     if method == "vmap":
         reach.check(losses_fn, params, frozen, batch)
         return _vmap(bound(losses_fn, frozen), params, batch, weights, units)
-    require(method in ("ghost", "book_keeping"), f"clipping={method}", "no such method", "Use book_keeping, ghost or vmap")
+    if method == "traced":
+        return _traced(losses_fn, params, batch, weights, frozen, is_padding_B, kept_bytes, rows_per_unit)
+    require(method in ("ghost", "book_keeping"), f"clipping={method}", "no such method", "Use book_keeping, ghost, vmap or traced")
     options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
     program = traced(losses_fn, params, batch, options, examples, frozen)
     if frozen is not None:
@@ -176,6 +179,23 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     total = jax.tree.unflatten(jax.tree.structure(grads), summed)
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
+
+
+def _traced(
+    losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, frozen: Any, is_padding_B: Array, kept_bytes: int, rows_per_unit: int
+) -> ClippedSum:
+    """By the loss of one row, whatever it is made of."""
+    from dpx.clipping.clipped_grad import clipped_grad
+
+    def loss_of_one(params: Any, row: Any) -> Any:
+        losses_1, counts = with_counts(losses_fn(params, jax.tree.map(lambda leaf: leaf[None], row)))
+        check_losses(losses_1, 1)
+        return losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts)
+
+    options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
+    found = clipped_grad(loss_of_one, params, batch, weights=weights, frozen=frozen, is_padding_B=is_padding_B, **options)
+    assert isinstance(found, ClippedSum)
+    return found
 
 
 def _leaf_squares(path: str, leaf_B: Array) -> groups.Squares:

@@ -7,6 +7,6 @@ from dpx.declaration import declaration
 
 @declaration
 class Clipping:
-    """`method`: `vmap`, `ghost` or `book_keeping`: one interface, one result."""
+    """`method`: `vmap`, `ghost`, `book_keeping` or `traced`: one interface, one result. `traced` takes a model in any JAX code."""
 
-    method: Literal["vmap", "ghost", "book_keeping"]
+    method: Literal["vmap", "ghost", "book_keeping", "traced"]

@@ -19,7 +19,7 @@ from dpx.clipping.op import Op
 from dpx.declaration import Refused, require
 from dpx.parameter_path import path_name
 
-ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=vmap"
+ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=traced"
 
 
 @dataclasses.dataclass(eq=False)

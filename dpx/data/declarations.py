@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from dpx.data.protocol import PackageSource
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Privacy
@@ -141,7 +142,7 @@ class RandomRows:
     kind: Literal["random"] = "random"
 
 
-Source = Embedded | TextFiles | Synthetic | SyntheticLabels | Hub | RandomRows
+Source = Embedded | TextFiles | Synthetic | SyntheticLabels | Hub | RandomRows | PackageSource
 
 
 @declaration
@@ -226,6 +227,11 @@ class Data:
         )
 
     @property
+    def is_remote(self) -> bool:
+        """Whether counting its rows would start a download."""
+        return isinstance(self.source, Hub) or (isinstance(self.source, PackageSource) and self.source.is_remote)
+
+    @property
     def names_units(self) -> bool:
         """Whether the source says, by a field of its records, whose each document is."""
         match self.source:
@@ -233,5 +239,7 @@ class Data:
                 return self.source.unit_field is not None
             case Hub():
                 return all(corpus.get("unit_field") for corpus in self.source.corpora)
+            case PackageSource():
+                return self.source.names_units
             case _:
                 return False

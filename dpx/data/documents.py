@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from dpx import packages
 from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
 from dpx.data.declarations import Source as Declared
+from dpx.data.protocol import PackageSource
 from dpx.declaration import Refused
 
 
@@ -60,6 +62,21 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
 
+class _OfPackage:
+    """A package's source, as a `Source`: what it gives depends on its version too."""
+
+    def __init__(self, declared: PackageSource):
+        self._kind, self._source = type(declared), declared.open()
+
+    def documents(self) -> Iterator[Document]:
+        return self._source.documents()
+
+    def fingerprint(self) -> str:
+        kind = self._kind
+        version = packages.version_of(kind.__module__.partition(".")[0])
+        return f"{kind.__module__}.{kind.__qualname__} {version} {self._source.fingerprint()}"
+
+
 def open_source(declared: Declared) -> Source:
     """The reader of a declared source."""
     match declared:
@@ -83,6 +100,8 @@ def open_source(declared: Declared) -> Source:
             from dpx.data.hub import HubSource
 
             return HubSource(declared)
+        case PackageSource():
+            return _OfPackage(declared)
         case RandomRows():
             raise Refused(
                 "data.source.kind=random", "random rows hold nothing to train on", "Use job=benchmark or job=plan, or another data"

@@ -59,9 +59,7 @@ def public_size(experiment: Experiment) -> int:
     """The public number of what is drawn (rows, or units): declared, or counted in the prepared data."""
     if experiment.data.declared_size is not None:
         return experiment.data.declared_size
-    from dpx.data.declarations import Hub
-
-    if isinstance(experiment.data.source, Hub):
+    if experiment.data.is_remote:
         raise Refused("data.declared_size", "nothing is downloaded here, so the number of rows is not known", "Set data.declared_size")
     from dpx.data.prepare import prepare
 

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dpx import rests_on
-from dpx.data.declarations import Hub
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.job.analyse import inputs
@@ -87,7 +86,7 @@ def _manifest(experiment: Experiment) -> Any:
     data = experiment.data
     if data.declared_size is not None:
         return None
-    if isinstance(data.source, Hub):
+    if data.is_remote:
         raise Refused("data.declared_size", "a plan downloads nothing, so the number of rows is not known", "Set data.declared_size")
     from dpx.data.prepare import prepare
 

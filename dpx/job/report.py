@@ -24,27 +24,20 @@ class Report:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment, folder
-        from dpx.report import benchmarks, collect, rows
-        from dpx.report.papers import PAPERS
+        from dpx.report import benchmarks, collect, papers, rows
 
         if self.paper == "benchmarks":
             wide().print(f"{benchmarks.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
             return
-        require(
-            self.paper in PAPERS,
-            f"report.paper={self.paper}",
-            "no page is made of that paper",
-            f"There are {', '.join(PAPERS)}, benchmarks",
-        )
-        paper, home = PAPERS[self.paper], Path(self.evidence) / self.paper
+        page, home = papers.page(self.paper), Path(self.evidence) / self.paper
         # At once, not after every run was collected.
         require_extra("job=report", "plots")
         published = home / "published.csv"
         require(published.is_file(), published, "the published values are not there", "Run from the checkout, or set report.evidence")
         kept, console = rows.read(home / "results.csv"), wide()
         if self.collect:
-            found, unfinished = collect.collect(Path(self.outputs), paper.match)
-            kept, strays = collect.merged(kept, [*found, *paper.computed()])
+            found, unfinished = collect.collect(Path(self.outputs), page.match)
+            kept, strays = collect.merged(kept, [*found, *page.computed()])
             rows.write(home / "results.csv", kept)
             for line in [*unfinished, *strays]:
                 console.print(f"left out: {line}", highlight=False)
@@ -53,14 +46,12 @@ class Report:
 
     def rebuild(self, home: Path) -> int:
         """The page, README and figures from the two CSV files; the number of runs in them."""
-        from dpx.report import published, rows
-        from dpx.report.html import page
+        from dpx.report import html, papers, published, rows
         from dpx.report.markdown import markdown
-        from dpx.report.papers import PAPERS
         from dpx.report.theme import standalone
 
         runs = rows.runs_of(rows.read(home / "results.csv"))
-        document = PAPERS[self.paper].document(runs, published.read(home / "published.csv"), home / "notes.csv")
+        document = papers.page(self.paper).document(runs, published.read(home / "published.csv"), home / "notes.csv")
         figures = home / "figures"
         figures.mkdir(exist_ok=True)
         names = {f"{figure.name}.svg" for figure in document.figures}
@@ -69,6 +60,6 @@ class Report:
                 stale.unlink()
         for figure in document.figures:
             (figures / f"{figure.name}.svg").write_text(standalone(figure.svg))
-        (home / "page.html").write_text(page(document))
+        (home / "page.html").write_text(html.page(document))
         (home / "README.md").write_text(markdown(document))
         return len(runs)

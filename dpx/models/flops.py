@@ -3,15 +3,18 @@
 A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, noise and the optimiser are not counted.
 """
 
-from dpx.models.shape import Decoder, Model
+from dpx.models.protocol import ExampleModel
+from dpx.models.shape import AnyModel, Decoder
 
 
-def forward_matmul_flops(model: Model, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
+def forward_matmul_flops(model: AnyModel, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
     """Exact matrix-product FLOPs of one example's forward pass, padding and masked scores included (they are computed).
 
     `slots` positions are decoded over the vocabulary; `pooled_outputs` values come from a pooled token, in a Bert through one more
     dense map.
     """
+    if isinstance(model, ExampleModel):
+        return model.forward_flops(vocabulary_size, sequence_length, pooled_outputs)
     T, H, F, M = sequence_length, model.width, model.feed_forward, slots
     transform = 0 if isinstance(model, Decoder) else H * H
     linear = 2 * T * (3 * H * H + H * H + 2 * H * F)
@@ -21,7 +24,7 @@ def forward_matmul_flops(model: Model, vocabulary_size: int, sequence_length: in
     return model.layers * (linear + attention) + head + pooled
 
 
-def training_matmul_flops(model: Model, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
+def training_matmul_flops(model: AnyModel, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
     """Forward and backward of one example: every product has two products as its derivative, so three times the forward."""
     return 3 * forward_matmul_flops(model, vocabulary_size, sequence_length, slots, pooled_outputs=pooled_outputs)
 

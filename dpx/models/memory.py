@@ -21,11 +21,12 @@ The peak is their sum with the larger of the last two. The compiler's own scratc
 import dataclasses
 from typing import Literal, NamedTuple
 
-from dpx.models.shape import Model
+from dpx.models.protocol import ExampleModel
+from dpx.models.shape import AnyModel, Model
 
 FLOAT32 = 4
 # Training without clipping, or how clipped sums are computed.
-Method = Literal["plain", "vmap", "ghost", "book_keeping"]
+Method = Literal["plain", "vmap", "ghost", "book_keeping", "traced"]
 
 
 class Trains(NamedTuple):
@@ -58,15 +59,17 @@ class Memory:
         return dataclasses.replace(self, microbatch=self.accumulator + temporaries)
 
 
-def activations(model: Model, trains: Trains, vocabulary_size: int, sequence_length: int, masked_slots: int) -> int:
+def activations(model: AnyModel, trains: Trains, vocabulary_size: int, sequence_length: int, masked_slots: int) -> int:
     """Numbers one example keeps for the backward pass."""
+    if isinstance(model, ExampleModel):
+        return model.activations(vocabulary_size, sequence_length)
     T, H, F = sequence_length, model.width, model.feed_forward
     layer = T * (10 * H + 3 * F) + 2 * model.heads * T * T - (0 if trains.kernels else T * (2 * H + F))
     return _differentiated(model, trains) * layer + 3 * T * H + masked_slots * (2 * vocabulary_size + 2 * H)
 
 
 def step_memory(
-    model: Model,
+    model: AnyModel,
     trains: Trains,
     *,
     vocabulary_size: int,
@@ -82,7 +85,8 @@ def step_memory(
     example = number * activations(model, trains, vocabulary_size, sequence_length, masked_slots)
     if method == "vmap":
         example += FLOAT32 * parameters
-    if method == "book_keeping" and trains.kernels:
+    # What is traced is kept as by book-keeping; a model that may be copied instead says so in its activations.
+    if method in ("book_keeping", "traced") and trains.kernels and not isinstance(model, ExampleModel):
         example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
     gathered = parameters if shards > 1 or number < FLOAT32 else 0
     return Memory(

@@ -7,8 +7,8 @@ import math
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
-
-Shapes = dict[str, tuple[int, ...]]
+from dpx.models.protocol import ExampleModel
+from dpx.models.protocol import Shapes as Shapes
 
 
 @declaration
@@ -123,6 +123,8 @@ class Decoder:
 
 
 Model = Bert | Decoder
+# What an experiment may name: those, and a model that a package brings.
+AnyModel = Model | ExampleModel
 
 
 def check_sizes(model: Model) -> None:

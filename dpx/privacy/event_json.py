@@ -52,4 +52,5 @@ def _described(value: Any) -> Any:
 def _restored(value: Any) -> Any:
     if isinstance(value, dict):
         return restore(value)
-    return [_restored(item) for item in value] if isinstance(value, list) else value
+    # dp-accounting's events are kept by what they hold, so that has to have a hash.
+    return tuple(_restored(item) for item in value) if isinstance(value, list) else value

@@ -15,7 +15,8 @@ import numpy as np
 from dpx.data.declarations import Data
 from dpx.data.schema import Schema, classes, require_gives, texts
 from dpx.declaration import Refused, declaration, require
-from dpx.models.shape import Bert, Decoder, Model, Shapes
+from dpx.models.shape import AnyModel, Shapes
+from dpx.task.protocol import PackageTask
 
 
 @declaration
@@ -71,20 +72,21 @@ class MaskedLanguageModel:
             found["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
         return found
 
-    def parameter_shapes(self, model: Model, vocabulary_size: int) -> Shapes:
+    def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         """Raises `Refused` for a model that sees no word after the masked one."""
-        if not isinstance(model, Bert):
+        if model.causal:
             raise _refused(model, "a causal decoder sees no word after the masked one", "task=causal_lm, or a BERT")
         return model.parameter_shapes(vocabulary_size, next_sentence=self.next_sentence)
 
-    def require_fits(self, model: Model, data: Data) -> None:
+    def require_fits(self, model: AnyModel, data: Data) -> None:
         """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
         self.parameter_shapes(model, 1)
         if self.next_sentence:
             fix = "Use task=mlm, or data.pairs=same_document"
             require(data.pairs != "none", "data.pairs=none", "the next-sentence task needs pairs", fix)
+            segments = getattr(model, "segments", 0)
             reason = f"model {model.name} has no second segment to tell the pair apart"
-            require(model.segments == 2, f"model.segments={model.segments}", reason, "Use task=mlm")
+            require(segments == 2, f"model.segments={segments}", reason, "Use task=mlm")
         _require_columns(self, data)
 
 
@@ -129,13 +131,13 @@ class CausalLanguageModel:
         # Beyond float's range a perplexity says nothing that the loss does not.
         return _loss(totals) | accuracy | {"perplexity": math.exp(min(totals["next_token_nats"] / predicted, 700.0))}
 
-    def parameter_shapes(self, model: Model, vocabulary_size: int) -> Shapes:
+    def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         """Raises `Refused` for a model that sees the next token."""
-        if not isinstance(model, Decoder):
+        if not model.causal:
             raise _refused(model, "an encoder sees the token it would predict", "task=mlm, or model=decoder_tiny")
         return model.parameter_shapes(vocabulary_size)
 
-    def require_fits(self, model: Model, data: Data) -> None:
+    def require_fits(self, model: AnyModel, data: Data) -> None:
         """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
         self.parameter_shapes(model, 1)
         reason = "two segments side by side are not running text"
@@ -174,10 +176,10 @@ class _Labels:
         """Loss and accuracy per example."""
         return _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
 
-    def parameter_shapes(self, model: Model, vocabulary_size: int) -> Shapes:
+    def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
-    def require_fits(self, model: Model, data: Data) -> None:
+    def require_fits(self, model: AnyModel, data: Data) -> None:
         """Raises `Refused` where rows carry no label, or others than are declared."""
         _require_columns(self, data)
 
@@ -228,7 +230,7 @@ class MultipleChoice(_Labels):
         return {"most_frequent_choice": _share(answers, int(np.argmax(answers[: self.choices])))}
 
 
-Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice
+Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice | PackageTask
 
 
 def _require_columns(task: "Task | _Labels", data: Data) -> None:
@@ -250,5 +252,5 @@ def _loss(totals: dict[str, float]) -> dict[str, float]:
     return {"loss": totals["loss"] / max(totals["examples"], 1.0)}
 
 
-def _refused(model: Model, reason: str, fix: str) -> Refused:
+def _refused(model: AnyModel, reason: str, fix: str) -> Refused:
     return Refused(f"model={model.name}", reason, f"Use {fix}")

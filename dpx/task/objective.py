@@ -4,18 +4,22 @@ An objective has `init(key) -> params`, `batch(key, rows) -> batch` (rows as a s
 `losses(params, batch, dropout_key) -> (losses_B, counts)`: the task's `counts`, one value an example, and `answers(batch)`.
 """
 
-from dpx.models.shape import Bert, Decoder, Model
-from dpx.task import causal_lm, classification, mlm
+from dpx.models.protocol import ExampleModel
+from dpx.models.shape import AnyModel, Bert, Decoder
+from dpx.task import causal_lm, classification, mlm, one_example
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 from dpx.task.masking import SpecialIds
+from dpx.task.protocol import Objective, PackageTask
 
-Objective = mlm.Objective | causal_lm.Objective | classification.Objective
 
-
-def objective(model: Model, task: Task, vocabulary_size: int, special: SpecialIds) -> Objective:
+def objective(model: AnyModel, task: Task, vocabulary_size: int, special: SpecialIds) -> Objective:
     """`special` is anything with the five ids, such as a store's manifest. Raises `Refused` where task and model do not fit."""
     task.parameter_shapes(model, vocabulary_size)
+    if isinstance(task, PackageTask):
+        return task.objective(model, vocabulary_size, special)
     match model, task:
+        case ExampleModel(), _:
+            return one_example.objective(model, task, vocabulary_size, special)
         case Bert(), MaskedLanguageModel():
             return mlm.objective(model, task, vocabulary_size, special)
         case Decoder(), CausalLanguageModel():

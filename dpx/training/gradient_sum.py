@@ -35,7 +35,9 @@ class GradientSum:
     ) -> ClippedSum:
         """The sum over `batch` with gradients held to the norm `limit`, a number or a traced float32 []. Runs under jit."""
         if self.clip is None:
-            return plain_sum(losses, params, batch, is_padding_B, frozen=resting or None, rows_per_unit=self.rows_per_unit)
+            # A model in any JAX code has no ops whose blocks could be used.
+            options = {"fused": self.clipping.method != "traced", "rows_per_unit": self.rows_per_unit, "frozen": resting or None}
+            return plain_sum(losses, params, batch, is_padding_B, **options)
         # That our own losses keep examples apart is held by the tests of every family, not tried anew in every run.
         options = {"method": self.clipping.method, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": resting or None}
         return clipped_sum(losses, params, batch, weights=self.clip.weights(limit), is_padding_B=is_padding_B, **options)

@@ -1,0 +1,25 @@
+"""A source of text that a package brings."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+
+class PackageSource:
+    """Declared in YAML, opened when rows are prepared."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str: ...
+
+    # Whether opening it downloads: a plan then counts nothing, and asks for `data.declared_size`.
+    is_remote: ClassVar[bool] = False
+
+    @property
+    def names_units(self) -> bool:
+        """Whether every document says whose it is (`Document.unit_id`), so that an author can be the unit of privacy."""
+        return False
+
+    def open(self) -> Any:
+        """A `dpx.data.documents.Source`: `documents()` yields `Document`s, the same at every pass; `fingerprint()` is a text that changes
+        whenever they do."""
+        raise NotImplementedError

@@ -1,0 +1,70 @@
+"""A model that a package brings: any JAX code for one example. No jax is imported here.
+
+Whatever it is made of, `clipping=traced` clips it exactly (`dpx.clipped_grad`): an example is computed alone, so that nothing of one can be
+in the row of another, and a parameter whose gradient has no product form gets a copy for each example.
+
+Shape legend: T tokens, V vocabulary, K classes.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class ExampleModel:
+    """Asked for `init` and for logits of one example; the rest is answered here as most models would.
+
+    Parameters are a nested dict of float32 arrays. A path below `layers/` is a stack, whose first axis is the layer, wherever layers are
+    clipped apart or chosen by number (`clip=per_layer`, `train=top`).
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def positions(self) -> int: ...
+
+    # Whether the logits of a token see the tokens before it alone: then the task is causal_lm, else mlm; classification takes both.
+    causal: ClassVar[bool] = False
+    # Parameters are gathered in it; sums, norms and noise are float32 whatever it is.
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    # The data's, where it is None.
+    vocabulary_size: int | None = None
+
+    def init(self, key: Any, vocabulary_size: int, outputs: int) -> Any:
+        """Fresh parameters: with a classifier of `outputs` values, or, where that is 0, with a head over the vocabulary. `key` is uint32 [2]."""
+        raise NotImplementedError
+
+    def token_logits(self, params: Any, tokens_T: Any, length: Any) -> Any:
+        """float [T, V], at every position; positions from `length` on (int32 []) are padding."""
+        raise NotImplementedError
+
+    def class_logits(self, params: Any, tokens_T: Any, segment_T: Any, length: Any) -> Any:
+        """float [K] of one text, or of a pair: `segment_T` is 1 within its second segment."""
+        raise NotImplementedError
+
+    def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
+        """Every parameter's path and shape, as `init` makes them; nothing is computed. Starts jax, so a plan does too."""
+        import jax
+        import jax.numpy as jnp
+
+        from dpx.clipping.probes import path_name
+
+        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        found = jax.eval_shape(lambda key: self.init(key, vocabulary_size, outputs), key)
+        return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+
+    def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
+        """Operations of one example's forward pass; by default every parameter counts in every token's product."""
+        return 2 * _count(self.parameter_shapes(vocabulary_size, outputs=outputs)) * sequence_length
+
+    def activations(self, vocabulary_size: int, sequence_length: int) -> int:
+        """Numbers that one example keeps for the backward pass; by default a copy of what `clipping=traced` may copy, and the logits."""
+        return _count(self.parameter_shapes(vocabulary_size)) + 2 * vocabulary_size * sequence_length
+
+
+def _count(shapes: Shapes) -> int:
+    import math
+
+    return sum(math.prod(shape) for shape in shapes.values())

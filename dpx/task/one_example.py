@@ -1,0 +1,110 @@
+"""dpx's own tasks for a model of one example (`dpx.models.protocol`): rows and counts are the task's, logits the model's.
+
+A batch is the model mapped over examples, so that no example meets another.
+
+B: examples, T: tokens, V: vocabulary, K: classes.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dpx.declaration import Refused, require
+from dpx.models.protocol import ExampleModel
+from dpx.task import causal_lm, classification, mlm
+from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
+from dpx.task.losses import Batch, Counts, Key, Params, class_losses, token_losses
+from dpx.task.masking import SpecialIds
+
+
+class OfExamples:
+    """What an objective of one example's model has in common; `one` is the loss of one example and its counts."""
+
+    model: Any
+    task: Any
+    vocabulary_size: int
+
+    def init(self, key: Key) -> Params:
+        return self.model.init(jnp.asarray(key), self.vocabulary_size, self.task.pooled_outputs)
+
+    def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
+        raise NotImplementedError
+
+    def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Array, Counts]:
+        """Per-example losses and counts; nothing is dropped."""
+        del dropout_key
+        return jax.vmap(lambda example: self.one(params, example))(batch)
+
+    def _tokens(self, params: Params, example: Batch) -> tuple[Array, Array]:
+        """(loss, correct) of the positions that are asked for, float32 or wider."""
+        logits_TV = at_least_float32(self.model.token_logits(params, example["tokens"], example["length"]))
+        if "slots" in example:
+            logits_TV = logits_TV[example["slots"]]
+        losses_1, correct_1 = token_losses(logits_TV[None], example["labels"][None], example["is_slot"][None])
+        return losses_1[0], correct_1[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class NextTokens(OfExamples):
+    model: ExampleModel
+    task: CausalLanguageModel
+    vocabulary_size: int
+
+    batch = causal_lm.Objective.batch
+
+    def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
+        loss, correct = self._tokens(params, example)
+        predicted = example["is_slot"].sum().astype(loss.dtype)
+        return loss, {"next_token_correct": correct, "next_token_predicted": predicted, "next_token_nats": loss * predicted}
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedTokens(OfExamples):
+    model: ExampleModel
+    task: MaskedLanguageModel
+    vocabulary_size: int
+    special: SpecialIds
+
+    batch = mlm.Objective.batch
+
+    def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
+        loss, correct = self._tokens(params, example)
+        predicted = example["is_slot"].sum().astype(loss.dtype)
+        return loss, {"mlm_correct": correct, "mlm_predicted": predicted, "next_sentence_correct": jnp.zeros_like(loss)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes(OfExamples):
+    model: ExampleModel
+    task: Classification
+    vocabulary_size: int
+
+    batch = classification.Objective.batch
+
+    def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
+        tokens_T, length = example["tokens"], example["length"]
+        segment_T = mlm.segments(len(tokens_T), example["segment_start"], length)
+        logits_K = at_least_float32(self.model.class_logits(params, tokens_T, segment_T, length))
+        losses_1, correct_1 = class_losses(logits_K[None], example["label"][None])
+        return losses_1[0], {"correct": correct_1[0]}
+
+
+def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: SpecialIds) -> NextTokens | MaskedTokens | Classes:
+    """Raises `Refused` for a task that asks for more than a model of one example gives."""
+    match task:
+        case CausalLanguageModel():
+            return NextTokens(model, task, vocabulary_size)
+        case MaskedLanguageModel():
+            require(not task.next_sentence, f"model={model.name}", "has no next-sentence classifier", "Use task=mlm")
+            named = mlm.Special(special.pad_id, special.unk_id, special.cls_id, special.sep_id, special.mask_id)
+            return MaskedTokens(model, task, vocabulary_size, named)
+        case Classification():
+            return Classes(model, task, vocabulary_size)
+    raise Refused(f"model={model.name}", f"a model of one example has no head for task={task.name}", "Use causal_lm, mlm or classification")
+
+
+def at_least_float32(logits: Array) -> Array:
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

@@ -1,0 +1,67 @@
+"""What a task that a package brings answers, and what every task is run by.
+
+Shape legend: B examples.
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """A task for a model, running: pure functions of their arguments. It has `model`, `task` and `vocabulary_size` too.
+
+    `init(key)` gives fresh parameters, a nested dict of float32 arrays. `batch(key, rows)` makes a batch of rows as a store gives them:
+    arrays [B, ...], `record` among them. `losses(params, batch, dropout_key)` gives (losses_B, counts): one float and the task's `counts`,
+    float [B] each; an example's loss depends on its own row alone.
+    """
+
+    def init(self, key: Any) -> Any: ...
+    def batch(self, key: Any, rows: Any) -> Any: ...
+    def losses(self, params: Any, batch: Any, dropout_key: Any = None) -> Any: ...
+
+
+class PackageTask:
+    """A task from outside: it makes its own objective, for the models that `require_fits` lets through."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def metric(self) -> str:
+            """The headline among `figures`: an accuracy."""
+            ...
+
+        @property
+        def counts(self) -> tuple[str, ...]:
+            """What `losses` counts for every example, by name."""
+            ...
+
+        @property
+        def accuracy_counts(self) -> tuple[str, str | None]:
+            """The two counts whose quotient is `metric`; the second `None`: of one."""
+            ...
+
+    @property
+    def pooled_outputs(self) -> int:
+        """How many values a classifier gives; 0 for a head over the vocabulary."""
+        return 0
+
+    def slots(self, sequence_length: int) -> int:
+        """Positions of a row that are decoded over the vocabulary."""
+        return sequence_length
+
+    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+        """What is reported, from sums over examples: of `loss`, of `examples` and of every count."""
+        raise NotImplementedError
+
+    def parameter_shapes(self, model: Any, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+        """Every parameter's path and shape for `model`."""
+        return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
+
+    def require_fits(self, model: Any, data: Any) -> None:
+        """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
+
+    def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:
+        """The task for `model`; `special` has the ids `pad_id`, `unk_id`, `cls_id`, `sep_id` and `mask_id`."""
+        raise NotImplementedError

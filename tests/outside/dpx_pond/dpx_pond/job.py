@@ -1,0 +1,22 @@
+"""`job=census`: what a config rests on, written beside the run."""
+
+from dpx import rests_on
+from dpx.declaration import declaration
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder, write_json
+
+
+@declaration
+class Census:
+    """Writes `release/census.json`; `title` is set as job.title=..."""
+
+    title: str = "what this rests on"
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        folder.release.mkdir(parents=True, exist_ok=True)
+        write_json(folder.release / "census.json", {"title": self.title, "parts": rests_on.facts(experiment)})
+
+
+def census(*arguments: object) -> None:
+    """A callable that is no declaration: no `_target_` can name it."""
+    raise AssertionError(arguments)
