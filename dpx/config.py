@@ -111,7 +111,15 @@ def _first_line(error: BaseException) -> str:
 
 def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
     made = {key: _instantiate(value, f"{path}.{key}".lstrip(".")) for key, value in arguments.items()}
-    return declared(**checked_arguments(declared, made, path))
+    package = packages.named(declared.__module__.partition(".")[0])
+    try:
+        return declared(**checked_arguments(declared, made, path))
+    except Exception as error:
+        # What breaks in dpx is a defect of dpx, with its traceback; what breaks in a package is the package's.
+        if package is None or isinstance(error, Refused):
+            raise
+        name = f"{declared.__module__}.{declared.__qualname__}"
+        raise Refused(path, f"{package} cannot make {name} ({_first_line(error)})", f"Mend or uninstall {package.name}") from error
 
 
 def declare(path: Path, key: str) -> Any:

@@ -8,6 +8,7 @@ told apart from another is set aside whole, with a reason: nothing of it can be 
 import dataclasses
 import functools
 import importlib.util
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -51,8 +52,8 @@ def conf_directory() -> Path:
 
 def listed() -> tuple[Package, ...]:
     """Every package that is listed, by name, those that are set aside included."""
-    # What is installed is a function of the path; asked anew where that changes.
-    return _listed(tuple(sys.path))
+    # Asked anew where the path, or what lies in its folders, has changed.
+    return _listed(tuple((folder, _changed_at(folder)) for folder in sys.path))
 
 
 def usable() -> tuple[Package, ...]:
@@ -120,11 +121,18 @@ def _options(conf: Path) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _listed(path: tuple[str, ...]) -> tuple[Package, ...]:
+def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     del path
     # A distribution that lies twice on the path, such as a checkout beside an installation, is one: the first is what is imported.
     found = {(_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))}
     return _without_clashes(sorted(found.values(), key=lambda package: (package.name, package.distribution)))
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _distribution(entry: metadata.EntryPoint) -> str:

@@ -47,6 +47,9 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     # A run from before there was a choice trained everything.
     if experiment.train.is_all:
         plain.pop("train")
+    # Two classes may hold the same values; of dpx's own the values tell which it is.
+    if outside := rests_on.parts(experiment):
+        plain["rests_on"] = {part.key: part.kind for part in outside}
     return {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
 
 

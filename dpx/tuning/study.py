@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dpx import rests_on
 from dpx.declaration import require
 from dpx.durable import put_in_place
 from dpx.experiment import Experiment
@@ -180,6 +181,8 @@ def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[st
     fixed = ("charge", "trials", "shape") if tune.charge == "repeat_and_select" else ("charge",)
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
     plain: dict[str, Any] = {name: getattr(tune, name) for name in fixed} | {name: declared[name] for name in fields}
+    if outside := rests_on.parts(experiment):
+        plain["rests_on"] = {part.key: part.kind for part in outside}
     plain["budget"] = dataclasses.asdict(tune.budget) if tune.budget.is_declared else None
     plain = json.loads(json.dumps(plain, default=str))
     known = plain if record.began_with is None else record.began_with

@@ -30,12 +30,14 @@ def package(site: Path, name: str, files: dict[str, str], version: str = "0.1") 
 def on_path(site: Path) -> Iterator[None]:
     """Within it what lies in `site` is installed; afterwards nothing of it is imported any more."""
     before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(site)
-        yield
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").resolve().is_relative_to(POND.parent) or name.startswith("dpx_"):
-            del sys.modules[name]
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(site)
+            yield
+    finally:
+        for name in set(sys.modules) - before:
+            if name.startswith("dpx_"):
+                del sys.modules[name]
 
 
 def pond(site: Path, version: str = "0.3.1") -> Path:

@@ -1,0 +1,218 @@
+"""What rests on a package is that package's word by every road: statement, plan, ledger, fork, search, account, explanation."""
+
+import dataclasses
+import json
+
+import dp_accounting
+import pytest
+from dp_accounting import rdp
+
+from dpx import config, recipes, rests_on
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+from dpx.job import account, explain, plan
+from dpx.privacy import calibration, event_json, ledger, statement
+from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.training import fingerprint
+from dpx.tuning.study import Study
+from tests.outside.made_up import on_path, pond
+from tests.tuning import made_up as trials
+
+SIZE, BATCH, SIGMA = 1000, 16, 2.0
+BY = "dp_by_dpx_pond"
+OWN = ["steps=3", "accountant=rdp", "noise=multiplier", f"noise.noise_multiplier={SIGMA}", "privacy.delta=1e-4", "batch_schedule.size=16"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    path = pond(tmp_path_factory.mktemp("site"))
+    with on_path(path):
+        yield path
+
+
+def built(*overrides: str) -> Experiment:
+    return config.build(recipes.compose([*overrides, f"data.declared_size={SIZE}"]))[0]
+
+
+def entered(experiment: Experiment, path, steps: int = 3) -> Ledger:
+    """The ledger that so many steps leave."""
+    found = Ledger(path / "ledger")
+    for step in range(steps):
+        found.append(step, calibration.entry(experiment, SIZE, SIGMA, BATCH))
+    return found
+
+
+def stated(experiment: Experiment, held: Ledger | None = None) -> dict:
+    return statement.build(experiment, None, calibration.calibrate(experiment, SIZE), held)
+
+
+def no_bound(document: dict) -> None:
+    """Nothing under any `epsilon`, the numbers elsewhere, each with the package's name."""
+    assert document["guarantee"] == BY and document["epsilon"] == {} and document.get("epsilon_at", []) == []
+    assert document["unsupported"] and all("dpx_pond" in one["reason"] for one in document["unsupported"])
+    assert not document.get("planned", {}).get("epsilon") and not document.get("spent", {}).get("epsilon")
+
+
+@pytest.mark.parametrize("part", ["clip=smooth", "sampler=coins", "mechanism=echo", "model=brook", "task=every_other", "data=pebbles"])
+def test_any_one_part_makes_the_claim_its_packages(site, part, tmp_path):
+    beside = {"model=brook": ["task=every_other"], "task=every_other": ["model=brook"], "data=pebbles": ["task=mlm", "model=micro"]}
+    experiment = built(*OWN, part, *beside.get(part, []), *([] if part.startswith("data") else ["data=synthetic", "data.pairs=none"]))
+    document = stated(experiment, entered(experiment, tmp_path))
+    no_bound(document)
+    (facts,) = document["rests_on"]
+    key = {"data": "data.source"}.get(part.partition("=")[0], part.partition("=")[0])
+    assert (facts["package"], facts["version"]) == ("dpx_pond", "0.3.1") and facts["parts"][key].startswith("dpx_pond.")
+    assert {run["by"] for run in document["ledger"]["runs"]} == {"dpx_pond"}
+    no_bound(plan.plan(experiment) | {"planned": {}, "spent": {}})
+
+
+def test_dpx_alone_is_dp_and_its_ledger_says_nothing_of_packages(site, tmp_path):
+    document = stated(experiment := built(*OWN), entered(experiment, tmp_path))
+    assert document["guarantee"] == "dp" and document["epsilon"]["rdp"] > 0 and "rests_on" not in document
+    assert not {"by", "event"} & {name for run in document["ledger"]["runs"] for name in run}
+    assert not {"by", "event"} & calibration.plan_of(experiment, calibration.calibrate(experiment, SIZE)).keys()
+    assert '"by"' not in (tmp_path / "ledger").read_text()
+
+
+def test_no_reason_is_hidden_behind_a_package(site):
+    document = stated(built(*OWN, "clip=smooth", "seed=1"))
+    assert document["guarantee"] == "none" and "fixed_seed" in document["unsupported"][0]["reason"]
+
+
+def test_an_own_event_is_composed_as_it_was_given(site, tmp_path):
+    experiment = built(*OWN, "mechanism=echo")
+    document = stated(experiment, entered(experiment, tmp_path))
+    once = dp_accounting.GaussianDpEvent(2**0.5 * SIGMA)
+    event = dp_accounting.PoissonSampledDpEvent(BATCH / SIZE, dp_accounting.ComposedDpEvent((once, once)))
+    theirs = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+    expected = theirs.compose(dp_accounting.SelfComposedDpEvent(event, 3)).get_epsilon(1e-4)
+    assert document["unsupported"][0]["value"] == pytest.approx(expected, rel=1e-6)
+    # Two releases at sqrt(2) sigma are worth one at sigma.
+    assert expected == pytest.approx(stated(built(*OWN))["epsilon"]["rdp"], rel=1e-6)
+    again = statement.recompute(json.loads(json.dumps(document)), lambda event: theirs_of(event))
+    assert again == pytest.approx(expected, rel=1e-6)
+
+
+def theirs_of(event) -> float:
+    found = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL).compose(event)
+    return float(found.get_epsilon(1e-4))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["mechanism=mute"], "does not say what a step of it costs"),
+        (["mechanism=echo", "sampler=shuffled"], "no event is known of echo's noise under this sampler"),
+        (["mechanism=echo", "noise=target_epsilon", "noise.epsilon=3"], "is not solved for"),
+        (["mechanism=echo", "accountant=pld"], "composes no PoissonSampledDpEvent by it"),
+        (["mechanism=echo", "accountant=deterministic"], "no closed form is known"),
+        (["mechanism=echo", "telemetry=released"], "is that of one clipped sum"),
+    ],
+)
+def test_what_has_no_event_is_refused(site, overrides, reason):
+    own = [one for one in OWN if not one.startswith("noise") or "noise=target_epsilon" not in overrides]
+    with pytest.raises(Refused, match=reason):
+        calibration.calibrate(built(*own, *overrides), SIZE)
+
+
+def test_a_claim_is_not_inherited(site):
+    from dpx.mechanism.dp_sgd import DpSgd
+    from dpx.sampler import Poisson
+
+    class Quieter(DpSgd):
+        """Draws otherwise, under DpSgd's release."""
+
+    class Luckier(Poisson):
+        """Draws otherwise, under Poisson's release."""
+
+    for change in ({"mechanism": Quieter()}, {"sampler": Luckier()}):
+        with pytest.raises(Refused, match="of its own"):
+            calibration.calibrate(dataclasses.replace(built(*OWN), **change), SIZE)
+
+
+def test_a_class_that_says_it_is_dpxs_is_not(site):
+    from dpx.mechanism.clip import Flat
+
+    class Loose(Flat):
+        pass
+
+    Loose.__module__, Loose.__qualname__ = Flat.__module__, Flat.__qualname__
+    found = rests_on.parts(dataclasses.replace(built(*OWN), clip=Loose(clipping_norm=1.0)))
+    assert [(part.key, part.package) for part in found] == [("clip", "unknown")]
+
+
+def test_a_fork_by_dpx_alone_keeps_its_parents_word(site, tmp_path):
+    (tmp_path / "parent").mkdir()
+    parent = entered(built(*OWN, "clip=smooth"), tmp_path / "parent")
+    child = Ledger(tmp_path / "ledger")
+    child.inherit(parent)
+    no_bound(stated(built(*OWN), child))
+    assert rests_on.of_runs(ledger.join(entered(built(*OWN), tmp_path / "parent").runs())) == ("dpx_pond",)
+
+
+def test_two_packages_are_both_named():
+    runs = [{"by": "dpx_reed"}, {"by": None}, {}, {"by": "dpx_pond+dpx_reed"}]
+    by = rests_on.of_runs(runs)
+    assert rests_on.guarantee(True, [], by) == "dp_by_dpx_pond+dpx_reed" and rests_on.of_guarantee("dp_by_dpx_pond+dpx_reed") == by
+    assert rests_on.guarantee(True, ["why"], by) == "none" and rests_on.guarantee(False, [], by) == "not_private"
+    assert rests_on.of_guarantee("dp") == () and rests_on.of_guarantee("none") is rests_on.of_guarantee("not_private") is None
+
+
+@pytest.mark.parametrize("charge", ["composition", "repeat_and_select"])
+def test_a_search_keeps_its_trials_word(site, tmp_path, charge):
+    of = trials.experiment(charge, 1, "clip=smooth")
+    study = Study(tmp_path, of.name)
+    assert of.tune is not None and study.left(of.tune) >= 1
+    trials.trial(study, of, 0, 0.5)
+    from dpx.tuning import claim
+    from dpx.tuning.record import opened
+
+    with opened(study.outputs, study.path) as record:
+        no_bound(claim.build(of, record, record.trials[0]))
+
+
+def test_a_trial_whose_own_statement_says_so_is_enough(site, tmp_path):
+    of = trials.experiment("composition", 1)
+    study = Study(tmp_path, of.name)
+    folder = trials.trial(study, of, 0, 0.5)
+    assert trials.stated(study)["guarantee"] == "dp"
+    path = folder / "release" / "privacy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"guarantee": BY}))
+    study.close(of)
+    no_bound(trials.stated(study))
+
+
+def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(site, tmp_path, capsys):
+    from dpx.run_folder import RunFolder
+
+    held = entered(built(*OWN, "mechanism=echo"), tmp_path)
+    text = next(run["event"] for run in held.runs())
+    job = account.Account(ledgers=[str(tmp_path / "ledger")], accountant="rdp")
+    job(built(*OWN), RunFolder(tmp_path / "own"))
+    assert "NO BOUND" in capsys.readouterr().out
+    assert json.loads((tmp_path / "own" / "release" / "account.json").read_text())["rests_on"] == ["dpx_pond"]
+    with pytest.raises(Refused, match="gave for zero_out alone"):
+        event_json.from_text(text, "replace_one")
+    with pytest.raises(Refused, match="is no event of dp-accounting"):
+        event_json.restore({"class": "attr"})
+
+
+def test_an_explanation_says_whose_word_it_is(site):
+    found = explain.explain(built(*OWN, "clip=smooth"), SIZE, None)
+    assert any("dpx_pond" in line and line.startswith("GUARANTEE") for line in found["words"])
+    assert all("dpx_pond" in table["title"] for table in found["tables"])
+
+
+def test_another_version_is_other_code_and_another_class_another_claim(site, tmp_path_factory):
+    experiment = built(*OWN, "clip=smooth")
+    noted = fingerprint.fingerprint(experiment, "data", 8)["packages"]
+    assert noted["dpx_pond"]["version"] == "0.3.1" and len(noted["dpx_pond"]["code"]) == 64
+    with on_path(pond(tmp_path_factory.mktemp("newer"), "0.4")):
+        assert fingerprint.fingerprint(experiment, "data", 8)["packages"] != noted
+    assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
+    assert "rests_on" in fingerprint.claim_of(experiment) and "rests_on" not in fingerprint.claim_of(built(*OWN))
+
+
+def test_an_old_entry_reads_as_dpxs_own():
+    plain = {"epoch": 0, "q": 0.1, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 1, "clipping_norm": 1.0}
+    assert LedgerEntry(**plain).by is None

@@ -1,0 +1,80 @@
+"""The pond's recipe, trained: a run folder whose every reader keeps the package's word, and which goes on with another version of it."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+import dpx
+from dpx import config, recipes
+from dpx.declaration import Refused
+from dpx.job.evaluate import Evaluate
+from dpx.job.report import Report
+from dpx.privacy.ledger import Ledger
+from dpx.run_folder import RunFolder
+from dpx.sweep import Status
+from tests.outside.made_up import on_path, pond
+
+BY = "dp_by_dpx_pond"
+
+
+def folder_at(root, name: str, *overrides: str):
+    """The pond's recipe with its data under `root`, declared, and the run folder `name`."""
+    overrides = ("+experiment=pond", f"data.directory={root}/data", "schedule.evaluation_rows=32", *overrides)
+    cfg = recipes.compose(list(overrides))
+    return config.build(cfg), RunFolder(root / "outputs" / name, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pond")
+    with on_path(pond(root / "site")):
+        (experiment, job), folder = folder_at(root, "pond-1")
+        job(experiment, folder)
+        Status(folder.path, "train").write("finished")
+        yield root, folder
+
+
+def test_it_trains_and_states_the_packages_word(trained, capsys):
+    _, folder = trained
+    said = json.loads((folder.release / "privacy.json").read_text())
+    assert said["guarantee"] == BY and said["epsilon"] == {} and said["spent"]["charged_steps"] == 3
+    assert set(said["rests_on"][0]["parts"]) == {"model", "task", "data.source", "sampler", "mechanism", "clip"}
+    lines = [json.loads(line) for line in (folder.private / "metrics.jsonl").read_text().splitlines()]
+    assert "privacy/epsilon" not in {name for line in lines for name in line}
+    # Noise alone would not bring the loss below that of guessing among 128 pieces for long; three steps only have to be finite.
+    assert json.loads((folder.private / "results.json").read_text())["heldout"]["loss"] > 0
+
+
+def test_it_is_loaded_evaluated_and_reported_as_such(trained, tmp_path, capsys):
+    root, folder = trained
+    assert dpx.load(folder.path).privacy["guarantee"] == BY
+    (experiment, _), _ = folder_at(root, "pond-1")
+    Evaluate()(experiment, folder)
+    assert f"guarantee: {BY}" in capsys.readouterr().out
+    (tmp_path / "pond").mkdir()
+    columns = "item,experiment,quantity,value,unit,mark,where,metric,point,h200_hours,flops,note"
+    (tmp_path / "pond" / "published.csv").write_text(f"{columns}\n1,pond,depth,3,m,text,p. 1,,,,,\n")
+    pytest.importorskip("matplotlib")
+    Report(paper="pond", outputs=str(root / "outputs"), evidence=str(tmp_path))(experiment, folder)
+    assert BY in (tmp_path / "pond" / "README.md").read_text()
+
+
+def test_without_the_package_it_is_refused_by_name(trained, monkeypatch):
+    root, folder = trained
+    import sys
+
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(root / "site")])
+    with pytest.raises(Refused, match="dpx_pond is no package of dpx that is installed here"):
+        dpx.load(folder.path)
+
+
+def test_another_version_goes_on_with_fresh_noise_and_charges_it(trained, tmp_path_factory):
+    root, folder = trained
+    newer = pond(tmp_path_factory.mktemp("newer"), "0.4")
+    with on_path(newer):
+        (experiment, job), _ = folder_at(root, "pond-1")
+        job(experiment, folder)
+    ledger = Ledger(folder.private / "ledger")
+    assert [epoch.why for epoch in ledger.epochs[1:]] == ["packages changed since this run began"]
+    assert [epoch.fingerprint["packages"]["dpx_pond"]["version"] for epoch in ledger.epochs] == ["0.3.1", "0.4"]
