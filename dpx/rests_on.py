@@ -1,7 +1,7 @@
 """On whose word a claim rests: which parts of a declared experiment are code from outside this tree.
 
-What dpx proves and tests is its own code. A part of any other package may draw, clip or count otherwise than it says, so that a run with one
-is stated as that package's word: `guarantee` is `dp_by_<package>`, and epsilon stands under `unsupported`.
+What dpx proves and tests is its own code. A part of any other package may draw, clip or count otherwise than it says, so that a run with
+one is stated as that package's word: `guarantee` is `dp_by_<package>`, and epsilon stands under `unsupported`.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ from dpx.packages import conf_directory, usable
 
 
 class _Options(SearchPathPlugin):
-    """Adds the packages' folders behind dpx's own, and to no other search path: another Hydra program of this process sees nothing of them."""
+    """Adds the packages' folders behind dpx's own, and to no other search path: other Hydra programs of this process see none of them."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         parts: list[Any] = list(search_path.get_path())

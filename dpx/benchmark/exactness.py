@@ -10,7 +10,7 @@ import numpy as np
 
 from dpx.benchmark.sums import variant_sum
 from dpx.mechanism.declarations import Flat
-from dpx.models.shape import Model
+from dpx.models.shape import AnyModel
 from dpx.task.declarations import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
@@ -29,7 +29,7 @@ class Case:
     batch: dict[str, jax.Array]
 
     @classmethod
-    def of(cls, model: Model, task: Task) -> "Case":
+    def of(cls, model: AnyModel, task: Task) -> "Case":
         objective = make_objective(dataclasses.replace(model, **_SMALL), task, VOCABULARY, Special(0, 1, 2, 3, 4))
         key, drawn = np.zeros(2, np.uint32), np.random.default_rng(0)
         shapes = jax.eval_shape(objective.init, key)
@@ -48,7 +48,7 @@ class Case:
 class Exactness:
     """Compares variants with one oracle, made when it is first asked for."""
 
-    def __init__(self, model: Model, task: Task):
+    def __init__(self, model: AnyModel, task: Task):
         self._model, self._task = model, task
 
     @functools.cached_property

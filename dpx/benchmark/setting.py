@@ -8,7 +8,7 @@ from typing import Any
 from dpx.data.declarations import Data
 from dpx.experiment import Experiment
 from dpx.models.flops import training_matmul_flops
-from dpx.models.shape import Model
+from dpx.models.shape import AnyModel
 from dpx.task.declarations import Task
 
 # The two non-private baselines, the clipping methods, and a loop over single examples (Yin and Habernal 2022, Figure 3).
@@ -52,12 +52,12 @@ def left_out(facts: dict[str, Any], why: str) -> Program:
     return Program(facts | {"kind": "left out", "why": why}, lambda: None)
 
 
-def vocabulary_size(model: Model, data: Data) -> int:
+def vocabulary_size(model: AnyModel, data: Data) -> int:
     """The model's own, or what the data would be given."""
     return model.vocabulary_size or data.vocabulary.size
 
 
-def model_flops(model: Model, task: Task, data: Data) -> int:
+def model_flops(model: AnyModel, task: Task, data: Data) -> int:
     """Matrix-product FLOPs that training on one example needs, whatever a program does beside them."""
     length = data.sequence_length
     return training_matmul_flops(model, vocabulary_size(model, data), length, task.slots(length), pooled_outputs=task.pooled_outputs)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpx.benchmark.setting import Program, Setting, identity, vocabulary_size
 from dpx.benchmark.torch_bert import Rows, TorchBert, inputs, losses
 from dpx.declaration import Refused, require
-from dpx.models.shape import Bert, Model
+from dpx.models.shape import AnyModel, Bert
 from dpx.task.declarations import MaskedLanguageModel, Task
 from dpx.training.synthetic_rows import synthetic_rows
 
@@ -40,7 +40,7 @@ def programs(setting: Setting) -> list[Program]:
     return [program for variant in setting.variants for program in _programs(setting, variant)]
 
 
-def bert_of(model: Model, task: Task) -> tuple[Bert, MaskedLanguageModel]:
+def bert_of(model: AnyModel, task: Task) -> tuple[Bert, MaskedLanguageModel]:
     """The model and task, which are what the peers are written for; raises `Refused` otherwise."""
     if isinstance(model, Bert) and isinstance(task, MaskedLanguageModel):
         return model, task

@@ -192,7 +192,7 @@ def _traced(
         check_losses(losses_1, 1)
         return losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts)
 
-    options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
+    options: dict[str, Any] = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
     found = clipped_grad(loss_of_one, params, batch, weights=weights, frozen=frozen, is_padding_B=is_padding_B, **options)
     assert isinstance(found, ClippedSum)
     return found

@@ -19,6 +19,7 @@ class ExampleModel:
     """
 
     if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
 
         @property
         def name(self) -> str: ...
@@ -33,7 +34,10 @@ class ExampleModel:
     vocabulary_size: int | None = None
 
     def init(self, key: Any, vocabulary_size: int, outputs: int) -> Any:
-        """Fresh parameters: with a classifier of `outputs` values, or, where that is 0, with a head over the vocabulary. `key` is uint32 [2]."""
+        """Fresh parameters: with a classifier of `outputs` values, or, where that is 0, with a head over the vocabulary.
+
+        `key` is uint32 [2].
+        """
         raise NotImplementedError
 
     def token_logits(self, params: Any, tokens_T: Any, length: Any) -> Any:
@@ -49,7 +53,7 @@ class ExampleModel:
         import jax
         import jax.numpy as jnp
 
-        from dpx.clipping.probes import path_name
+        from dpx.parameter_path import path_name
 
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
         found = jax.eval_shape(lambda key: self.init(key, vocabulary_size, outputs), key)

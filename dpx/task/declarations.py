@@ -15,7 +15,7 @@ import numpy as np
 from dpx.data.declarations import Data
 from dpx.data.schema import Schema, classes, require_gives, texts
 from dpx.declaration import Refused, declaration, require
-from dpx.models.shape import AnyModel, Shapes
+from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
 from dpx.task.protocol import PackageTask
 
 
@@ -74,7 +74,7 @@ class MaskedLanguageModel:
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         """Raises `Refused` for a model that sees no word after the masked one."""
-        if model.causal:
+        if isinstance(model, Decoder) or model.causal:
             raise _refused(model, "a causal decoder sees no word after the masked one", "task=causal_lm, or a BERT")
         return model.parameter_shapes(vocabulary_size, next_sentence=self.next_sentence)
 
@@ -133,7 +133,7 @@ class CausalLanguageModel:
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         """Raises `Refused` for a model that sees the next token."""
-        if not model.causal:
+        if isinstance(model, Bert) or not model.causal:
             raise _refused(model, "an encoder sees the token it would predict", "task=mlm, or model=decoder_tiny")
         return model.parameter_shapes(vocabulary_size)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from dpx.clipping.norms import at_least_float32
 from dpx.declaration import Refused, require
 from dpx.models.protocol import ExampleModel
 from dpx.task import causal_lm, classification, mlm
@@ -104,7 +105,3 @@ def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: Spe
         case Classification():
             return Classes(model, task, vocabulary_size)
     raise Refused(f"model={model.name}", f"a model of one example has no head for task={task.name}", "Use causal_lm, mlm or classification")
-
-
-def at_least_float32(logits: Array) -> Array:
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

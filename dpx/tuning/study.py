@@ -62,7 +62,7 @@ class Study:
         with opened(self.outputs, self.path) as record:
             trial = record.trial_in(folder)
             left = _left(record, search.tune)
-            shared = _check_same(record, search.tune, dataclasses.asdict(experiment))
+            shared = _check_same(record, search.tune, dataclasses.asdict(experiment) | _classes(experiment))
             if trial is not None:
                 record.begin_again(trial)
                 return
@@ -171,6 +171,12 @@ def _left(record: Record, tune: Tune) -> int:
     return max(0, record.drawn - len(record.trials))
 
 
+def _classes(experiment: Experiment) -> dict[str, Any]:
+    """The classes from outside at their config keys, where there are any: two may hold the same values."""
+    parts = rests_on.parts(experiment)
+    return {"rests_on": {part.key: part.kind for part in parts}} if parts else {}
+
+
 def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[str, Any]:
     """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition.
 
@@ -181,8 +187,7 @@ def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[st
     fixed = ("charge", "trials", "shape") if tune.charge == "repeat_and_select" else ("charge",)
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
     plain: dict[str, Any] = {name: getattr(tune, name) for name in fixed} | {name: declared[name] for name in fields}
-    if outside := rests_on.parts(experiment):
-        plain["rests_on"] = {part.key: part.kind for part in outside}
+    plain |= {"rests_on": declared["rests_on"]} if "rests_on" in declared else {}
     plain["budget"] = dataclasses.asdict(tune.budget) if tune.budget.is_declared else None
     plain = json.loads(json.dumps(plain, default=str))
     known = plain if record.began_with is None else record.began_with

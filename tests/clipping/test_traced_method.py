@@ -10,9 +10,14 @@ from dpx.clipping.clipped_sum import clipped_sum
 
 def losses(params, batch):
     """Products, a lookup, a scan and a power: [B], and a count."""
-    word_BTH = params["word"][batch["tokens"]]
-    _, last = jax.lax.scan(lambda h, x: (jnp.tanh(h @ params["mix"] + x),) * 2, jnp.zeros_like(word_BTH[:, 0]), word_BTH.swapaxes(0, 1))
-    losses_B = jnp.mean(jnp.square(last.sum(0) ** params["power"]), axis=1)
+    word_TBH = params["word"][batch["tokens"]].swapaxes(0, 1)
+
+    def round_of(h_BH, x_BH):
+        h_BH = jnp.tanh(h_BH @ params["mix"] + x_BH)
+        return h_BH, h_BH
+
+    _, h_TBH = jax.lax.scan(round_of, jnp.zeros_like(word_TBH[0]), word_TBH)
+    losses_B = jnp.mean(jnp.square(h_TBH.sum(0) ** params["power"]), axis=1)
     return losses_B, {"tokens": jnp.full(losses_B.shape, batch["tokens"].shape[1], jnp.float32)}
 
 

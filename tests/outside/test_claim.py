@@ -14,6 +14,7 @@ from dpx.job import account, explain, plan
 from dpx.privacy import calibration, event_json, ledger, statement
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.training import fingerprint
+from dpx.tuning.search import Search
 from dpx.tuning.study import Study
 from tests.outside.made_up import on_path, pond
 from tests.tuning import made_up as trials
@@ -83,7 +84,7 @@ def test_an_own_event_is_composed_as_it_was_given(site, tmp_path):
     experiment = built(*OWN, "mechanism=echo")
     document = stated(experiment, entered(experiment, tmp_path))
     once = dp_accounting.GaussianDpEvent(2**0.5 * SIGMA)
-    event = dp_accounting.PoissonSampledDpEvent(BATCH / SIZE, dp_accounting.ComposedDpEvent((once, once)))
+    event = dp_accounting.PoissonSampledDpEvent(BATCH / SIZE, dp_accounting.ComposedDpEvent([once, once]))
     theirs = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
     expected = theirs.compose(dp_accounting.SelfComposedDpEvent(event, 3)).get_epsilon(1e-4)
     assert document["unsupported"][0]["value"] == pytest.approx(expected, rel=1e-6)
@@ -168,7 +169,7 @@ def test_a_search_keeps_its_trials_word(site, tmp_path, charge):
     from dpx.tuning.record import opened
 
     with opened(study.outputs, study.path) as record:
-        no_bound(claim.build(of, record, record.trials[0]))
+        no_bound(claim.build(Search.of(of), record, record.trials[0]))
 
 
 def test_a_trial_whose_own_statement_says_so_is_enough(site, tmp_path):

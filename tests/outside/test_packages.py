@@ -120,7 +120,6 @@ def test_a_package_whose_declaration_breaks_is_named(tmp_path):
     body = "from dpx.declaration import declaration\n@declaration\nclass Reed:\n    def __post_init__(self): 1 / 0\n"
     package(tmp_path, "dpx_reed", {"clip.py": body, "conf/clip/reed.yaml": "_target_: dpx_reed.clip.Reed"})
     with on_path(tmp_path):
-        # Values of the default clip are merged into it unless it is chosen; so it is named alone here.
         assert "dpx_reed 0.1 cannot make" in refusal("clip=reed")
 
 

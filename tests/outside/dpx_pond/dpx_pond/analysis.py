@@ -1,7 +1,5 @@
 """`analysis=ripples`: how often an echo is heard."""
 
-from typing import Any
-
 from dpx.analysis.table import Table
 from dpx.declaration import declaration
 
@@ -12,6 +10,6 @@ class Ripples:
 
     noise_multipliers: tuple[float, ...] | list[float]
 
-    def __call__(self, experiment: Any) -> list[Table]:
+    def __call__(self) -> list[Table]:
         rows = tuple((z, 2**0.5 * z) for z in self.noise_multipliers)
         return [Table("ripples", ("of the mean", "of each release"), rows, "noise multipliers of an echo")]

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
+
 from dpx.declaration import declaration, require
 from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
 from dpx.randomness import RootSecret
@@ -33,7 +34,8 @@ class Echo(Mechanism):
         """Two keys for every parameter, uint32 [2, 2], under purposes that nothing else uses."""
         import jax
         import numpy as np
-        from dpx.mechanism.noise import path_name
+
+        from dpx.parameter_path import path_name
 
         def keys(path: Any, leaf: Any) -> np.ndarray:
             return np.stack([secret.key(purpose, step, path_name(path)) for purpose in ("echo_first", "echo_second")])
@@ -43,6 +45,7 @@ class Echo(Mechanism):
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
         import jax
         import jax.numpy as jnp
+
         from dpx.mechanism.gaussian import gaussian
 
         def mean(leaf: Any, keys: Any) -> Any:

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+
 from dpx.declaration import declaration
 from dpx.sampler import Sampler
 from dpx.sampler.protocol import GeneratorFor

@@ -1,0 +1,66 @@
+"""The pond, built into a wheel and installed beside dpx into an environment of its own; nothing is downloaded."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+POND = Path(__file__).parent / "dpx_pond"
+QUICK = ("+experiment=pond", "schedule.evaluation_rows=32")
+
+
+def run(*command: str, cwd: Path, **more: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "200"} | more
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    """The interpreter of a fresh environment: the wheel of the pond, this checkout as an editable installation would name it, and what dpx
+    depends on from where the tests run."""
+    root = tmp_path_factory.mktemp("fresh")
+    source, wheels = root / "dpx_pond", root / "wheels"
+    run("cp", "-r", str(POND), str(source), cwd=root)
+    build = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", str(wheels), str(source))
+    run(*build, cwd=root)
+    run(sys.executable, "-m", "venv", "--without-pip", str(root / "env"), cwd=root)
+    site = next((root / "env").glob("lib/python*/site-packages"))
+    (wheel,) = wheels.glob("*.whl")
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel), cwd=root)
+    (site / "beside.pth").write_text(f"{CHECKOUT}\n{sysconfig.get_paths()['purelib']}\n")
+    return root / "env" / "bin" / "python"
+
+
+@pytest.mark.slow
+def test_it_is_listed_planned_trained_and_read_again(python, tmp_path):
+    listed = run(str(python), "-m", "dpx", "job=list", "list.match=pond", cwd=tmp_path)
+    assert "0.3.1" in listed and "mechanism=echo" in listed
+    run(str(python), "-m", "dpx", *QUICK, "job=plan", cwd=tmp_path)
+    (planned,) = tmp_path.glob("outputs/pond-*/release/plan.json")
+    assert json.loads(planned.read_text())["guarantee"] == "dp_by_dpx_pond"
+    assert "dp_by_dpx_pond" in run(str(python), "-m", "dpx", *QUICK, cwd=tmp_path)
+    (folder,) = tmp_path.glob("outputs/pond-*")
+    said = json.loads((folder / "release" / "privacy.json").read_text())
+    assert said["guarantee"] == "dp_by_dpx_pond" and said["epsilon"] == {} and said["unsupported"][0]["value"] > 0
+    assert "nothing was done" in run(
+        str(python), "-c", f"import sys, dpx.__main__ as m; sys.stderr = sys.stdout; sys.argv = ['dpx', *{QUICK!r}]; m.main()", cwd=tmp_path
+    )
+    assert "guarantee: dp_by_dpx_pond" in run(str(python), "-m", "dpx", "job=evaluate", f"run={folder}", cwd=tmp_path)
+    assert "NO BOUND" in run(str(python), "-m", "dpx", "job=account", "job.accountant=rdp", f"run={folder}", cwd=tmp_path)
+    assert "dpx_pond" in run(str(python), "-m", "dpx", "job=explain", f"run={folder}", cwd=tmp_path)
+    run(str(python), "-m", "dpx", "+experiment=pond", "job=census", cwd=tmp_path)
+    run(str(python), "-m", "dpx", "analysis=ripples", "job=analyse", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_it_runs_from_a_sweep_of_several_processes_worth(python, tmp_path):
+    """Points of a sweep are built by Hydra's launcher from the same search path."""
+    said = run(str(python), "-m", "dpx", "-m", "+experiment=pond", "job=plan", "clip=smooth,flat", cwd=tmp_path)
+    assert said.count("finished") >= 2
