@@ -68,7 +68,7 @@ class _OfPackage:
     def __init__(self, declared: PackageSource):
         self._kind, self._source = type(declared), declared.open()
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document] | Iterator[Example]:
         return self._source.documents()
 
     def fingerprint(self) -> str:

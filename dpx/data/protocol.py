@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dpx.data.schema import Schema, classes, texts
+
 
 class PackageSource:
     """Declared in YAML, opened when rows are prepared."""
@@ -19,7 +21,12 @@ class PackageSource:
         """Whether every document says whose it is (`Document.unit_id`), so that an author can be the unit of privacy."""
         return False
 
+    def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
+        """What rows hold; by default those of running text. A source of labelled `Example`s says `label` too, and has `labels`."""
+        of_text = texts(sequence_length, vocabulary_size)
+        return of_text | {"is_next": classes(2)} if is_paired else of_text
+
     def open(self) -> Any:
-        """A `dpx.data.documents.Source`: `documents()` yields `Document`s, the same at every pass; `fingerprint()` is a text that changes
-        whenever they do."""
+        """A `dpx.data.documents.Source`: `documents()` yields `Document`s or `Example`s, the same at every pass; `fingerprint()` is a text
+        that changes whenever they do."""
         raise NotImplementedError

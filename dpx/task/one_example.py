@@ -54,7 +54,7 @@ class NextTokens(OfExamples):
     task: CausalLanguageModel
     vocabulary_size: int
 
-    batch = causal_lm.Objective.batch
+    batch, answers = causal_lm.Objective.batch, causal_lm.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
         loss, correct = self._tokens(params, example)
@@ -69,7 +69,7 @@ class MaskedTokens(OfExamples):
     vocabulary_size: int
     special: SpecialIds
 
-    batch = mlm.Objective.batch
+    batch, answers = mlm.Objective.batch, mlm.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
         loss, correct = self._tokens(params, example)
@@ -83,7 +83,7 @@ class Classes(OfExamples):
     task: Classification
     vocabulary_size: int
 
-    batch = classification.Objective.batch
+    batch, answers = classification.Objective.batch, classification.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
         tokens_T, length = example["tokens"], example["length"]

@@ -1,9 +1,11 @@
 """What a task that a package brings answers, and what every task is run by.
 
-Shape legend: B examples.
+Shape legend: B examples, M answers of an example.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dpx.data.schema import Schema, require_gives, texts
 
 
 @runtime_checkable
@@ -12,12 +14,14 @@ class Objective(Protocol):
 
     `init(key)` gives fresh parameters, a nested dict of float32 arrays. `batch(key, rows)` makes a batch of rows as a store gives them:
     arrays [B, ...], `record` among them. `losses(params, batch, dropout_key)` gives (losses_B, counts): one float and the task's `counts`,
-    float [B] each; an example's loss depends on its own row alone.
+    float [B] each; an example's loss depends on its own row alone, and not on how far a row was padded. `answers(batch)` gives what has to
+    be found, int [B, M], and where there is something to find, bool [B, M].
     """
 
     def init(self, key: Any) -> Any: ...
     def batch(self, key: Any, rows: Any) -> Any: ...
     def losses(self, params: Any, batch: Any, dropout_key: Any = None) -> Any: ...
+    def answers(self, batch: Any) -> Any: ...
 
 
 class PackageTask:
@@ -47,6 +51,16 @@ class PackageTask:
         """How many values a classifier gives; 0 for a head over the vocabulary."""
         return 0
 
+    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
+        """What is read of a row; by default the text, in one segment."""
+        of_text = texts(sequence_length, vocabulary_size)
+        return {name: of_text[name] for name in ("tokens", "length")}
+
+    def baselines(self, answers: Any, frequent_token: int | None) -> dict[str, float]:
+        """Accuracies, by name, of answering without a model. `answers` int [values] counts how often each value was right among held-out
+        rows; `frequent_token` is the public split's most frequent one."""
+        return {}
+
     def slots(self, sequence_length: int) -> int:
         """Positions of a row that are decoded over the vocabulary."""
         return sequence_length
@@ -61,6 +75,8 @@ class PackageTask:
 
     def require_fits(self, model: Any, data: Any) -> None:
         """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
+        if data.columns is not None:
+            require_gives(data.columns, self.columns(data.sequence_length, data.vocabulary.size), data.name, self.name)
 
     def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:
         """The task for `model`; `special` has the ids `pad_id`, `unk_id`, `cls_id`, `sep_id` and `mask_id`."""

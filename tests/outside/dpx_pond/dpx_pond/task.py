@@ -26,7 +26,12 @@ class EveryOther(PackageTask):
         correct, predicted = (totals[name] for name in self.counts)
         return {"loss": totals["loss"] / max(totals["examples"], 1.0), "every_other_accuracy": correct / max(predicted, 1.0)}
 
+    def baselines(self, answers: Any, frequent_token: int | None) -> dict[str, float]:
+        """Always the token that was right most often."""
+        return {"best_constant": float(answers.max()) / max(float(answers.sum()), 1.0)}
+
     def require_fits(self, model: Any, data: Any) -> None:
+        super().require_fits(model, data)
         require(model.causal, f"model={model.name}", "sees the token it would predict", "Use model=brook")
         require(data.pairs == "none", f"data.pairs={data.pairs}", "two segments are not running text", "Use data.pairs=none")
 
@@ -55,6 +60,9 @@ class _Running:
         is_slot_BT = (place_T + 1 < length[:, None]) & (place_T % 2 == 0)
         labels = jnp.where(is_slot_BT, jnp.roll(tokens, -1, axis=1), 0)
         return {"tokens": tokens, "length": length, "labels": labels, "is_slot": is_slot_BT, "record": jnp.asarray(rows["record"])}
+
+    def answers(self, batch: Any) -> Any:
+        return batch["labels"], batch["is_slot"]
 
     def losses(self, params: Any, batch: Any, dropout_key: Any = None) -> Any:
         import jax
