@@ -38,10 +38,10 @@ def _step_key(experiment: Any, objective: Any, mesh: Any, microbatch: int) -> st
     """All that a step is made from; how many steps there are, of which rows and under which seed is no part of it."""
     declared = (experiment.model, experiment.task, experiment.train, experiment.mechanism, experiment.clip, experiment.clipping)
     beside = (experiment.telemetry, experiment.optimizer, experiment.audit, experiment.privacy.rows_per_example)
-    return repr((declared, beside, experiment.data.sequence_length, objective, mesh, microbatch, noise.SLICE_ELEMENTS))
+    return repr((declared, beside, experiment.widths, objective, mesh, microbatch, noise.SLICE_ELEMENTS))
 
 
-def _evaluation_key(objective: Any, store: Any, *rows: int) -> str:
+def _evaluation_key(objective: Any, store: Any, *rows: Any) -> str:
     return repr((objective, store.manifest.checksum, rows))
 
 
