@@ -74,16 +74,17 @@ def _leaves(tree, path=""):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path):
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, kills):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
     _finish(_start(whole))
 
     moments = random.Random(1)
-    for _ in range(2):
+    for _ in range(kills):
         process = _start(killed)
-        before, target = _steps_seen(killed), moments.randint(1, 8)
+        before, target = _steps_seen(killed), moments.randint(1, STEPS // (kills + 1))
         while process.poll() is None and _steps_seen(killed) < before + target:
             time.sleep(0.005)
         time.sleep(moments.random() * 0.05)
