@@ -37,10 +37,10 @@ def ran(tmp_path_factory):
     experiment = declare(data=data, steps=5, batch_schedule=schedule, seed=SEED, schedule=Schedule(evaluation_rows=32))
     path, read, examples = tmp_path_factory.mktemp("grows"), [], Store.examples
 
-    def watched(self, split, indices, rows_per_example):
+    def watched(self, split, indices, *form):
         if split == "protected":
             read.append(np.array(indices))
-        return examples(self, split, indices, rows_per_example)
+        return examples(self, split, indices, *form)
 
     with pytest.MonkeyPatch.context() as patch:
         folder = RunFolder(path, "name: micro\n")
