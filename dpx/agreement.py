@@ -4,6 +4,7 @@ A ledger that was lost, cut short, edited or set back would charge for less than
 starts, goes on with, evaluates, accounts for, explains, collects or exports a run. What cannot be found is said in the statement.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,12 @@ def before_training(folder: Path) -> Ledger | None:
     if held and not (folder / LEDGER).is_file():
         raise _disagreement(folder, "is not there", held)
     return check(folder)
+
+
+def seal(content: Any) -> str:
+    """A checksum of a statement or a config, written beside the weights it was released with: a copied `release/` has no ledger to be held
+    against."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _disagreement(folder: Path, missing: str, followers: list[str]) -> Refused:

@@ -143,7 +143,7 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _does_nothing(key: str, value: Any) -> bool:
-    default = {"telemetry": ".SecretTelemetry", "train": ".Everything"}.get(key, "")
+    default = {"telemetry": ".SecretTelemetry", "train": ".Everything", "init": ".RandomStart"}.get(key, "")
     target = str(value["_target_"]) if default else ""
     # A package's class of the same name may do something.
     return (key == "analysis" and value is None) or (bool(default) and target.startswith("dpx.") and target.endswith(default))

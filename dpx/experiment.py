@@ -8,6 +8,7 @@ from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, require
+from dpx.init.declarations import Init, RandomStart
 from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.mesh import Mesh
@@ -58,6 +59,7 @@ class Experiment:
     microbatch: int | Literal["auto"]
     telemetry: Telemetry = SecretTelemetry()
     train: Trained = Everything()
+    init: Init = RandomStart()
     replicate: int = 0
     seed: int | None = None
     audit: Audit = NoCanaries()

@@ -31,7 +31,7 @@ from dpx.interruption import Interrupted
 from dpx.mesh import simulate_devices
 from dpx.run_folder import RunFolder
 from dpx.sweep import Outcome, Status
-from dpx.tuning.rules import check_charge, check_fork
+from dpx.tuning.rules import check_charge, check_fork, check_init
 from dpx.tuning.study import Study
 
 log = logging.getLogger("dpx")
@@ -125,6 +125,7 @@ class Launcher:
             return
         check_charge(HydraConfig.get().sweeper, experiment.tune)
         check_fork(fork, experiment.tune)
+        check_init(experiment.init, experiment.tune)
         # Text that cannot be prepared refuses here: no trial has begun then.
         prepare(experiment.data, experiment.privacy)
         self.study = study = Study(path.parent, experiment.name)

@@ -44,6 +44,19 @@ class RunFolder:
                 ) from None
             yield
 
+    @contextlib.contextmanager
+    def read_by_another(self) -> Iterator[None]:
+        """Keeps a process from training in this folder while a run elsewhere reads it; raises `Refused` where one does."""
+        if not (self.private / "lock").is_file():
+            yield
+            return
+        with open(self.private / "lock") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                raise Refused(self.path, "another process is training in this folder", "Wait for it, or stop it first") from None
+            yield
+
 
 def write_json(path: Path, value: Any) -> None:
     """`write_durably` of `value` as indented JSON with sorted keys kept in the order given."""

@@ -20,6 +20,8 @@ GOLDEN = Path(__file__).parent / "golden"
 GIVEN = {
     "data=text": ["data.source.paths=[corpus.txt]"],
     "train=matching": ["train.paths=[layers/qkv/*]"],
+    "init=run": ["init.run=outputs/another"],
+    "init=file": ["init.file=weights.npz"],
     "task=mlm_nsp": ["data.pairs=same_document"],
     "task=causal_lm": ["model=decoder_tiny"],
     "task=classification": ["data=random"],

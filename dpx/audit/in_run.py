@@ -43,7 +43,8 @@ def conclude(
     if audit.sequences:
         found_S = scores.of_sequences(objective, params, store, planted, secret, audit.masks)
         scored["loss"] = (found_S, planted.is_in_M[audit.gradients :])
-    runs = entered.runs()
+    # Canaries took part in this run alone, not in one that it starts from.
+    runs = entered.own_runs()
     spent = Spent(accountant, privacy, runs)
 
     def claim(delta: float) -> float:

@@ -76,6 +76,11 @@ class Manifest:
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return Manifest(**{**_shallow(self), "checksum": digest})
 
+    @property
+    def vocabulary_checksum(self) -> str:
+        """SHA-256 of the vocabulary, one piece a line."""
+        return self.files[VOCABULARY]["sha256"]
+
     def write(self, path: Path) -> None:
         write_durably(path, json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
 

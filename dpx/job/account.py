@@ -50,7 +50,8 @@ class Account:
         runs = ledger.join(*(one.runs for one in found))
         require(bool(runs), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
         delta, adjacency = self.delta or experiment.privacy.delta, self.adjacency or experiment.privacy.adjacency
-        tables = account(runs, self.accountant, delta, adjacency)
+        before = ledger.join(*(list(one.before) for one in found))
+        tables = account(runs, self.accountant, delta, adjacency, before)
         folder.release.mkdir(parents=True, exist_ok=True)
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
         by = rests_on.joined(rests_on.of_runs(runs), *(one.by for one in found))
@@ -81,36 +82,50 @@ def _place(named: str) -> Path:
 
 
 class Source(NamedTuple):
-    """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself."""
+    """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself.
+
+    `before` are those among them that were made before the run began, by runs that its starting parameters come from.
+    """
 
     runs: list[dict[str, Any]]
     is_checked: bool
     by: tuple[str, ...] = ()
+    before: Sequence[dict[str, Any]] = ()
 
 
 def read(path: Path) -> Source:
     """Charged steps of a run folder, a ledger file or a statement; raises `Refused` where there are none, or where a folder disagrees."""
     from dpx import agreement
     from dpx.privacy.ledger import Ledger
+    from dpx.privacy.origins import charged_in
 
     if path.is_dir():
         checked = agreement.check(path)
         if checked is not None:
-            return Source(checked.runs(), True)
+            return _of_ledger(checked, True)
         path = path / "release" / "privacy.json"
     require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
     if path.suffix == ".json":
         document = json.loads(path.read_text())
         runs = document.get("ledger", {}).get("runs")
         require(runs is not None, f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
-        return Source(runs, False, rests_on.of_guarantee(document.get("guarantee", "dp")) or ())
+        return Source(runs, False, rests_on.of_guarantee(document.get("guarantee", "dp")) or (), charged_in(document))
     # A ledger where a run keeps it stands beside what follows from it.
     checked = agreement.check(path.parents[1]) if path.parent.name == "private" else None
-    return Source(Ledger(path).runs(), checked is not None)
+    return _of_ledger(Ledger(path), checked is not None)
 
 
-def account(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str) -> list[Table]:
-    """Every table of the account of `runs`."""
+def _of_ledger(entered: Any, is_checked: bool) -> Source:
+    from dpx.privacy import ledger
+    from dpx.privacy.origins import charged
+
+    return Source(entered.runs(), is_checked, before=ledger.join(*charged(entered.origins)))
+
+
+def account(
+    runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]] = ()
+) -> list[Table]:
+    """Every table of the account of `runs`; those of `before` among them were made before the first step."""
     from dpx.privacy import accounting, ledger
     from dpx.privacy.profile import Profile
 
@@ -129,7 +144,10 @@ def account(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency
         ),
         Table("delta_of_epsilon", ("epsilon", "delta"), _thinned(profile), "the profile"),
         Table(
-            "epsilon_by_step", ("steps", "epsilon"), tuple(_by_step(runs, accountant, delta, adjacency)), f"epsilon at delta {delta:.3g}"
+            "epsilon_by_step",
+            ("steps", "epsilon"),
+            tuple(_by_step(runs, accountant, delta, adjacency, before)),
+            f"epsilon at delta {delta:.3g}" + (", what the run began from included" if before else ""),
         ),
         _attacker(profile),
         Table(
@@ -152,13 +170,17 @@ def _thinned(profile: Any) -> tuple[tuple[float, float], ...]:
     return tuple((float(profile.epsilons[place]), float(profile.deltas[place])) for place in places)
 
 
-def _by_step(runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str) -> list[tuple[int, float | None]]:
+def _by_step(
+    runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]]
+) -> list[tuple[int, float | None]]:
     from dpx.privacy import accounting, ledger
 
-    end = max(first + count for run in runs for first, count in run["steps"])
+    earlier = {(run["origin"], run["epoch_name"]) for run in before}
+    runs = [run for run in ledger.join(runs) if (run["origin"], run["epoch_name"]) not in earlier]
+    end = max((first + count for run in runs for first, count in run["steps"]), default=0)
     found = []
     for point in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
-        charges = accounting.bucketed(ledger.releases(ledger.until(runs, point)))
+        charges = accounting.bucketed(ledger.releases(ledger.join(ledger.until(runs, point), list(before))))
         found.append((point, accounting.finite(accounting.compose(charges, accountant, adjacency).epsilon(delta)) if charges else 0.0))
     return found
 

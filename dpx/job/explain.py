@@ -5,6 +5,7 @@ Imports no jax. `python -m dpx +experiment=<name> job=explain`, or `python -m dp
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class Explain:
         from dpx import agreement
 
         stated, is_checked = _statement(folder.path), agreement.check(folder.path) is not None
-        document = explain(experiment, self.size or public_size(experiment), stated)
+        begins_from = () if stated is not None else _planned_start(experiment, self.size is None)
+        document = explain(experiment, self.size or public_size(experiment), stated, begins_from)
         if stated is not None and not is_checked:
             document["words"].insert(0, UNCHECKED)
         document["is_checked"] = is_checked
@@ -55,6 +57,17 @@ def _statement(path: Path) -> dict[str, Any] | None:
     return json.loads(found.read_text()) if found.is_file() else None
 
 
+def _planned_start(experiment: Experiment, is_prepared: bool) -> Sequence[Any]:
+    """What a run that has not begun will begin from."""
+    if experiment.init.is_random:
+        return ()
+    from dpx.data.prepare import prepare
+    from dpx.init.start import planned, receiver_of
+
+    store = prepare(experiment.data, experiment.privacy) if is_prepared and experiment.data.declared_size is None else None
+    return planned(experiment.init, receiver_of(experiment, experiment.model.vocabulary_size or experiment.data.vocabulary.size), store)
+
+
 def public_size(experiment: Experiment) -> int:
     """The public number of what is drawn (rows, or units): declared, or counted in the prepared data."""
     if experiment.data.declared_size is not None:
@@ -66,22 +79,24 @@ def public_size(experiment: Experiment) -> int:
     return experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
 
 
-def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None) -> dict[str, Any]:
-    """Words and tables; `stated` is the statement of the run looked at, or `None` before it has begun."""
+def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, begins_from: Sequence[Any] = ()) -> dict[str, Any]:
+    """Words and tables. `stated` is the statement of the run looked at; `None` of one that has not begun, and will from `begins_from`."""
     from dpx.privacy import statement
     from dpx.privacy.calibration import calibrate
+    from dpx.privacy.origins import charged_in
 
     calibrated = calibrate(experiment, size)
-    document = stated or statement.build(experiment, None, calibrated)
+    document = stated or statement.build(experiment, None, calibrated, begins_from=begins_from)
     if document["guarantee"] == "not_private":
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
         return {"name": experiment.name, "words": words, "tables": []}
     by = rests_on.of_guarantee(document["guarantee"])
     words = [*_promise(experiment, document, calibrated), *_lists(document)]
+    tables = [_as_steps_go(experiment, calibrated, charged_in(document)), _neighbouring_settings(experiment, size)]
     return {
         "name": experiment.name,
         "words": words,
-        "tables": [_on_the_word(table, by) for table in (_as_steps_go(experiment, calibrated), _neighbouring_settings(experiment, size))],
+        "tables": [_on_the_word(table, by) for table in tables],
     }
 
 
@@ -91,8 +106,12 @@ def _on_the_word(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str,
 
 
 def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
+    from dpx.privacy.origins import charged_in
+
     privacy, sigma = experiment.privacy, calibrated.noise_multiplier
-    own, epsilon = next(iter(calibrated.epsilon.items()))
+    own, alone = next(iter(calibrated.epsilon.items()))
+    origins = document.get("init", {}).get("origins", [])
+    epsilon = _as_steps_go(experiment, calibrated, charged_in(document))["rows"][-1][own] if origins else alone
     unit = privacy.unit if privacy.unit == "row" else f"{privacy.unit} (at most {privacy.rows_per_unit_max} rows)"
     spent = document["spent"]
     neighbour = NEIGHBOURS[privacy.adjacency].format(unit=privacy.unit, drawn=privacy.drawn)
@@ -102,7 +121,9 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
     if by := rests_on.of_guarantee(document["guarantee"]):
         lines.append(f"GUARANTEE: NONE OF DPX'S OWN, but {rests_on.words(by)[0]}. The numbers below hold if that package is right.")
-    return lines + [
+    return [
+        *lines,
+        *_start(origins, alone),
         "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
         f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
@@ -113,6 +134,16 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         *_audit(document.get("audit", {"canaries": "none"})),
         f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
     ]
+
+
+def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
+    """What the run begins from."""
+    from dpx.privacy.origins import in_words
+
+    if not origins:
+        return []
+    found = [f"It does not begin from random parameters but from {in_words(one)}." for one in origins]
+    return [*found, f"Its own steps alone have epsilon {alone:.3g}; a target (noise.epsilon) is one for these."]
 
 
 def _audit(audit: dict[str, Any]) -> list[str]:
@@ -139,16 +170,17 @@ def _lists(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _as_steps_go(experiment: Experiment, calibrated: Any) -> dict[str, Any]:
+def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str, Any]]) -> dict[str, Any]:
     from dpx.privacy.calibration import accounting_of, planned
-    from dpx.privacy.ledger import until
+    from dpx.privacy.ledger import join, until
 
     whole = planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
     rows = []
     for part in POINTS:
         steps = max(1, round(experiment.steps * part))
-        rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, until(whole, steps)))
-    return {"name": "as_steps_go", "title": f"epsilon at delta {experiment.privacy.delta:.3g} as steps go by", "rows": rows}
+        rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, steps), before)))
+    title = f"epsilon at delta {experiment.privacy.delta:.3g} as steps go by"
+    return {"name": "as_steps_go", "title": title + (", what it begins from included" if before else ""), "rows": rows}
 
 
 def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:

@@ -9,13 +9,16 @@ from rich.table import Table
 from dpx import rests_on
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
+from dpx.init.start import planned as planned_start
+from dpx.init.start import receiver_of
 from dpx.job.analyse import inputs
 from dpx.mesh import simulate_devices
 from dpx.models.flops import published_flops, training_matmul_flops
 from dpx.models.memory import Memory, Trains, step_memory
 from dpx.models.shape import count
-from dpx.privacy import statement
+from dpx.privacy import ledger, origins, statement
 from dpx.privacy.calibration import Calibrated, calibrate
+from dpx.privacy.origins import Origin
 from dpx.run_folder import RunFolder, write_json
 
 # Larger microbatches gain nothing: the products are full long before.
@@ -48,10 +51,12 @@ class Plan:
 
 def plan(experiment: Experiment) -> dict[str, Any]:
     """Every field of plan.json. Raises `Refused` where the claim cannot stand or the number of rows is not known."""
-    manifest = _manifest(experiment)
+    store = _store(experiment)
+    manifest = store.manifest if store else None
     vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
     size = experiment.data.declared_size or (experiment.privacy.population(manifest) if manifest else 0)
     calibrated = calibrate(experiment, size)
+    begins_from = planned_start(experiment.init, receiver_of(experiment, vocabulary), store)
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
     trains = _trains(experiment, parameters, vocabulary)
     examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
@@ -60,7 +65,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
         | {"trained_parameters": trains.parameters}
         | _work(experiment, parameters, vocabulary, examples, calibrated.size)
         | _memory(experiment, trains, vocabulary)
-        | _claim(experiment, manifest, calibrated)
+        | _claim(experiment, manifest, calibrated, begins_from)
     )
 
 
@@ -81,8 +86,8 @@ def _compiled(experiment: Experiment, found: dict[str, Any]) -> dict[str, Any]:
     return dry_run(experiment, found["vocabulary_size"], found["microbatch"])
 
 
-def _manifest(experiment: Experiment) -> Any:
-    """The prepared data's manifest; local sources are prepared for it, a download is not started by a plan."""
+def _store(experiment: Experiment) -> Any:
+    """The prepared data; local sources are prepared for it, a download is not started by a plan."""
     data = experiment.data
     if data.declared_size is not None:
         return None
@@ -90,7 +95,7 @@ def _manifest(experiment: Experiment) -> Any:
         raise Refused("data.declared_size", "a plan downloads nothing, so the number of rows is not known", "Set data.declared_size")
     from dpx.data.prepare import prepare
 
-    return prepare(data, experiment.privacy).manifest
+    return prepare(data, experiment.privacy)
 
 
 def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
@@ -149,14 +154,14 @@ def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int) 
     return size
 
 
-def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dict[str, Any]:
+def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...]) -> dict[str, Any]:
     sigma = calibrated.noise_multiplier
-    reasons = statement.reasons_against(experiment, manifest) if experiment.is_private else [f"mechanism={experiment.mechanism.name}"]
-    by = rests_on.of(experiment)
-    claimed = {} if by else dict(calibrated.epsilon)
-    said = [
-        {"name": f"epsilon/{name}", "value": value, "reason": rests_on.words(by)[0]} for name, value in calibrated.epsilon.items() if by
-    ]
+    reasons = [f"mechanism={experiment.mechanism.name}"]
+    if experiment.is_private:
+        reasons = statement.reasons_against(experiment, manifest) + origins.reasons(begins_from)
+    by = rests_on.joined(rests_on.of(experiment), rests_on.of_runs(ledger.join(*origins.charged(begins_from))))
+    epsilon = statement.planned_epsilon(experiment, calibrated, begins_from)
+    said = [{"name": f"epsilon/{name}", "value": value, "reason": rests_on.words(by)[0]} for name, value in epsilon.items() if by]
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
@@ -167,11 +172,13 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated) -> dic
         "releases": statement.releases(experiment) if experiment.is_private else [],
         "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
         "delta": experiment.privacy.delta if experiment.is_private else None,
-        "epsilon": claimed,
+        "epsilon": {} if by else epsilon,
+        "epsilon_of_this_run": {} if by else dict(calibrated.epsilon),
+        "init": origins.facts(begins_from),
         **({"unsupported": said} if by else {}),
         "guarantee": rests_on.guarantee(experiment.is_private, reasons, by),
         "reasons": reasons,
-        "assumptions": statement.assumptions(experiment, manifest, calibrated.size) if experiment.is_private else [],
+        "assumptions": statement.assumptions(experiment, manifest, calibrated.size, None, begins_from) if experiment.is_private else [],
         "not_covered": statement.not_covered(experiment),
     }
 
@@ -218,9 +225,22 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
         ("noise-batch ratio", "none" if sigma is None else f"{document['noise_batch_ratio']:.4g}"),
         ("delta", "none" if document["delta"] is None else f"{document['delta']:.4g}"),
-        ("epsilon", ", ".join(f"{value:.4g} ({name})" for name, value in document["epsilon"].items()) or "none"),
+        ("epsilon", _epsilons(document["epsilon"])),
+        *_start_lines(document),
         ("guarantee", document["guarantee"]),
     ]
+
+
+def _epsilons(found: dict[str, float | None]) -> str:
+    return ", ".join("none" if value is None else f"{value:.4g} ({name})" for name, value in found.items()) or "none"
+
+
+def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the run begins from, and what is left of epsilon without it."""
+    begins_from = document["init"]["origins"]
+    lines = [("begins from", origins.in_words(one)) for one in begins_from]
+    alone = _epsilons(document["epsilon_of_this_run"])
+    return [*lines, ("  this run alone", f"{alone}; noise.epsilon is a target for this")] if begins_from else []
 
 
 def _compiled_lines(found: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from dpx.console import figure
 from dpx.declaration import declaration
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
+from dpx.privacy.origins import in_words
 from dpx.run_folder import RunFolder
 
 
@@ -52,6 +53,8 @@ def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
     for name, value in results["heldout"].items():
         if name not in ("loss", metric):
             table.add_row(f"held-out {name.replace('_', ' ')}", f"{value:.4g}")
+    for origin in claim.get("init", {}).get("origins", []):
+        table.add_row("began from", in_words(origin))
     table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))
     if "verdict" in claim.get("audit", {}):
         table.add_row("audit", claim["audit"]["verdict"])

@@ -1,15 +1,17 @@
 """What a statement does not promise: what it assumes, what it leaves out, and which numbers bound nothing."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dpx.audit.declarations import Canaries
 from dpx.data.declarations import Vocabulary
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
-from dpx.privacy import accounting, approximations, ledger
+from dpx.privacy import accounting, approximations, ledger, origins
 from dpx.privacy.calibration import ASSUMED_ADJACENCY, assumed
 from dpx.privacy.declarations import Accountant, GdpClt
 from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.origins import Origin
 from dpx.sampler import Sampler
 
 NOT_COVERED = (
@@ -39,7 +41,9 @@ def not_covered(experiment: Experiment) -> list[str]:
     return found
 
 
-def assumptions(experiment: Experiment, manifest: Any, size: int, entered: Ledger | None = None) -> list[str]:
+def assumptions(
+    experiment: Experiment, manifest: Any, size: int, entered: Ledger | None = None, begins_from: Sequence[Origin] = ()
+) -> list[str]:
     """What must hold for the guarantee to mean what it says."""
     privacy = experiment.privacy
     counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
@@ -63,8 +67,10 @@ def assumptions(experiment: Experiment, manifest: Any, size: int, entered: Ledge
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
         found.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
     if not experiment.train.is_all:
-        found.append(f"train={experiment.train.kind}: what rests was drawn at random, before any protected row was read")
-    if entered is not None and any(run["origin"] != entered.identity for run in entered.runs()):
+        come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
+        found.append(f"train={experiment.train.kind}: what rests {come}")
+    found += origins.assumptions(begins_from)
+    if entered is not None and any(run["origin"] != entered.identity for run in entered.own_runs()):
         found.append("whether and where this run was forked did not follow from what was seen, or no further branch will be made")
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max

@@ -2,8 +2,8 @@
 
 The file is a chain (`dpx.privacy.chain`) of JSON lines. `{"origin", ...}` states the event that the following steps cost, and each step is
 its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` is the checksum of what that step's noise was added to,
-`{"plan": ...}` what was declared before the first step, `{"parent": ...}` what a fork follows from, and `{"chosen_after_results": ...}`
-what was planned anew later on.
+`{"plan": ...}` what was declared before the first step, `{"parent": ...}` what a fork follows from, `{"chosen_after_results": ...}`
+what was planned anew later on, and `{"from": ...}` a run or file that the starting parameters come from (`dpx.privacy.origins`).
 
 A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): replayed with the same key it is
 the same bits and charged once; entered in several epochs or branches it is charged each time.
@@ -12,9 +12,9 @@ the same bits and charged once; entered in several epochs or branches it is char
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dp_accounting
 
@@ -23,50 +23,16 @@ from dpx.privacy import events
 from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint
+from dpx.privacy.origins import Origin, charged, merged
+from dpx.privacy.runs import LedgerEntry, Runs, encode, join
+from dpx.privacy.runs import decode as decode
+from dpx.privacy.runs import until as until
 from dpx.sampler import IN_PASSES, steps_per_pass
 
 FORMAT = 2
 
-# Fields of an entry that are there only where code from outside the tree takes part.
-_OF_PACKAGES = ("event", "by")
-
 # Noise multipliers of what a step releases beside the gradient's sum.
 AUXILIARY = ("count_noise_multiplier", "telemetry_noise_multiplier")
-
-
-@declaration
-class LedgerEntry:
-    """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum; `None` where the norm is each step's own.
-
-    `count_noise_multiplier` and `telemetry_noise_multiplier` are those of what is released beside the sum (`dpx.privacy.joint`).
-    `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says
-    whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
-    `epoch_name` is that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy of one, names do not.
-    `event` is the whole step's event where a package from outside gave one (`dpx.privacy.event_json`), and `by` names the packages on
-    whose word the step rests (`dpx.rests_on`); `None` where all of it is dpx's own.
-    """
-
-    epoch: int
-    q: float
-    noise_multiplier: float
-    sampler: str
-    expected_batch_size: int
-    clipping_norm: float | None
-    size: int | None = None
-    cap: int | None = None
-    rows_per_unit: int = 1
-    unit_mode: str = "group"
-    count_noise_multiplier: float | None = None
-    telemetry_noise_multiplier: float | None = None
-    noise: Literal["gaussian", "discrete_gaussian"] = "gaussian"
-    cycle: int | None = None
-    epoch_name: str = ""
-    event: str | None = None
-    by: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Every field by name, less what only a package from outside brings."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in _OF_PACKAGES}
 
 
 @declaration
@@ -88,9 +54,6 @@ class Epoch:
     why: str
 
 
-Runs = list[dict[str, Any]]
-
-
 class Ledger:
     """An append-only ledger at `path`, created durably when absent. Raises `Refused` for a file that is no ledger.
 
@@ -102,6 +65,9 @@ class Ledger:
         self.epochs: list[Epoch] = []
         self.plan: dict[str, Any] | None = None
         self.chosen_after_results: list[str] = []
+        self.origins: list[Origin] = []
+        self._inherited_data: list[str | None] = []
+        self._is_of_seeded = False
         self._sums: dict[tuple[str, int], str] = {}
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
@@ -135,6 +101,7 @@ class Ledger:
 
     def inherit(self, parent: "Ledger") -> None:
         """Takes over every release in `parent`, steps after a fork's checkpoint included, under their own names."""
+        self.note_origins(parent.origins)
         chosen = [name for name in parent.chosen_after_results if name not in self.chosen_after_results]
         if chosen:
             self.note_choices(chosen)
@@ -152,9 +119,17 @@ class Ledger:
         """Notes what was planned before the first step."""
         self._add({"plan": plan})
 
-    def note_parent(self, fork: str, mark: Mark | None) -> None:
-        """Notes which run this one was forked from, and what it had entered then."""
-        self._add({"parent": mark.as_json() if mark else None, "fork": fork})
+    def note_parent(self, fork: str, parent: "Ledger") -> None:
+        """Notes which run this one was forked from, what it had entered then, and on which data."""
+        self._add(
+            {"parent": parent.mark.as_json() if parent.mark else None, "fork": fork, "data": parent.data, "seeded": parent.was_seeded}
+        )
+
+    def note_origins(self, origins: Iterable[Origin]) -> None:
+        """Notes where the starting parameters come from, or what is worse about it than was known; on disk when this returns."""
+        worse = [origin for origin in merged(self.origins, origins) if origin not in self.origins]
+        if worse:
+            self._add(*({"from": origin.as_line()} for origin in worse))
 
     def note_choices(self, names: list[str]) -> None:
         """Notes values of the plan that were chosen after results had been seen."""
@@ -176,9 +151,25 @@ class Ledger:
         """Steps of this ledger's own epoch of that number; inherited entries do not count."""
         return {step for origin, step, entry in self._entered if origin == self.identity and entry.epoch == epoch}
 
-    def runs(self) -> Runs:
-        """Run-length encoding of `charged` releases: what the statement carries."""
+    @property
+    def was_seeded(self) -> bool:
+        """Whether some noise of this run, or of the one it was forked from, came from a seed of the config."""
+        return self._is_of_seeded or any(epoch.secret_place is None for epoch in self.epochs)
+
+    @property
+    def data(self) -> list[str | None]:
+        """Checksums of the prepared data that its steps, inherited ones included, drew from; `None` stands for some that nobody knows."""
+        own = [epoch.fingerprint.get("data") for epoch in self.epochs] or [None]
+        return list(dict.fromkeys([*own, *self._inherited_data, *([None] if self.was_unchained else [])]))
+
+    def own_runs(self) -> Runs:
+        """Run-length encoding of the releases entered here, and of those of the run that this one was forked from."""
         return encode(self._entered)
+
+    def runs(self) -> Runs:
+        """Everything that is charged: `own_runs`, and those of the runs that the starting parameters come from."""
+        before = charged(self.origins)
+        return join(self.own_runs(), *before) if before else self.own_runs()
 
     def _read(self, lines: Iterable[Any]) -> None:
         try:
@@ -209,7 +200,12 @@ class Ledger:
             self.plan = line["plan"]
         elif "chosen_after_results" in line:
             self.chosen_after_results += line["chosen_after_results"]
-        elif "parent" not in line:
+        elif "from" in line:
+            self.origins = merged(self.origins, [Origin(**line["from"])])
+        elif "parent" in line:
+            self._inherited_data += line.get("data", [None])
+            self._is_of_seeded |= line.get("seeded", False)
+        else:
             raise ValueError(line)
 
     def _enter(self, releases: list[tuple[str, int, LedgerEntry]]) -> None:
@@ -252,48 +248,6 @@ def _lines_without_chain(path: Path) -> list[Any] | None:
     known = lines[0].get("format") == 1
     require(known, path, f"is in format {lines[0].get('format')}, not 1 or {FORMAT}", "Use the version of dpx that wrote it")
     return lines
-
-
-def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Runs:
-    """Charged releases, each once, as one dictionary per event with `steps` = `[[first, count], ...]`."""
-    by_event: dict[tuple[str, LedgerEntry], set[int]] = {}
-    for origin, step, entry in releases:
-        by_event.setdefault((origin, entry), set()).add(step)
-    return [{"origin": origin, **entry.as_json(), "steps": _spans(sorted(steps))} for (origin, entry), steps in by_event.items()]
-
-
-def _spans(steps: list[int]) -> list[list[int]]:
-    spans: list[list[int]] = []
-    for step in steps:
-        if spans and step == sum(spans[-1]):
-            spans[-1][1] += 1
-        else:
-            spans.append([step, 1])
-    return spans
-
-
-def decode(runs: Runs) -> Iterator[tuple[str, int, LedgerEntry]]:
-    """The releases that `encode` was given, each once."""
-    names = {field.name for field in fields(LedgerEntry)}
-    for run in runs:
-        entry = LedgerEntry(**{name: value for name, value in run.items() if name in names})
-        for first, count in run["steps"]:
-            yield from ((run["origin"], step, entry) for step in range(first, first + count))
-
-
-def join(*branches: Runs) -> Runs:
-    """Several branches as one claim: releases they share (a common parent's) count once."""
-    return encode(release for runs in branches for release in decode(runs))
-
-
-def until(runs: Runs, end: int) -> Runs:
-    """`runs` without the steps from `end` on."""
-    kept = []
-    for run in runs:
-        spans = [[first, min(count, end - first)] for first, count in run["steps"] if first < end]
-        if spans:
-            kept.append(run | {"steps": spans})
-    return kept
 
 
 def releases(runs: Runs) -> list[tuple[Release, int]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dpx.clipping.rounding import MARGINS
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.models.shape import count
-from dpx.privacy import accounting, events, ledger, loss_grid
+from dpx.privacy import accounting, events, ledger, loss_grid, origins
 from dpx.privacy.calibration import Calibrated, auxiliary, compositions, planned_from
 from dpx.privacy.caveats import NOT_COVERED as NOT_COVERED
 from dpx.privacy.caveats import assumptions, not_covered, unsupported, vocabulary_source
@@ -23,6 +23,7 @@ from dpx.privacy.event_json import describe as describe
 from dpx.privacy.event_json import restore as restore
 from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.origins import Origin
 
 FORMAT = 1
 
@@ -33,20 +34,34 @@ CHAIN_SHOWS = (
 
 
 def build(
-    experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None = None, verdict: dict[str, Any] | None = None
+    experiment: Experiment,
+    manifest: Any,
+    calibrated: Calibrated,
+    entered: Ledger | None = None,
+    verdict: dict[str, Any] | None = None,
+    begins_from: Sequence[Origin] = (),
 ) -> dict[str, Any]:
     """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far;
-    `verdict` what the run's own audit found (`dpx.audit.verdict`), or `None` before its end.
+    `verdict` what the run's own audit found (`dpx.audit.verdict`), or `None` before its end; `begins_from` where the starting parameters
+    come from, as far as no ledger holds it yet.
 
     The headline `epsilon` is that of the planned end and of everything entered beside the plan: it holds whenever the run is looked at.
     """
-    reasons = reasons_against(experiment, manifest) + chosen_late(entered) + refuted(verdict)
+    begins_from = entered.origins if entered is not None else begins_from
+    reasons = (
+        reasons_against(experiment, manifest)
+        + seeded_before(experiment.seed, entered)
+        + chosen_late(entered)
+        + origins.reasons(begins_from)
+        + refuted(verdict)
+    )
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     common |= tuning_facts(experiment)
     outside = rests_on.facts(experiment)
     common |= {"rests_on": outside} if outside else {}
     if not experiment.train.is_all:
         common["train"] = experiment.train.kind
+    common |= {"init": origins.facts(begins_from), "vocabulary": vocabulary_facts(experiment, manifest)}
     if not experiment.is_private:
         plain = {
             "guarantee": "not_private",
@@ -55,8 +70,8 @@ def build(
             "not_covered": not_covered(experiment),
         }
         return common | plain | {"ledger": chain_facts(entered)}
-    runs = entered.runs() if entered is not None else []
-    whole_runs = planned_end(experiment, calibrated, entered)
+    runs = entered.runs() if entered is not None else ledger.join(*origins.charged(begins_from))
+    whole_runs = planned_end(experiment, calibrated, entered, begins_from)
     whole = Spent(experiment.accountant, experiment.privacy, whole_runs)
     privacy, size = experiment.privacy, calibrated.size
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
@@ -78,14 +93,15 @@ def build(
         "accountant": own,
         "delta": privacy.delta,
         "epsilon": epsilon if is_proved else {},
-        "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan",
+        "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan"
+        + (", the runs that this one starts from included" if origins.charged(begins_from) else ""),
         "epsilon_at": [] if not is_proved else whole.table(deltas(privacy.delta, size)),
         "unsupported": unsupported(
             experiment.sampler, experiment.accountant, privacy.delta, reasons or rests_on.words(by), epsilon, whole_runs
         ),
         "planned": {"steps": experiment.steps, "epsilon": {} if by else _finite(calibrated.epsilon)},
-        "spent": spent_facts(experiment, runs) | ({"epsilon": {}} if by else {}),
-        "assumptions": assumptions(experiment, manifest, size, entered),
+        "spent": spent_facts(experiment, runs, entered.own_runs() if entered is not None else []) | ({"epsilon": {}} if by else {}),
+        "assumptions": assumptions(experiment, manifest, size, entered, begins_from),
         "audit": audit_facts(experiment, verdict),
         "not_covered": not_covered(experiment),
         "ledger": ledger_facts(entered, runs, whole),
@@ -96,11 +112,11 @@ def _finite(epsilon: dict[str, float]) -> dict[str, float | None]:
     return {name: accounting.finite(value) for name, value in epsilon.items()}
 
 
-def spent_facts(experiment: Experiment, runs: Runs) -> dict[str, Any]:
-    """What the ledger holds so far, and when that is a claim."""
+def spent_facts(experiment: Experiment, runs: Runs, own: Runs) -> dict[str, Any]:
+    """What the ledger holds so far, and when that is a claim; `own` are the run's own steps among `runs`."""
     spent = Spent(experiment.accountant, experiment.privacy, runs)
     return {
-        "steps": len({step for run in runs for step in _steps(run)}),
+        "steps": len({step for run in own for step in _steps(run)}),
         "charged_steps": spent.steps,
         "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
         "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
@@ -113,12 +129,29 @@ def ledger_facts(entered: Ledger | None, runs: Runs, whole: "Spent") -> dict[str
     return {"runs": runs, "rates_rounded_up": whole.rounding(), "events": whole.events(), "identity": identity, **chain_facts(entered)}
 
 
-def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None) -> Runs:
-    """What the ledger will hold at the planned end: what it holds, and the steps of its newest noise epoch that are still to come."""
+def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Runs:
+    """What the ledger will hold at the planned end: what it holds, and the steps of its newest noise epoch that are still to come.
+
+    Of a run without a ledger, its whole plan and what it begins from.
+    """
     assert calibrated.noise_multiplier is not None
     origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
     to_come = planned_from(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier, origin, epoch)
-    return ledger.join(entered.runs() if entered else [], to_come)
+    return ledger.join(*([entered.runs()] if entered else origins.charged(begins_from)), to_come)
+
+
+def require_bound(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> None:
+    """Raises `Refused` where the run's accountant has no bound for its own steps and those of what it begins from together."""
+    if experiment.is_private and origins.charged(begins_from):
+        Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
+
+
+def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> dict[str, float | None]:
+    """Epsilon, by accountant, of a run that has not begun and of what it begins from, together."""
+    if not experiment.is_private or not origins.charged(begins_from):
+        return dict(calibrated.epsilon)
+    whole = Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
+    return {name: whole.epsilon(name) for name in whole.accountants}
 
 
 def chain_facts(entered: Ledger | None) -> dict[str, Any]:
@@ -136,11 +169,24 @@ def chosen_late(entered: Ledger | None) -> list[str]:
     return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
 
 
+def seeded_before(seed: int | None, entered: Ledger | None) -> list[str]:
+    """Why a fork without a seed has no guarantee where its parent had one."""
+    if entered is None or seed is not None or not entered.was_seeded:
+        return []
+    return ["fixed_seed: this run was forked from one whose noise can be recomputed from its config"]
+
+
 _OF_A_TRIAL = {
     "uncharged": "one trial of a search; the choice of its settings and the choice among the trials are not charged, here or elsewhere",
     "composition": "one trial of a search; its settings follow from other trials, so the statement of the whole study is the claim",
     "repeat_and_select": "one trial of a search that releases its winner alone, under the statement of the whole study",
 }
+
+
+def vocabulary_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
+    """Where the vocabulary comes from, and a checksum of it: weights mean nothing under another one."""
+    source = vocabulary_source(experiment.data.vocabulary, manifest)
+    return {"source": source, "sha256": manifest.vocabulary_checksum if manifest is not None else None}
 
 
 def tuning_facts(experiment: Experiment) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dpx import agreement
+from dpx.data import manifests
 from dpx.declaration import Refused, require
+from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
@@ -99,11 +101,11 @@ def facts_of(ledger: Ledger, epoch: Epoch) -> dict[str, Any]:
     return {"ledger": ledger.mark.as_json(), "epoch": epoch.name}
 
 
-def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
-    """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns."""
+def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> Beginning:
+    """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns. A new run begins from `start`."""
     folder, ledger = epochs.folder, epochs.ledger
     if not ledger.epochs and ledger.is_chained:
-        return _fork(epochs, checkpoints, step) if folder.fork else _fresh(epochs, step, "the run begins")
+        return _fork(epochs, checkpoints, step) if folder.fork else _fresh(epochs, step, start, "the run begins")
     changed = differences(ledger.epochs[-1].fingerprint, epochs.fingerprint) if ledger.epochs else []
     require(
         "claim" not in changed,
@@ -114,20 +116,26 @@ def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
     first_step = checkpoints.latest or 0
     if not first_step and folder.fork:
         return _fork(epochs, checkpoints, step)
-    start = checkpoints.facts(first_step) if first_step else None
-    why = _why_anew(epochs, changed, first_step, start)
+    require(
+        bool(first_step) or not ledger.origins or start.parameters is not None,
+        folder.path,
+        "its checkpoints are gone, and what it began from was not read",
+        "Restore them, or move private/checkpoints away to begin again from there",
+    )
+    saved = checkpoints.facts(first_step) if first_step else None
+    why = _why_anew(epochs, changed, first_step, saved)
     if why is None:
         epoch = ledger.epochs[-1]
         secret = epochs.secret_of(epoch)
         assert secret is not None
         messages = (f"going on from step {first_step}",)
     else:
-        epoch, secret = epochs.open(first_step, start, why)
+        epoch, secret = epochs.open(first_step, saved, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
-    state = _state(step, secret, checkpoints, first_step)
+    state = _state(step, secret, checkpoints, first_step, start)
     state = state.in_a_new_epoch() if first_step == epoch.from_step else state
     # Before its first checkpoint a run may have ended before anything was written.
-    rests = resting.placed(folder.private, step) if first_step else resting.keep(folder.private, step, secret.key("init"))
+    rests = resting.placed(folder.private, step) if first_step else resting.keep(folder.private, step, secret.key("init"), start.parameters)
     return Beginning(epoch, first_step, secret, state, messages, rests)
 
 
@@ -160,14 +168,20 @@ def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[s
     return None
 
 
-def _fresh(epochs: Epochs, step: Step, why: str) -> Beginning:
+def _fresh(epochs: Epochs, step: Step, start: Start, why: str) -> Beginning:
+    private = epochs.folder.private
+    if start.private is not None:
+        manifests.inherit(private, start.private)
+    # What was spent on the weights is charged before they are here.
+    epochs.ledger.note_origins(start.origins)
     epoch, secret = epochs.open(0, None, why)
-    key = secret.key("init")
-    return Beginning(epoch, 0, secret, step.init(key), (), resting.keep(epochs.folder.private, step, key))
+    key, given = secret.key("init"), resting.given(start.parameters)
+    messages = tuple(f"beginning from {origin.label}" for origin in start.origins[:1])
+    return Beginning(epoch, 0, secret, step.init(key, *given), messages, resting.keep(private, step, key, *given))
 
 
-def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int) -> State:
-    state = step.init(secret.key("init"))
+def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int, start: Start) -> State:
+    state = step.init(secret.key("init"), *resting.given(None if first_step else start.parameters))
     return checkpoints.load(first_step, state) if first_step else state
 
 
@@ -176,7 +190,9 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
     folder, ledger = epochs.folder, epochs.ledger
     assert folder.fork is not None
     first_step, state = _forked(folder.fork, step.init(RootSecret.from_seed(0).key("shape")), ledger)
-    rests = resting.inherit(folder.private, Path(folder.fork.rpartition("@")[0]) / "private", step)
+    parent = Path(folder.fork.rpartition("@")[0]) / "private"
+    manifests.inherit(folder.private, parent)
+    rests = resting.inherit(folder.private, parent, step)
     epoch, secret = epochs.open(first_step, None, f"forked from {folder.fork}")
     state = state.in_a_new_epoch()
     checkpoints.save(first_step, state, facts_of(ledger, epoch))
@@ -206,7 +222,7 @@ def _forked(fork: str, like: State, ledger: Ledger) -> tuple[int, State]:
         state = checkpoints.load(int(at), like)
     finally:
         checkpoints.close()
-    ledger.note_parent(fork, known.mark)
+    ledger.note_parent(fork, known)
     ledger.inherit(known)
     if ledger.plan is None and known.plan is not None:
         ledger.declare_plan(known.plan)

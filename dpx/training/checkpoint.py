@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from dpx.declaration import Refused
@@ -104,3 +105,30 @@ def released(directory: Path) -> Any:
     metadata = ocp.metadata(str(directory.absolute())).metadata
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), metadata)
     return ocp.load(str(directory.absolute()), abstract)
+
+
+def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
+    """Leaves with `shape` and `dtype` of a tree that `export` wrote, or that `Checkpoints.save` wrote as `part` of its state."""
+    try:
+        found = ocp.metadata(str(directory.absolute())).metadata
+        return found if part is None else found[part]
+    except Exception as fault:
+        raise _unreadable(directory) from fault
+
+
+def on_host(directory: Path, part: str | None = None) -> Any:
+    """Such a tree as NumPy arrays. Raises `Refused` where it is cut short."""
+    shapes = shapes_on_disk(directory, part)
+    like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
+    context: Any = ocp.Context()
+    context.pytree.loading.partial_load = part is not None
+    try:
+        with context:
+            found = ocp.load(str(directory.absolute()), like if part is None else {part: like})
+        return found if part is None else found[part]
+    except Exception as fault:
+        raise _unreadable(directory) from fault
+
+
+def _unreadable(directory: Path) -> Refused:
+    return Refused(directory, "these weights are cut short or damaged", "Restore the folder, or name other weights")

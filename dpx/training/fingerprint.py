@@ -44,13 +44,20 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     """The declaration as plain data, less reporting and the way it is computed."""
     plain = dataclasses.asdict(experiment)
     plain["data"].pop("directory")
-    # A run from before there was a choice trained everything.
+    # A run from before there was a choice trained everything, from random parameters.
     if experiment.train.is_all:
         plain.pop("train")
+    if experiment.init.is_random:
+        plain.pop("init")
     # Two classes may hold the same values; of dpx's own the values tell which it is.
     if outside := rests_on.parts(experiment):
         plain["rests_on"] = {part.key: part.kind for part in outside}
     return {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
+
+
+def claim_checksum(experiment: Experiment) -> str:
+    """Of what must not change while a run goes on."""
+    return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> dict[str, Any]:
@@ -60,7 +67,7 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> 
     libraries = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
     plain = dataclasses.asdict(experiment)
     return {
-        "claim": hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest(),
+        "claim": claim_checksum(experiment),
         "data": data_checksum,
         "code": code_of(Path(dpx.__file__).parent),
         "packages": {name: _package(name) for name in rests_on.of(experiment)},

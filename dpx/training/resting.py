@@ -25,14 +25,18 @@ FOLDER = "resting"
 ADAPTERS = 1
 
 
-def drawn(train: Trained, objective: Any, key: Any) -> tuple[Any, Any]:
-    """(trained, resting) of an objective's parameters, drawn with `key`; an audit's canaries are always trained."""
-    params = objective.init(key)
+def drawn(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[Any, Any]:
+    """(trained, resting) of an objective's parameters, drawn with `key`; an audit's canaries are always trained.
+
+    `start`, where given, are the model's parameters instead (`dpx.init`); adapters among them are kept.
+    """
+    params = objective.init(key) | (start or {})
     if train.is_all:
         return params, {}
     canaries = {CANARIES: params[CANARIES]} if CANARIES in params else {}
     own = {name: leaf for name, leaf in params.items() if name != CANARIES}
-    trained, resting = split(train.prepared(own, jax.random.fold_in(key, ADAPTERS)), train.selection())
+    own = own if "lora" in own.get("layers", {}) else train.prepared(own, jax.random.fold_in(key, ADAPTERS))
+    trained, resting = split(own, train.selection())
     return trained | canaries, resting
 
 
@@ -46,12 +50,17 @@ def trains(train: Trained, objective: Any) -> Trains:
     return Trains(numbers, rests, depth, kernels)
 
 
-def keep(private: Path, step: Any, key: Any) -> Any:
-    """Draws what rests in a new run and writes it; empty where nothing does. What was written before stays."""
+def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
+    """Draws what rests in a new run, or takes it from `start`, and writes it; empty where nothing does. What was written before stays."""
     path = private / FOLDER
     if step.has_resting and not path.exists():
-        export(path, step.draw_resting(key), {})
+        export(path, step.draw_resting(key, *given(start)), {})
     return placed(private, step)
+
+
+def given(start: Any) -> tuple[Any, ...]:
+    """The further argument of `Step.init` and `Step.draw_resting` where parameters are not drawn."""
+    return () if start is None else (start,)
 
 
 def inherit(private: Path, parent: Path, step: Any) -> Any:

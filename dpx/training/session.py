@@ -7,6 +7,7 @@ norms and held-out figures are telemetry of private text and stay under `private
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from dpx import agreement, interruption
@@ -16,8 +17,14 @@ from dpx.audit.declarations import Canaries
 from dpx.audit.objective import LENGTH, Audited, without
 from dpx.clipping.frozen import merged
 from dpx.console import stage
+from dpx.data import manifests
 from dpx.data.prepare import prepare, say_stage
+from dpx.data.store import Store
+from dpx.declaration import require
 from dpx.experiment import Experiment
+from dpx.init import weights
+from dpx.init.declarations import Init
+from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related, same_weights, start
 from dpx.interruption import Interrupted
 from dpx.privacy import statement
 from dpx.privacy.calibration import Calibrated, as_planned, calibrate, plan_of
@@ -76,6 +83,9 @@ class Session:
         calibrated = as_planned(experiment, calibrated, known.plan if known else None)
         mesh = experiment.mesh.make()
         vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
+        receiver = receiver_of(experiment, vocabulary_size)
+        begins_from = _start(experiment.init, receiver, store, folder, known)
+        statement.require_bound(experiment, calibrated, begins_from.origins)
         objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
         microbatch = resolve_microbatch(experiment.microbatch, Workload.of(experiment, objective), folder.private)
         audit, trained = experiment.audit, objective
@@ -91,7 +101,10 @@ class Session:
                 contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
             )
             epochs = Epochs(folder, experiment.seed, fingerprint(experiment, store.manifest.checksum, microbatch), ledger)
-            beginning = begin(epochs, checkpoints, step)
+            manifests.keep(folder.private, store)
+            beginning = begin(epochs, checkpoints, step, begins_from)
+            # A fork's data, or data that was prepared again, may be other data than the origins were compared with before.
+            ledger.note_origins([related(origin, receiver, store, folder.private) for origin in ledger.origins])
             note_plan(ledger, plan_of(experiment, calibrated))
             planted = plant(folder.private, audit, store.manifest, beginning.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
@@ -143,7 +156,9 @@ class Session:
         self._conclude(state)
         self.publish()
         params = resting.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
-        export(self.folder.release / "params", params, facts_of(self.runtime.ledger, self.epoch))
+        told = weights.facts(params, weights.by_path(without(state.params, CANARIES)))
+        told |= {"statement": agreement.seal(self.stated), "config": agreement.seal(self.folder.config_yaml)}
+        export(self.folder.release / "params", params, facts_of(self.runtime.ledger, self.epoch) | told)
         metric = experiment.task.metric
         results = {
             "steps": experiment.steps,
@@ -222,6 +237,29 @@ class Session:
             self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))
         self.publish()
         return self.epoch, secret, state
+
+
+def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
+    """Where a run begins that has no checkpoint yet; one that has goes on without what it began from."""
+    if init.is_random:
+        return RANDOM
+    require(
+        folder.fork is None,
+        f"fork={folder.fork} with init={init.kind}",
+        "a fork begins from its parent's checkpoint, and takes over what that began from",
+        "Leave one of them out",
+    )
+    has_begun = known is not None and bool(known.epochs)
+    if has_begun and any(path.name.isdigit() for path in folder.private.glob("checkpoints/*")):
+        return RANDOM
+    found = start(init, receiver, store, {folder.path.parent, Path("outputs")})
+    require(
+        not has_begun or same_weights(found.origins, known.origins if known else ()),
+        folder.path,
+        "what it began from holds other weights now, and it has no checkpoint yet",
+        "Restore them, or add replicate=1 for a new run",
+    )
+    return found
 
 
 def _claimed(stated: dict[str, Any]) -> dict[str, Any]:

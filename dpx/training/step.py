@@ -42,16 +42,16 @@ class Step:
     """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each.
 
     A state holds what is trained. What rests is drawn by `draw_resting`, and `place_resting` brings it to where microbatches are summed;
-    `accumulate` takes it as `resting`.
+    `accumulate` takes it as `resting`. `init` and `draw_resting` take a key, and the model's parameters where they are not drawn.
     """
 
-    init: Callable[[Any], State]
+    init: Callable[..., State]
     gather: Callable[[Any], Any]
     zero: Callable[[], Sums]
     accumulate: Callable[..., Sums]
     reduce: Callable[..., Reduced]
     finish: Callable[..., tuple[State, dict[str, Array]]]
-    draw_resting: Callable[[Any], Any]
+    draw_resting: Callable[..., Any]
     place_resting: Callable[[Any], Any]
     has_resting: bool
     chunk: int
@@ -83,10 +83,13 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     gradient_sum = GradientSum.of(mechanism, clip, experiment.clipping, experiment.privacy)
     names = (*COUNTS, *task.counts, *map(count_name, telemetry.ranges(task.metric)))
 
-    def init(key: Array) -> State:
-        params, _ = resting.drawn(experiment.train, objective, key)
+    def init(key: Array, start: Any = None) -> State:
+        params, _ = resting.drawn(experiment.train, objective, key, start)
         norm = clip.initial_state() if mechanism.is_private else None
         return State(params, transform.init(params), norm, mechanism.initial_state(params))
+
+    def draw_resting(key: Array, start: Any = None) -> Any:
+        return resting.drawn(experiment.train, objective, key, start)[1]
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
     split = P(sharding.EXAMPLE_AXES)
@@ -117,9 +120,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         ),
         reduce=_reduce(mesh, layouts, summed),
         finish=_finish(transform, clip, mechanism, telemetry, task, mesh, state_shardings),
-        draw_resting=jax.jit(
-            lambda key: resting.drawn(experiment.train, objective, key)[1], out_shardings=sharding.at_rest(resting_shapes, mesh)
-        ),
+        draw_resting=jax.jit(draw_resting, out_shardings=sharding.at_rest(resting_shapes, mesh)),
         place_resting=_gather(mesh, resting_layouts, jnp.dtype(experiment.model.dtype)),
         has_resting=bool(jax.tree.leaves(resting_shapes)),
         chunk=chunk,

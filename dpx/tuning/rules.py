@@ -62,6 +62,16 @@ def check_fork(fork: Any, tune: Tune) -> None:
     )
 
 
+def check_init(init: Any, tune: Tune) -> None:
+    """Raises `Refused` for trials of a charged search that begin from trained weights: what those cost is in no trial's plan."""
+    require(
+        init.is_random or tune.charge == "uncharged",
+        f"init={init.kind} with tune.charge={tune.charge}",
+        "what the starting weights have cost is in no trial's plan",
+        "Use init=random, or tune.charge=uncharged",
+    )
+
+
 def filter_of(search: Search) -> Any:
     """The declared budget as a `dpx.privacy.filter.Filter`, `None` where none is declared; raises `Refused` for one that cannot be held."""
     budget = search.tune.budget

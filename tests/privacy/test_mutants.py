@@ -160,7 +160,7 @@ def test_an_approximation_under_epsilon(small, tmp_path):
     experiment = small(accountant=GdpClt())
     document = statement.build(
         experiment,
-        SimpleNamespace(vocabulary_source="public_split", rows={"protected": N}),
+        SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="pieces", rows={"protected": N}),
         calibrate(experiment, N),
         entered(experiment, tmp_path / "l", 20),
     )

@@ -104,7 +104,7 @@ def test_reasons_take_the_guarantee_and_every_epsilon(small, tmp_path, change, r
 
 def test_what_the_data_room_found_outranks_the_declaration(small):
     experiment = small()
-    manifest = SimpleNamespace(vocabulary_source="protected", rows={"protected": N})
+    manifest = SimpleNamespace(vocabulary_source="protected", vocabulary_checksum="pieces", rows={"protected": N})
     assert statement.build(experiment, manifest, calibrate(experiment, N))["guarantee"] == "none"
 
 
@@ -140,7 +140,7 @@ def test_the_central_limit_never_stands_under_epsilon(small, tmp_path):
 @pytest.mark.parametrize(("sampler", "adjacency"), [(TruncatedPoisson(), "zero_out"), (FixedSize(), "replace_one")])
 def test_a_sampler_accounted_at_another_size_has_no_guarantee(small, sampler, adjacency):
     experiment = small(sampler=sampler, data={"declared_size": N}, privacy={"adjacency": adjacency})
-    manifest = SimpleNamespace(vocabulary_source="public_split", rows={"protected": N + 1})
+    manifest = SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="pieces", rows={"protected": N + 1})
     assert statement.reasons_against(experiment, manifest)[0].startswith("sampler")
     manifest.rows["protected"] = N
     assert statement.reasons_against(experiment, manifest) == []

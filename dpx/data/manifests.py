@@ -1,0 +1,56 @@
+"""Which prepared data a run drew from: manifests under `private/manifests/`, one file for each checksum.
+
+A ledger names data by the checksum of its manifest. With the manifest, and the store where it lies, a later run that starts from this one's
+weights can tell whether its own data is other text. They tell of the data, so they are never released.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+from dpx.data.store import Manifest, Store, open_store
+from dpx.declaration import Refused
+from dpx.durable import write_durably
+
+FOLDER = "manifests"
+
+
+def keep(private: Path, store: Store) -> None:
+    """Writes down which store a run draws from; on disk when this returns."""
+    path = _path(private, store.manifest.checksum)
+    if not path.exists():
+        held = {"store": str(store.folder.absolute()), "manifest": dataclasses.asdict(store.manifest)}
+        write_durably(path, json.dumps(held, indent=1) + "\n")
+
+
+def inherit(private: Path, other: Path) -> None:
+    """Takes over what another run's private tree holds of its data."""
+    for path in sorted((other / FOLDER).glob("*.json")):
+        if not (private / FOLDER / path.name).exists():
+            (private / FOLDER).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, private / FOLDER / path.name)
+
+
+def manifest(private: Path, checksum: str) -> Manifest | None:
+    """The manifest of that checksum; `None` where it is not there, or is not the one that the checksum was of."""
+    try:
+        found = Manifest(**json.loads(_path(private, checksum).read_text())["manifest"])
+        return found if found.checksum == found.with_checksum().checksum == checksum else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def store(private: Path, checksum: str) -> Store | None:
+    """The prepared data of that checksum, where it still lies as it was; else `None`."""
+    if manifest(private, checksum) is None:
+        return None
+    try:
+        found = open_store(Path(json.loads(_path(private, checksum).read_text())["store"]))
+    except (Refused, OSError):
+        return None
+    return found if found.manifest.checksum == checksum else None
+
+
+def _path(private: Path, checksum: str) -> Path:
+    return private / FOLDER / f"{checksum}.json"

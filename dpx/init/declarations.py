@@ -1,0 +1,48 @@
+"""Which parameters a run starts from, as declared (`init=...`). No jax.
+
+Parameters that were trained before carry what they were trained on, so a run answers for what it starts from (`dpx.privacy.origins`).
+"""
+
+from typing import ClassVar, Literal
+
+from dpx.declaration import declaration, require
+
+
+@declaration
+class RandomStart:
+    """Parameters are drawn at random."""
+
+    kind: Literal["random"] = "random"
+    is_random: ClassVar[bool] = True
+
+
+@declaration
+class FromRun:
+    """Parameters of the run `run`: its folder, its name, or a copy of its `release/`.
+
+    They are what it released at its end, or with `step` those of its checkpoint after so many steps, which only its own folder holds.
+    """
+
+    run: str
+    step: int | None = None
+    kind: Literal["run"] = "run"
+    is_random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.step is None or self.step > 0, f"init.step={self.step}", "nothing was learnt by then", "Use 1 or more, or init=random")
+
+
+@declaration
+class FromFile:
+    """Parameters from elsewhere: `file` is an .npz that holds each as float32 under its path, such as `layers/qkv/kernel`.
+
+    `provenance="public"` is the user's word that nothing of the protected data went into them; without it there is no guarantee.
+    """
+
+    file: str
+    provenance: Literal["public"] | None = None
+    kind: Literal["file"] = "file"
+    is_random: ClassVar[bool] = False
+
+
+Init = RandomStart | FromRun | FromFile

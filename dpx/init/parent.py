@@ -1,0 +1,199 @@
+"""The run that another one starts from: what it declared, what it was charged, and where its weights lie. No jax.
+
+Its own folder is held against its ledger, as every job does. A copy of `release/` has no ledger: its statement must be the one its weights
+were released with (`dpx.agreement.seal`), and nothing is known of its data.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dpx import agreement, config, rests_on
+from dpx.data import manifests
+from dpx.data.declarations import Data
+from dpx.declaration import Refused, require
+from dpx.experiment import Experiment
+from dpx.init.declarations import FromRun
+from dpx.init.weights import PARAMS, Shapes, facts_beside
+from dpx.models.shape import AnyModel
+from dpx.models.trained import Trained
+from dpx.privacy import ledger, statement
+from dpx.privacy.declarations import Privacy
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.origins import Origin, of_released, unit_definition
+from dpx.run_folder import RunFolder
+from dpx.task.declarations import Task
+from dpx.training.fingerprint import claim_checksum
+
+CHECKPOINTS = "checkpoints"
+OF_A_TRIAL = "it is one trial of a search, and the choice among trials is not in its ledger"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parent:
+    """`origins`: itself first, then what it started from itself; none of them is compared with anybody's data yet.
+
+    `private` is its private tree, `None` for a copied release. `place` holds its weights: a released tree, or a checkpoint at `step`.
+    """
+
+    asked: str
+    model: AnyModel
+    task: Task
+    train: Trained
+    vocabulary_size: int
+    origins: tuple[Origin, ...]
+    private: Path | None
+    place: Path
+    step: int | None
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of the model's own parameters, as declared; adapters come on top."""
+        return self.task.parameter_shapes(self.model, self.vocabulary_size)
+
+
+def open_parent(init: FromRun) -> Parent:
+    """Reads everything of a run but its weights. Raises `Refused` where it is not there, being trained, or its parts disagree."""
+    asked = f"init.run={init.run}"
+    release, folder = _found(init.run)
+    if folder is None:
+        return _copied(asked, init, release)
+    with folder.read_by_another():
+        entered = agreement.check(folder.path)
+        if entered is None:
+            return _copied(asked, init, release)
+        experiment = _declared(asked, release)
+        place = _checkpoint(asked, folder, init.step) if init.step else _released(asked, release)
+        document = _statement(release) if (release / "privacy.json").is_file() else {}
+        known = [manifest for one in entered.data if one and (manifest := manifests.manifest(folder.private, one))]
+        origin = Origin(
+            kind="run",
+            name=experiment.name,
+            identity=entered.identity,
+            runs=entered.own_runs(),
+            reasons=_reasons(experiment, known, entered, document),
+            claim=_claim(experiment.data, experiment.privacy, document),
+            vocabulary={"source": statement.vocabulary_source(experiment.data.vocabulary, None), "sha256": _vocabulary(known, document)},
+            data=entered.data,
+            is_checked=True,
+        )
+        return Parent(asked, *_trained(experiment), (origin, *entered.origins), folder.private, place, init.step)
+
+
+def _found(named: str) -> tuple[Path, RunFolder | None]:
+    """(its release/, its folder) of a run that is named by folder, by name, or by a copy of its release/, which has no folder."""
+    place = Path(named)
+    if (place / "release").is_dir():
+        return place / "release", RunFolder(place)
+    if place.name == "release" and (place.parent / "private").is_dir():
+        return place, RunFolder(place.parent)
+    if (place / PARAMS).is_dir() or (place / "privacy.json").is_file():
+        return place, None
+    require(not place.is_dir(), f"init.run={named}", "holds no run and no release", "Name a run's folder, or a copy of its release/")
+    try:
+        _, found = config.load(named)
+    except Refused as refused:
+        raise Refused(f"init.{refused.value}", refused.reason, refused.fix) from None
+    return found / "release", RunFolder(found)
+
+
+def _copied(asked: str, init: FromRun, release: Path) -> Parent:
+    """A run of which only what it released is there."""
+    require(init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Leave it out, or name the run's folder")
+    place = _released(asked, release)
+    require((release / "privacy.json").is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
+    document, experiment = _statement(release), _declared(asked, release)
+    told = facts_beside(place)
+    sealed, config_yaml = told.get("statement"), (release / "config.yaml").read_text()
+    require(
+        sealed in (None, agreement.seal(document)),
+        release / "privacy.json",
+        "is not the statement these weights were released with",
+        "Copy the whole release/ folder again",
+    )
+    require(
+        told.get("config") in (None, agreement.seal(config_yaml)),
+        release / "config.yaml",
+        "is not the config these weights were trained with",
+        "Copy the whole release/ folder again",
+    )
+    is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
+    reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
+    if "tuning" in document:
+        reasons.append(OF_A_TRIAL)
+    if sealed is None or "config" not in told:
+        reasons.append("its release/ is of a version that did not seal statements, so nothing shows whether steps are missing from it")
+    stated = document.get("ledger", {})
+    origin = Origin(
+        kind="run",
+        name=experiment.name,
+        identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {agreement.seal(document)}",
+        runs=ledger.join(stated.get("runs") or []),
+        reasons=reasons,
+        claim=_claim(experiment.data, experiment.privacy, document),
+        vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
+    )
+    further = [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
+    return Parent(asked, *_trained(experiment), (origin, *further), None, place, None)
+
+
+def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:
+    """What its weights are of."""
+    return declared.model, declared.task, declared.train, declared.model.vocabulary_size or declared.data.vocabulary.size
+
+
+def _declared(asked: str, release: Path) -> Experiment:
+    require((release / "config.yaml").is_file(), asked, "holds no config.yaml", "Name the folder of a run that has begun")
+    loaded = OmegaConf.load(release / "config.yaml")
+    assert isinstance(loaded, DictConfig)
+    experiment, _ = config.build(loaded)
+    return experiment
+
+
+def _statement(release: Path) -> dict[str, Any]:
+    try:
+        return json.loads((release / "privacy.json").read_text())
+    except ValueError as error:
+        raise Refused(release / "privacy.json", "is cut short, or was changed by hand", "Restore the file") from error
+
+
+def _released(asked: str, release: Path) -> Path:
+    fix = "Let it train to its end, or add init.step=<step> to begin from a checkpoint"
+    require((release / PARAMS).is_dir(), asked, "holds no released parameters", fix)
+    return release / PARAMS
+
+
+def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
+    there = sorted(int(path.name) for path in (folder.private / CHECKPOINTS).glob("[0-9]*") if path.name.isdigit())
+    require(step in there, f"init.step={step}", f"{asked} has no checkpoint of that step", f"Use one of {there}")
+    return folder.private / CHECKPOINTS / str(step)
+
+
+def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document: dict[str, Any]) -> list[str]:
+    """Why the parent has no guarantee: found again from its parts, beside what it stated."""
+    manifest = known[0] if known else None
+    found = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
+    began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]
+    if any(claim != claim_checksum(experiment) for claim in began_with):
+        found.append("its config.yaml is not the config that its ledger began with, or is of another version")
+    found += statement.reasons_against(experiment, manifest) + statement.chosen_late(entered)
+    if experiment.tune is not None or "tuning" in document:
+        found.append(OF_A_TRIAL)
+    if experiment.is_private and not entered.runs():
+        found.append("its ledger charges nothing")
+    stated = document.get("reasons", []) if document.get("guarantee") != "not_private" else []
+    return list(dict.fromkeys([*found, *stated]))
+
+
+def _claim(data: Data, privacy: Privacy, document: dict[str, Any]) -> dict[str, Any]:
+    stated = {name: document[name] for name in ("guarantee", "epsilon", "steps") if name in document}
+    declared = {"unit": privacy.unit, "adjacency": privacy.adjacency, "delta": privacy.delta}
+    return stated | declared | {"unit_definition": unit_definition(data, privacy)}
+
+
+def _vocabulary(known: list[Any], document: dict[str, Any]) -> str | None:
+    """A checksum of its vocabulary, from its data's manifest or else its statement."""
+    return known[0].vocabulary_checksum if known else (document.get("vocabulary") or {}).get("sha256")

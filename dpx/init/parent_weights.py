@@ -1,0 +1,54 @@
+"""The weights of a run that another one starts from, on the host and in the form that the other one trains."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpx.clipping.frozen import merged
+from dpx.declaration import Refused, require
+from dpx.init.parent import Parent
+from dpx.init.weights import Leaves, by_path, checksums, facts_beside
+from dpx.models.lora import merge_adapters
+from dpx.models.trainable import whole
+from dpx.models.trained import Adapters, Trained
+from dpx.training import resting
+from dpx.training.checkpoint import on_host
+from dpx.training.update import CANARIES
+
+
+def parameters_of(parent: Parent, train: Trained) -> Leaves:
+    """What the parent released, or what its checkpoint and what rests in it are together.
+
+    Adapters stay where `train` has the same ones; else they become part of the weights that they adapt. Raises `Refused` where a file is
+    cut short or is not what was released.
+    """
+    tree = _checkpoint(parent) if parent.step else _release(parent)
+    if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"] and not is_adapted_alike(parent.train, train):
+        tree = jax.tree.map(np.asarray, merge_adapters(tree))
+    return by_path(tree)
+
+
+def _release(parent: Parent) -> Any:
+    tree = on_host(parent.place)
+    known = facts_beside(parent.place).get("weights")
+    if known is not None and known != checksums(by_path(tree)):
+        raise Refused(parent.place, "holds other weights than were released there", "Copy the whole release/ folder again")
+    return tree
+
+
+def _checkpoint(parent: Parent) -> Any:
+    assert parent.private is not None
+    params = {name: leaf for name, leaf in on_host(parent.place, "params").items() if name != CANARIES}
+    if parent.train.is_all:
+        return params
+    rests = parent.private / resting.FOLDER
+    require(rests.is_dir(), rests, "what rests in the parent is not there", "Restore it, or begin from its released weights")
+    return jax.tree.map(np.asarray, whole(merged(params, on_host(rests))))
+
+
+def is_adapted_alike(one: Trained, other: Trained) -> bool:
+    """Whether two runs have adapters of one form."""
+    if not isinstance(one, Adapters) or not isinstance(other, Adapters):
+        return False
+    return (one.rank, one.alpha, sorted(one.targets)) == (other.rank, other.alpha, sorted(other.targets))

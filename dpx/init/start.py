@@ -1,0 +1,191 @@
+"""Where a run starts from, decided before any array of the model exists: its parameters, and what they cost it."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dpx.data import manifests
+from dpx.data.declarations import Data
+from dpx.data.overlap import are_comparable, share_text
+from dpx.data.store import Store
+from dpx.declaration import Refused, require
+from dpx.experiment import Experiment
+from dpx.init import weights
+from dpx.init.declarations import FromFile, FromRun, Init
+from dpx.init.parent import Parent, open_parent
+from dpx.models.shape import AnyModel
+from dpx.models.trained import Trained
+from dpx.privacy.declarations import Privacy
+from dpx.privacy.origins import Origin, Relation, require_same_relation, unit_definition, unit_mismatch
+from dpx.task.declarations import Task
+
+ADAPTERS = "layers/lora/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Receiver:
+    """Of the run that starts from them, what its starting parameters must fit. `vocabulary_size`: rows of its word table."""
+
+    model: AnyModel
+    task: Task
+    train: Trained
+    data: Data
+    privacy: Privacy
+    is_private: bool
+    vocabulary_size: int
+
+    @property
+    def shapes(self) -> weights.Shapes:
+        return self.task.parameter_shapes(self.model, self.vocabulary_size)
+
+
+def receiver_of(experiment: Experiment, vocabulary_size: int) -> Receiver:
+    names = ("model", "task", "train", "data", "privacy", "is_private")
+    return Receiver(**{name: getattr(experiment, name) for name in names}, vocabulary_size=vocabulary_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """`origins`: what the starting parameters come from, nearest first; none for random ones.
+
+    `parameters`: nested dicts on the host, `None` to draw them. `private`: the private tree that tells of the origins' data, if any.
+    """
+
+    origins: tuple[Origin, ...] = ()
+    parameters: Any = None
+    private: Path | None = None
+
+
+RANDOM = Start()
+
+
+def planned(init: Init, receiver: Receiver, store: Store | None = None) -> tuple[Origin, ...]:
+    """The origins of a run that has not begun; refuses what `start` would refuse, but reads no weights. No jax.
+
+    `store` is its prepared data; without it nothing can be compared, and all data counts as shared.
+    """
+    return _decided(init, receiver, store)[0]
+
+
+def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path]) -> Start:
+    """The start of a run, weights included. `outputs` are folders of runs whose releases a file may not hold.
+
+    Raises `Refused` for a parent that is not there, incomplete, being trained or in disagreement with its ledger, for weights that are cut
+    short or of another model or type, for another vocabulary, and for charges that cannot be composed.
+    """
+    origins, parent = _decided(init, receiver, store)
+    if isinstance(init, FromFile):
+        leaves = weights.read_file(Path(init.file))
+        weights.require_no_known_release(Path(init.file), leaves, outputs)
+        weights.require_finite(f"init.file={init.file}", leaves)
+        digest = weights.checksum(leaves)
+        first = dataclasses.replace(origins[0], identity=digest, weights=digest)
+        return Start((first,), weights.nested(leaves))
+    if parent is None:
+        return RANDOM
+    from dpx.init.parent_weights import parameters_of
+
+    leaves = parameters_of(parent, receiver.train)
+    unchanged = isinstance(init, FromRun) and open_parent(init).origins == parent.origins
+    require(unchanged, parent.asked, "went on while its weights were read", "Wait for it to end")
+    weights.require_shapes(parent.asked, receiver.shapes, _shaped(leaves))
+    weights.require_finite(parent.asked, leaves)
+    first = dataclasses.replace(origins[0], weights=weights.checksum(leaves))
+    return Start((first, *origins[1:]), weights.nested(leaves), parent.private)
+
+
+def related(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Origin:
+    """`origin` as it stands to the data of the run that starts from it; `private` holds manifests of the origin's data, if any."""
+    if origin.kind == "file":
+        return origin
+    origin = dataclasses.replace(origin, relation=_relation(origin, receiver, store, private), against=())
+    mismatch = unit_mismatch(origin, receiver.data, receiver.privacy)
+    learnt = _learnt_from_protected(origin, store, private)
+    return dataclasses.replace(origin, against=[reason for reason in (mismatch, learnt) if reason])
+
+
+def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple[Origin, ...], Parent | None]:
+    if isinstance(init, FromFile):
+        weights.require_shapes(f"init.file={init.file}", receiver.shapes, weights.of_file(Path(init.file)))
+        return (Origin(kind="file", name=Path(init.file).name, identity="not read yet", provenance=init.provenance),), None
+    if not isinstance(init, FromRun):
+        return (), None
+    parent = open_parent(init)
+    _require_same_function(parent, receiver.model)
+    weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
+    origins = tuple(related(origin, receiver, store, parent.private) for origin in parent.origins)
+    _require_same_vocabulary(parent, origins[0], store)
+    if receiver.is_private:
+        require_same_relation(origins, receiver.privacy)
+    return origins, parent
+
+
+def _shaped(leaves: weights.Leaves) -> dict[str, tuple[tuple[int, ...], Any]]:
+    return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
+
+
+def _require_same_function(parent: Parent, model: AnyModel) -> None:
+    """What a model computes of its parameters, where their shapes do not tell it."""
+    for name in ("causal", "heads", "gelu", "layer_norm_eps"):
+        theirs, ours = getattr(parent.model, name, None), getattr(model, name, None)
+        fix = f"Use model={parent.model.name}, or other weights"
+        require(theirs == ours, f"model.{name}={ours}", f"{parent.asked} is of a model with {theirs}", fix)
+
+
+def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None) -> None:
+    """Weights mean nothing under another vocabulary, and by it data is compared. Unknown before the data is prepared."""
+    if store is None or origin.relation == "same":
+        return
+    theirs = origin.vocabulary.get("sha256")
+    if theirs is None:
+        fix = "Begin from its own folder and on the same prepared data, or train it again"
+        raise Refused(parent.asked, "was made by a version that did not record its vocabulary", fix)
+    require(
+        theirs == store.manifest.vocabulary_checksum,
+        parent.asked,
+        "was trained with another vocabulary than this run's data is cut with",
+        "Bring its vocabulary.txt, which lies in its data's folder, by data.vocabulary.path",
+    )
+
+
+def _relation(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Relation:
+    """How the data of `origin` stands to the prepared data `store`: shared, unless everything about it is known and nothing is shared."""
+    if store is None or not origin.data or None in origin.data:
+        return "unknown"
+    others = [checksum for checksum in origin.data if checksum and checksum != store.manifest.checksum]
+    if not others:
+        return "same"
+    known = [None if private is None else manifests.store(private, checksum) for checksum in others]
+    if any(other is None or not are_comparable(other, store) for other in known):
+        return "unknown"
+    if len(others) < len(origin.data) or any(share_text(other, store) for other in known if other is not None):
+        return "overlapping"
+    # Documents that were told apart otherwise have other names, and short ones hold nothing that could be recognised.
+    theirs = origin.claim.get("unit_definition", {}).get("documents")
+    return "disjoint" if theirs == unit_definition(receiver.data, receiver.privacy)["documents"] else "unknown"
+
+
+def _learnt_from_protected(origin: Origin, store: Store | None, private: Path | None) -> str | None:
+    """Why the origin's vocabulary, brought by file, may have been learnt from what is protected now; `None` where it was not."""
+    source = origin.vocabulary.get("source")
+    if store is None or store.manifest.vocabulary_source != "file" or source == "file" or origin.relation == "same":
+        return None
+    if source == "protected" and origin.relation == "disjoint":
+        return None
+    known = [manifests.store(private, one) if private and one else None for one in origin.data]
+    if source == "public_split" and all(_is_apart(other, store) for other in known):
+        return None
+    split = {"protected": "protected", "public_split": "public"}.get(str(source), "unknown")
+    return f"the vocabulary was learnt from the {split} split of {origin.name}, which may hold what is protected now"
+
+
+def _is_apart(other: Store | None, store: Store) -> bool:
+    """Whether nothing of what is protected in `store` is in the public split of `other`."""
+    return other is not None and are_comparable(other, store) and not share_text(other, store, "public")
+
+
+def same_weights(origins: Iterable[Origin], noted: Iterable[Origin]) -> bool:
+    """Whether a run that begins once more reads the weights that its ledger says it began from."""
+    known = {(origin.identity, origin.weights) for origin in noted if origin.weights}
+    return all((origin.identity, origin.weights) in known for origin in origins if origin.weights)

@@ -1,0 +1,138 @@
+"""Starting parameters as they lie on disk: read to the host, held against the model's shapes and against what they say of themselves.
+
+Released weights carry a checksum of each parameter and the names of those that were trained (`facts`), so that a damaged copy is found, and
+so is a file that holds another run's weights under the name of public ones. A parameter that was changed by a bit is not.
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpx.agreement import METADATA
+from dpx.declaration import Refused, require
+
+Shapes = Mapping[str, tuple[int, ...]]
+Leaves = dict[str, np.ndarray]
+PARAMS = "params"
+
+
+def by_path(tree: Any, path: str = "") -> Leaves:
+    """Leaves of nested dicts, on the host, each under its path."""
+    if isinstance(tree, Mapping):
+        return {name: leaf for key, part in tree.items() for name, leaf in by_path(part, f"{path}/{key}".lstrip("/")).items()}
+    return {path: np.asarray(tree)}
+
+
+def nested(leaves: Leaves) -> dict[str, Any]:
+    """Nested dicts with each leaf at its path."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = leaf
+    return tree
+
+
+def checksums(leaves: Leaves) -> dict[str, str]:
+    """A checksum of the values of each leaf."""
+    return {path: hashlib.sha256(np.ascontiguousarray(leaf).data).hexdigest() for path, leaf in sorted(leaves.items())}
+
+
+def checksum(leaves: Leaves) -> str:
+    """One checksum of all leaves and their paths."""
+    return "sha256:" + hashlib.sha256(json.dumps(checksums(leaves), sort_keys=True).encode()).hexdigest()
+
+
+def facts(params: Any, trained: Iterable[str]) -> dict[str, Any]:
+    """What released weights say of themselves; `trained` names the leaves that the run's noise went into. Constants name no run."""
+    leaves = by_path(params)
+    telling = [path for path in sorted(trained) if path in leaves and leaves[path].size and np.ptp(leaves[path]) > 0]
+    return {"weights": checksums(leaves), "trained": telling}
+
+
+def facts_beside(params: Path) -> dict[str, Any]:
+    """What was written beside released weights; empty where nothing was."""
+    try:
+        return json.loads((params / METADATA).read_text()).get("custom_metadata") or {}
+    except (OSError, ValueError):
+        return {}
+
+
+def require_shapes(place: str, expected: Shapes, found: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+    """Raises `Refused` naming the first parameter that is missing, unknown, of another shape, or not float32."""
+    fix = "Name the model that these weights are of, or other weights"
+    for path in sorted({*expected, *found}):
+        require(path in found, place, f"lacks {path} of this model", fix)
+        require(path in expected, place, f"holds {path}, which this model does not have", fix)
+        (shape, dtype), own = found[path], tuple(expected[path])
+        require(tuple(shape) == own, place, f"holds {path} of shape {tuple(shape)}, where this model has {own}", fix)
+        require(np.dtype(dtype) == np.float32, place, f"holds {path} as {np.dtype(dtype)}", "Write it as float32")
+
+
+def require_finite(place: str, leaves: Leaves) -> None:
+    """Raises `Refused` naming the first parameter that holds no number somewhere."""
+    for path, leaf in sorted(leaves.items()):
+        require(bool(np.isfinite(leaf).all()), place, f"holds values of {path} that are not finite", "Give other weights")
+
+
+def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Shape and type of each array in an .npz, from its headers alone. Raises `Refused` for what is none."""
+    _require_npz(file)
+    found = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    version = np.lib.format.read_magic(member)
+                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                    shape, _, dtype = read(member)
+                found[name.removesuffix(".npy")] = (shape, dtype)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise _damaged(file) from error
+    return found
+
+
+def read_file(file: Path) -> Leaves:
+    """The arrays of an .npz; nothing in it is executed. Raises `Refused` where it is cut short."""
+    _require_npz(file)
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise _damaged(file) from error
+
+
+def _require_npz(file: Path) -> None:
+    asked = f"init.file={file}"
+    is_release = any((place / METADATA).is_file() for place in (file, file / PARAMS, file / "release" / PARAMS))
+    fix = f"Begin from that run, with what it cost: init=run init.run={file}"
+    require(not is_release, asked, "holds weights that a run of dpx released", fix)
+    require(file.exists(), asked, "no such file", "Name an .npz of float32 arrays by path")
+    require(file.is_file(), asked, "is a folder", "Name an .npz of float32 arrays by path")
+
+
+def _damaged(file: Path) -> Refused:
+    return Refused(f"init.file={file}", "is cut short, or no .npz of arrays", "Write it with numpy.savez, each parameter under its path")
+
+
+def require_no_known_release(file: Path, leaves: Leaves, outputs: Iterable[Path]) -> None:
+    """Raises `Refused` where a file holds a parameter that a run in one of the folders `outputs` trained and released."""
+    held = {digest: path for path, digest in checksums(leaves).items()}
+    for params in sorted({found.parent for folder in outputs for found in folder.glob(f"*/release/{PARAMS}/{METADATA}")}):
+        known = facts_beside(params)
+        for path in known.get("trained", ()):
+            digest = known["weights"][path]
+            run = params.parent.parent
+            require(
+                digest not in held,
+                f"init.file={file}",
+                f"holds, as {held.get(digest)}, what the run {run.name} released as {path}",
+                f"Begin from that run, with what it cost: init=run init.run={run}",
+            )

@@ -1,0 +1,202 @@
+"""What a run's starting parameters cost: the runs and files they come from, as its ledger and its statement carry them.
+
+A guarantee does not end where a run ends: whoever trains on with its weights on the same data spends once more. So a run that starts from
+another one takes over the charges of all runs before it, and composes with them unless their data is known to share nothing with its own.
+What cannot be compared counts as shared, and a run without a guarantee on shared data leaves none.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from dpx.data.declarations import Data
+from dpx.declaration import declaration, require
+from dpx.privacy.declarations import Privacy
+from dpx.privacy.runs import join
+
+Relation = Literal["same", "overlapping", "unknown", "disjoint"]
+# From what is composed for certain to what is not.
+_WORST_FIRST: tuple[Relation, ...] = ("unknown", "overlapping", "same", "disjoint")
+
+WORDS = {
+    "same": "the same data as this run's",
+    "overlapping": "data that overlaps with this run's",
+    "unknown": "data that cannot be compared with this run's and may be the same",
+    "disjoint": "data that shares nothing with this run's",
+}
+
+MEANING = (
+    "epsilon is that of this run and of every run named here that is composed with it; noise.epsilon, where it was given, was the target "
+    "for this run's own steps alone, which planned.epsilon is of"
+)
+
+
+@declaration
+class Origin:
+    """A run or a file that a run's starting parameters come from, however many runs ago.
+
+    `identity` is the name of its ledger; of a file, the checksum of its values. `relation` is that of its data to the data of the run that
+    holds this record. `runs` are its charges, `reasons` why it has no guarantee, `against` what else takes the guarantee from the run that
+    holds this record. `claim` is what it stated. `data` holds checksums of its prepared data, `None` for some that nobody knows; they
+    never leave private/. `weights` is the checksum of what was taken from it, empty for one further back.
+    """
+
+    kind: Literal["run", "file"]
+    name: str
+    identity: str
+    relation: Relation = "unknown"
+    weights: str = ""
+    runs: Sequence[dict[str, Any]] = ()
+    reasons: Sequence[str] = ()
+    against: Sequence[str] = ()
+    claim: dict[str, Any] = dataclasses.field(default_factory=dict)
+    vocabulary: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data: Sequence[str | None] = (None,)
+    is_checked: bool = False
+    provenance: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name; a run's is told from those of other runs by its ledger's."""
+        return f"{self.name} ({self.identity if self.kind == 'file' else self.identity[:8]})"
+
+    @property
+    def is_composed(self) -> bool:
+        return self.kind == "run" and self.relation != "disjoint"
+
+    def as_line(self) -> dict[str, Any]:
+        """As a ledger holds it."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def as_released(self) -> dict[str, Any]:
+        """As a statement holds it: nothing that tells of the data."""
+        line = self.as_line()
+        if self.kind == "file":
+            word = "the user's word that nothing of the protected data went into it" if self.provenance == "public" else None
+            return {name: line[name] for name in ("kind", "name", "identity", "weights", "provenance")} | {"word": word}
+        return {name: value for name, value in line.items() if name not in ("data", "provenance")} | {"composed": self.is_composed}
+
+
+def of_released(node: dict[str, Any]) -> Origin:
+    """What `as_released` was of, for a run that knows no more of it: its data may be any."""
+    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "against", "data", "is_checked"}
+    return Origin(**{name: value for name, value in node.items() if name in names})
+
+
+def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
+    """Both, each identity once: with every charge, every reason and the worst relation that either holds."""
+    found: dict[str, Origin] = {}
+    for origin in (*known, *further):
+        other = found.get(origin.identity)
+        if other is not None:
+            origin = dataclasses.replace(
+                other,
+                relation=min(other.relation, origin.relation, key=_WORST_FIRST.index),
+                weights=other.weights or origin.weights,
+                runs=join(list(other.runs), list(origin.runs)),
+                reasons=_all_of(other.reasons, origin.reasons),
+                against=_all_of(other.against, origin.against),
+                data=_all_of(other.data, origin.data),
+                is_checked=other.is_checked and origin.is_checked,
+                provenance=other.provenance if other.provenance == origin.provenance else None,
+            )
+        found[origin.identity] = origin
+    return list(found.values())
+
+
+def _all_of(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+    return list(dict.fromkeys([*one, *other]))
+
+
+def charged(origins: Iterable[Origin]) -> list[list[dict[str, Any]]]:
+    """The charges that join those of a run that starts from `origins`."""
+    return [list(origin.runs) for origin in origins if origin.is_composed]
+
+
+def reasons(origins: Iterable[Origin]) -> list[str]:
+    """Why a run that starts from `origins` has no guarantee."""
+    found = []
+    for origin in origins:
+        if origin.kind == "file" and origin.provenance != "public":
+            found.append(f"init: {origin.label} is of unknown provenance")
+        if origin.is_composed and origin.reasons:
+            found.append(f"init: {origin.label} has no guarantee on {WORDS[origin.relation]}: {'; '.join(origin.reasons)}")
+        found += [f"init: {reason}" for reason in origin.against]
+    return found
+
+
+def assumptions(origins: Iterable[Origin]) -> list[str]:
+    """What must hold for the claim of a run that starts from `origins`."""
+    found = []
+    for origin in origins:
+        if origin.kind == "file":
+            found.append(f"init: the user's word (init.provenance=public) that nothing of the protected data went into {origin.identity}")
+            continue
+        if origin.is_composed:
+            found.append(f"init: sampling, noise and steps of this run did not follow from what was seen of {origin.label}")
+        else:
+            found.append(f"init: that no text of this run's data was in that of {origin.label} is public")
+        if not origin.is_checked:
+            found.append(f"init: the statement of {origin.label} is taken at its word: its private/ was not at hand")
+    return found
+
+
+def facts(origins: Sequence[Origin]) -> dict[str, Any]:
+    """`init` of a statement and of a plan."""
+    if not origins:
+        return {"kind": "random", "origins": []}
+    return {"kind": origins[0].kind, "meaning": MEANING, "origins": [origin.as_released() for origin in origins]}
+
+
+def charged_in(statement: dict[str, Any]) -> list[dict[str, Any]]:
+    """The charges that a statement holds of runs before the one it is of."""
+    return join(*charged(of_released(node) for node in statement.get("init", {}).get("origins", []) if node.get("composed")))
+
+
+def in_words(released: dict[str, Any]) -> str:
+    """One of the `origins` of a statement, in words."""
+    if released["kind"] == "file":
+        return f"{released['name']} ({released['identity']}), {released['word'] or 'of unknown provenance'}"
+    stated = released["claim"].get("guarantee", "none stated yet")
+    charged_here = "its steps are charged here too" if released["composed"] else f"not charged here; its own guarantee there: {stated}"
+    return f"{of_released(released).label}, trained on {WORDS[released['relation']]}: {charged_here}"
+
+
+def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
+    """What one protected unit is, as far as two runs must agree on it to be charged together."""
+    source = dataclasses.asdict(data)["source"]
+    names = {"kind", "text_field", "unit_field", "document_per"}
+    # What of another package's source tells documents apart is not known here, so all of it must agree.
+    is_own = type(data.source).__module__.partition(".")[0] == "dpx"
+    fields = {name: value for name, value in source.items() if name in names or not is_own}
+    fields |= {} if is_own else {"kind": f"{type(data.source).__module__}.{type(data.source).__qualname__}"}
+    corpora = [{name: value for name, value in corpus.items() if name in names} for corpus in source.get("corpora", ())]
+    found: dict[str, Any] = {"unit": privacy.unit, "documents": fields | ({"corpora": corpora} if corpora else {})}
+    if privacy.unit == "row":
+        found["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
+    return json.loads(json.dumps(found))
+
+
+def unit_mismatch(origin: Origin, data: Data, privacy: Privacy) -> str | None:
+    """Why the units that `origin` protects are not those of a run on `data`, in words; `None` where they are, or it does not matter."""
+    if not origin.is_composed or origin.reasons or origin.relation == "same" and origin.claim.get("unit") == privacy.unit:
+        return None
+    theirs, ours = origin.claim.get("unit_definition"), unit_definition(data, privacy)
+    if theirs != ours:
+        return f"what {origin.name} protects ({origin.claim.get('unit')}) is not what this run protects ({privacy.unit}, cut otherwise)"
+    if privacy.unit == "row" and data.pairs == "cross_document":
+        return f"a row of this run holds text of two documents, which {origin.name} may have paired otherwise"
+    return None
+
+
+def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
+    """Raises `Refused` where charges under another neighbouring relation would have to be composed."""
+    for origin in origins:
+        theirs = origin.claim.get("adjacency", privacy.adjacency)
+        require(
+            not origin.is_composed or bool(origin.reasons) or theirs == privacy.adjacency,
+            f"privacy.adjacency={privacy.adjacency}",
+            f"{origin.name}, which this run starts from, was charged under {theirs}",
+            f"Use privacy.adjacency={theirs}",
+        )

@@ -1,0 +1,89 @@
+"""Releases as a ledger enters them, and their run-length encoding, which statements carry."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields
+from typing import Any, Literal
+
+from dpx.declaration import declaration
+
+Runs = list[dict[str, Any]]
+
+# Fields of an entry that are there only where code from outside the tree takes part.
+_OF_PACKAGES = ("event", "by")
+
+
+@declaration
+class LedgerEntry:
+    """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum; `None` where the norm is each step's own.
+
+    `count_noise_multiplier` and `telemetry_noise_multiplier` are those of what is released beside the sum (`dpx.privacy.joint`).
+    `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says
+    whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
+    `epoch_name` is that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy of one, names do not.
+    `event` is the whole step's event where a package from outside gave one (`dpx.privacy.event_json`), and `by` names the packages on
+    whose word the step rests (`dpx.rests_on`); `None` where all of it is dpx's own.
+    """
+
+    epoch: int
+    q: float
+    noise_multiplier: float
+    sampler: str
+    expected_batch_size: int
+    clipping_norm: float | None
+    size: int | None = None
+    cap: int | None = None
+    rows_per_unit: int = 1
+    unit_mode: str = "group"
+    count_noise_multiplier: float | None = None
+    telemetry_noise_multiplier: float | None = None
+    noise: Literal["gaussian", "discrete_gaussian"] = "gaussian"
+    cycle: int | None = None
+    epoch_name: str = ""
+    event: str | None = None
+    by: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field by name, less what only a package from outside brings."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _OF_PACKAGES}
+
+
+def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Runs:
+    """Charged releases, each once, as one dictionary per event with `steps` = `[[first, count], ...]`."""
+    by_event: dict[tuple[str, LedgerEntry], set[int]] = {}
+    for origin, step, entry in releases:
+        by_event.setdefault((origin, entry), set()).add(step)
+    return [{"origin": origin, **entry.as_json(), "steps": _spans(sorted(steps))} for (origin, entry), steps in by_event.items()]
+
+
+def _spans(steps: list[int]) -> list[list[int]]:
+    spans: list[list[int]] = []
+    for step in steps:
+        if spans and step == sum(spans[-1]):
+            spans[-1][1] += 1
+        else:
+            spans.append([step, 1])
+    return spans
+
+
+def decode(runs: Runs) -> Iterator[tuple[str, int, LedgerEntry]]:
+    """The releases that `encode` was given, each once."""
+    names = {field.name for field in fields(LedgerEntry)}
+    for run in runs:
+        entry = LedgerEntry(**{name: value for name, value in run.items() if name in names})
+        for first, count in run["steps"]:
+            yield from ((run["origin"], step, entry) for step in range(first, first + count))
+
+
+def join(*branches: Runs) -> Runs:
+    """Several branches as one claim: releases they share (a common parent's) count once."""
+    return encode(release for runs in branches for release in decode(runs))
+
+
+def until(runs: Runs, end: int) -> Runs:
+    """`runs` without the steps from `end` on."""
+    kept = []
+    for run in runs:
+        spans = [[first, min(count, end - first)] for first, count in run["steps"] if first < end]
+        if spans:
+            kept.append(run | {"steps": spans})
+    return kept

@@ -1,0 +1,174 @@
+"""Runs that start from one another state what they cost together, by whichever way the weights came."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpx
+from dpx import privacy
+from dpx.declaration import Refused
+from dpx.init.weights import by_path
+from dpx.job.account import account, read
+from dpx.privacy.ledger import Ledger
+
+from .conftest import statement
+
+DELTA = 1e-3
+
+
+def together(place, steps: int) -> float:
+    """Epsilon of so many steps, composed without any ledger."""
+    from dpx.data.prepare import prepare
+
+    experiment = place.declared()
+    rows = prepare(experiment.data, experiment.privacy).manifest.rows["protected"]
+    return privacy.epsilon([(8 / rows, steps)], noise_multiplier=2.0, delta=DELTA, accountant="rdp")
+
+
+def epsilon(path: Path) -> float:
+    stated = statement(path)
+    assert stated["guarantee"] == "dp", stated["reasons"]
+    return stated["epsilon"]["rdp"]
+
+
+def accounted(path: Path) -> float:
+    """What job=account finds at the declared delta."""
+    tables = {table.name: table for table in account(read(path).runs, "rdp", DELTA, "zero_out", read(path).before)}
+    return dict(tables["epsilon_of_delta"].rows)[DELTA]
+
+
+@pytest.fixture(scope="module")
+def child(place, parent):
+    return place.train("child", "init=run", f"init.run={parent}")
+
+
+@pytest.fixture(scope="module")
+def copy(parent, tmp_path_factory) -> Path:
+    """A release/ that was handed on, under another name."""
+    return shutil.copytree(parent / "release", tmp_path_factory.mktemp("copies") / "weights")
+
+
+def test_two_runs_on_the_same_text_state_what_both_cost(place, parent, child):
+    stated = statement(child)
+    assert epsilon(child) == pytest.approx(together(place, 4), rel=1e-6) and epsilon(parent) < epsilon(child)
+    assert stated["planned"]["epsilon"]["rdp"] == pytest.approx(epsilon(parent))
+    (origin,) = stated["init"]["origins"]
+    assert stated["init"]["kind"] == "run" and (origin["relation"], origin["composed"], origin["is_checked"]) == ("same", True, True)
+    assert stated["spent"]["steps"] == 2 and stated["spent"]["charged_steps"] == 4
+    assert accounted(child) == pytest.approx(epsilon(child))
+    assert "data" not in origin and "unit_definition" in origin["claim"]
+
+
+def test_the_weights_are_the_parents(place, parent, child):
+    noted = Ledger(child / "private" / "ledger").origins
+    from dpx.init.weights import checksum
+
+    assert [origin.weights for origin in noted] == [checksum(by_path(dpx.load(parent).params))]
+    moved = by_path(dpx.load(child).params)
+    assert all(np.all(np.abs(leaf - moved[path]) < 0.5) for path, leaf in by_path(dpx.load(parent).params).items())
+
+
+def test_the_same_through_a_copied_release(place, copy):
+    path = place.train("of_a_copy", "init=run", f"init.run={copy}")
+    (origin,) = statement(path)["init"]["origins"]
+    assert (origin["relation"], origin["composed"], origin["is_checked"]) == ("unknown", True, False)
+    assert epsilon(path) == pytest.approx(together(place, 4), rel=1e-6)
+
+
+def test_a_copy_of_a_copy_carries_every_run_before_it(place, child, tmp_path):
+    handed = shutil.copytree(child / "release", tmp_path / "handed")
+    path = place.train("grandchild", "init=run", f"init.run={handed}")
+    assert len(statement(path)["init"]["origins"]) == 2 and epsilon(path) == pytest.approx(together(place, 6), rel=1e-6)
+    alone = shutil.copytree(path / "release", tmp_path / "alone" / "release")
+    assert accounted(path) == pytest.approx(epsilon(path)) == pytest.approx(accounted(alone.parent))
+
+
+@pytest.fixture(scope="module")
+def apart(place, parent):
+    return place.train("apart", "init=run", f"init.run={parent}", text="other")
+
+
+def test_other_text_is_not_composed_and_stands_beside(place, parent, apart):
+    stated = statement(apart)
+    (origin,) = stated["init"]["origins"]
+    assert (origin["relation"], origin["composed"]) == ("disjoint", False)
+    assert epsilon(apart) == stated["planned"]["epsilon"]["rdp"] and origin["claim"]["epsilon"] == statement(parent)["epsilon"]
+    assert any("is public" in line for line in stated["assumptions"])
+    # A run on the first text that starts from this one is charged for its grandparent too.
+    last = place.train("back", "init=run", f"init.run={apart}")
+    assert {one["name"]: one["relation"] for one in statement(last)["init"]["origins"]} and epsilon(last) == pytest.approx(
+        together(place, 4)
+    )
+    assert [one["relation"] for one in statement(last)["init"]["origins"]] == ["disjoint", "same"]
+
+
+def test_a_run_that_was_killed_goes_on_from_the_same_weights_and_keeps_its_chain(place, parent, tmp_path):
+    source = shutil.copytree(parent, tmp_path / "source")
+    line = ("init=run", f"init.run={source}", "seed=3")
+    whole = by_path(dpx.load(place.train("whole", *line)).params)
+    place.train("broken", *line, until=0)
+    place.train("broken", *line, until=1)
+    # From its first checkpoint on it does not need what it began from.
+    shutil.rmtree(source)
+    path = place.train("broken", *line)
+    assert all(np.array_equal(leaf, whole[name]) for name, leaf in by_path(dpx.load(path).params).items())
+    assert sum(count for run in Ledger(path / "private" / "ledger").runs() for _, count in run["steps"]) == 4
+
+
+def test_before_its_first_checkpoint_it_begins_from_the_same_weights_or_not_at_all(place, parent, child, tmp_path):
+    source = shutil.copytree(parent, tmp_path / "source")
+    line = ("init=run", f"init.run={source}")
+    place.train("early", *line, until=0)
+    shutil.rmtree(place.root / "outputs" / "early" / "private" / "checkpoints", ignore_errors=True)
+    shutil.rmtree(source)
+    shutil.copytree(child, source)
+    with pytest.raises(Refused, match="holds other weights now"):
+        place.train("early", *line)
+
+
+def test_a_fork_carries_what_its_parent_began_from(place, child, tmp_path):
+    path = place.train("fork", fork=f"{child}@1")
+    stated = statement(path)
+    assert [one["relation"] for one in stated["init"]["origins"]] == ["same"]
+    # Both steps of the child were entered, its parent's two, and the fork's own one.
+    assert epsilon(path) == pytest.approx(together(place, 5), rel=1e-6)
+    with pytest.raises(Refused, match="fork=.*with init=run"):
+        place.train("both", "init=run", f"init.run={child}", fork=f"{child}@1")
+
+
+def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):
+    path = place.train("fork_back", fork=f"{apart}@1", text="one")
+    assert [one["relation"] for one in statement(path)["init"]["origins"]] == ["same"]
+    assert sum(count for run in Ledger(path / "private" / "ledger").runs() for _, count in run["steps"]) == 5
+
+
+def test_what_rests_has_the_cost_of_what_it_came_from(place, parent):
+    path = place.train("biases", "init=run", f"init.run={parent}", "train=bias")
+    before, after = by_path(dpx.load(parent).params), by_path(dpx.load(path).params)
+    assert all(np.array_equal(before[name], after[name]) == (not name.endswith("bias")) for name in before)
+    assert epsilon(path) == pytest.approx(together(place, 4), rel=1e-6)
+    assert any("what rests comes from" in line for line in statement(path)["assumptions"])
+
+
+def test_adapters_go_on_or_become_part_of_the_weights(place, parent):
+    adapted = place.train("adapted", "init=run", f"init.run={parent}", "train=lora", "train.rank=2")
+    before = by_path(dpx.load(adapted).params)
+    again = by_path(dpx.load(place.train("adapted_again", "init=run", f"init.run={adapted}", "train=lora", "train.rank=2")).params)
+    assert all(np.array_equal(leaf, again[name]) == (not name.endswith(("/a", "/b"))) for name, leaf in before.items())
+    folded = by_path(dpx.load(place.train("folded", "init=run", f"init.run={adapted}", "train=bias")).params)
+    assert not any("lora" in name for name in folded) and not np.array_equal(folded["layers/qkv/kernel"], before["layers/qkv/kernel"])
+
+
+def test_a_checkpoint_of_a_run_that_was_interrupted_costs_what_its_ledger_charges(place, tmp_path):
+    stopped = place.train("stopped", "replicate=2", until=1)
+    with pytest.raises(Refused, match="no released parameters.*init.step"):
+        place.train("of_stopped", "init=run", f"init.run={stopped}")
+    with pytest.raises(Refused, match=r"init.step=7: .*Use one of \[1\]"):
+        place.train("of_stopped", "init=run", f"init.run={stopped}", "init.step=7")
+    path = place.train("of_stopped", "init=run", f"init.run={stopped}", "init.step=1")
+    # It was killed before it entered its second step.
+    assert json.loads((path / "release" / "privacy.json").read_text())["init"]["origins"][0]["relation"] == "same"
+    assert epsilon(path) == pytest.approx(together(place, 3), rel=1e-6)

@@ -1,0 +1,371 @@
+"""What would make a run cost less than it did is refused or takes the guarantee away; nothing is trained here but what is started from."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpx
+from dpx import config
+from dpx.data import manifests
+from dpx.data.prepare import prepare
+from dpx.declaration import Refused
+from dpx.init.start import Start, planned, receiver_of, start
+from dpx.init.weights import PARAMS, by_path, checksum
+from dpx.job.explain import explain
+from dpx.job.plan import plan
+from dpx.privacy import origins
+from dpx.privacy.calibration import calibrate
+from dpx.privacy.statement import require_bound
+from dpx.run_folder import RunFolder
+
+from .conftest import Place, statement
+
+METADATA = "release/params/_CHECKPOINT_METADATA"
+
+
+def began(place: Place, *overrides: str, text: str = "one") -> Start:
+    """The start of a run, as a session would decide it."""
+    experiment = place.declared(*overrides, text=text)
+    store = prepare(experiment.data, experiment.privacy)
+    receiver = receiver_of(experiment, store.manifest.vocabulary_size)
+    found = start(experiment.init, receiver, store, {place.root / "outputs"})
+    if experiment.init.kind == "run":
+        # A plan decides alike, without reading weights.
+        ahead = [(one.relation, one.against, one.reasons) for one in planned(experiment.init, receiver, store)]
+        assert ahead == [(one.relation, one.against, one.reasons) for one in found.origins]
+    return found
+
+
+def reasons(found: Start) -> str:
+    return "; ".join(origins.reasons(found.origins))
+
+
+@pytest.fixture
+def copied(parent, tmp_path) -> Path:
+    return shutil.copytree(parent, tmp_path / "run")
+
+
+@pytest.fixture
+def handed(parent, tmp_path) -> Path:
+    return shutil.copytree(parent / "release", tmp_path / "handed")
+
+
+def rewritten(path: Path, change: Any) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def relation(found: Start) -> str:
+    return found.origins[0].relation
+
+
+def test_nothing_is_wrong_with_copies_under_other_names(place, parent, copied, handed):
+    found = began(place, "init=run", f"init.run={copied}")
+    assert relation(found) == "same" and found.origins == began(place, "init=run", f"init.run={parent}").origins
+    assert relation(began(place, "init=run", f"init.run={copied / 'release'}")) == "same"
+    found = began(place, "init=run", f"init.run={handed}")
+    assert relation(found) == "unknown" and reasons(found) == ""
+
+
+def test_data_is_compared_by_units_and_by_text(place, copied):
+    assert relation(began(place, "init=run", f"init.run={copied}", text="other")) == "disjoint"
+    assert relation(began(place, "init=run", f"init.run={copied}", text="both")) == "overlapping"
+    # One more word at the end of each line gives every document another name.
+    lines = (place.root / "one.txt").read_text().splitlines()
+    (place.root / "touched.txt").write_text("".join(f"{line} ba\n" for line in lines))
+    assert relation(began(place, "init=run", f"init.run={copied}", text="touched")) == "overlapping"
+
+
+def test_text_that_shares_nothing_but_was_told_apart_otherwise_is_unknown(place, copied):
+    lines = (place.root / "other.txt").read_text().splitlines()
+    (place.root / "many").mkdir(exist_ok=True)
+    for number, line in enumerate(lines):
+        (place.root / "many" / f"{number}.txt").write_text(line)
+    found = began(
+        place, "init=run", f"init.run={copied}", "data.source.document_per=file", f"data.source.paths={place.root}/many", text="other"
+    )
+    assert relation(found) == "unknown" and "cut otherwise" in reasons(found)
+
+
+@pytest.mark.parametrize("how", ["edited", "forged", "lost", "store"])
+def test_data_whose_manifest_cannot_be_believed_is_shared(place, parent, tmp_path, how):
+    copied = shutil.copytree(parent, tmp_path / "run")
+    (path,) = (copied / "private" / manifests.FOLDER).glob("*.json")
+    if how == "lost":
+        path.unlink()
+    elif how == "store":
+        rewritten(path, lambda held: held.update(store=str(tmp_path)))
+    else:
+        other = prepare(place.declared(text="both").data, place.declared().privacy)
+        rewritten(path, lambda held: held["manifest"]["files"].update(other.manifest.files))
+    if how == "forged":
+        # The manifest of other data, whole, under the name of the one that the ledger knows.
+        rewritten(path, lambda held: held.update(json.loads((_kept(other, tmp_path)).read_text())))
+    experiment = place.declared("init=run", f"init.run={copied}", text="other")
+    if how == "lost":
+        with pytest.raises(Refused, match="did not record its vocabulary"):
+            rewritten(copied / "release" / "privacy.json", lambda document: document.pop("vocabulary"))
+            began(place, "init=run", f"init.run={copied}", text="other")
+        return
+    found = began(place, "init=run", f"init.run={copied}", text="other")
+    assert experiment.init.kind == "run" and relation(found) == "unknown"
+
+
+def _kept(store: Any, private: Path) -> Path:
+    manifests.keep(private, store)
+    return private / manifests.FOLDER / f"{store.manifest.checksum}.json"
+
+
+def test_a_shorter_ledger_is_refused(place, copied):
+    path = copied / "private" / "ledger"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    with pytest.raises(Refused, match="private/ledger, beside release"):
+        began(place, "init=run", f"init.run={copied}")
+
+
+def test_a_lost_ledger_is_refused(place, copied):
+    (copied / "private" / "ledger").unlink()
+    with pytest.raises(Refused, match="private/ledger.*is not there"):
+        began(place, "init=run", f"init.run={copied}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document["ledger"].update(runs=[]),
+        lambda document: document["ledger"]["runs"][0].update(steps=[[0, 1]]),
+        lambda document: document["ledger"]["runs"][0].update(noise_multiplier=20.0),
+        lambda document: document.pop("init"),
+    ],
+    ids=["deleted", "shortened", "more noise", "no origins"],
+)
+def test_a_statement_that_was_edited_is_not_that_of_the_weights(place, handed, change):
+    rewritten(handed / "privacy.json", change)
+    with pytest.raises(Refused, match="not the statement these weights were released with"):
+        began(place, "init=run", f"init.run={handed}")
+
+
+def test_a_handed_config_that_was_edited_is_not_that_of_the_weights(place, handed):
+    path = handed / "config.yaml"
+    path.write_text(path.read_text().replace("short_sequence_rate: 0.1", "short_sequence_rate: 0.2"))
+    with pytest.raises(Refused, match="not the config these weights were trained with"):
+        began(place, "init=run", f"init.run={handed}")
+
+
+def test_weights_without_a_seal_or_a_statement(place, handed):
+    rewritten(handed / PARAMS / "_CHECKPOINT_METADATA", lambda held: held["custom_metadata"].pop("statement"))
+    assert "did not seal statements" in reasons(began(place, "init=run", f"init.run={handed}"))
+    (handed / "privacy.json").unlink()
+    with pytest.raises(Refused, match="weights without their statement"):
+        began(place, "init=run", f"init.run={handed}")
+
+
+def test_weights_that_were_exchanged_are_found(place, parent, handed, tmp_path):
+    state = handed / PARAMS / "state"
+    shutil.rmtree(state)
+    from dpx.training.checkpoint import export
+
+    moved = {path: leaf + 1 for path, leaf in by_path(dpx.load(parent).params).items()}
+    from dpx.init.weights import nested
+
+    export(tmp_path / "other", nested(moved), {})
+    shutil.copytree(tmp_path / "other" / "state", state)
+    with pytest.raises(Refused, match="other weights than were released"):
+        began(place, "init=run", f"init.run={handed}")
+
+
+def test_a_config_that_was_edited_takes_the_guarantee_away(place, copied):
+    path = copied / "release" / "config.yaml"
+    path.write_text(path.read_text().replace("noise_multiplier: 2.0", "noise_multiplier: 3.0"))
+    assert "not the config that its ledger began with" in reasons(began(place, "init=run", f"init.run={copied}"))
+
+
+@pytest.fixture(scope="module")
+def plain(place) -> Path:
+    return place.train("plain", "mechanism=none")
+
+
+@pytest.fixture(scope="module")
+def seeded(place) -> Path:
+    return place.train("seeded", "seed=1")
+
+
+@pytest.mark.parametrize("name", ["plain", "seeded"])
+def test_a_parent_without_a_guarantee_leaves_none_but_on_other_text(request, place, name, tmp_path):
+    path, why = request.getfixturevalue(name), {"plain": "mechanism=none", "seeded": "fixed_seed"}[name]
+    assert why in reasons(began(place, "init=run", f"init.run={path}"))
+    assert reasons(began(place, "init=run", f"init.run={path}", text="other")) == ""
+    handed = shutil.copytree(path / "release", tmp_path / "handed")
+    assert why in reasons(began(place, "init=run", f"init.run={handed}", text="other"))
+    # What a person edits in the statement of a whole folder is found again from its other parts.
+    copied = shutil.copytree(path, tmp_path / "copied")
+    rewritten(copied / "release" / "privacy.json", lambda document: document.update(guarantee="dp", reasons=[]))
+    assert why in reasons(began(place, "init=run", f"init.run={copied}"))
+
+
+def test_another_unit_is_not_protected(place, parent):
+    found = began(place, "init=run", f"init.run={parent}", "privacy.unit=document")
+    assert "is not what this run protects" in reasons(found)
+    assert "cut otherwise" in reasons(began(place, "init=run", f"init.run={parent}", "data.short_sequence_rate=0.3"))
+
+
+def test_another_relation_is_refused(place, parent):
+    with pytest.raises(Refused, match="privacy.adjacency=replace_one: .*Use privacy.adjacency=zero_out"):
+        began(place, "init=run", f"init.run={parent}", "privacy.adjacency=replace_one", "accountant=pld")
+
+
+def test_a_vocabulary_is_the_parents_and_was_not_learnt_from_what_is_protected(place, parent, tmp_path):
+    with pytest.raises(Refused, match="another vocabulary"):
+        began(place, "init=run", f"init.run={parent}", "data.vocabulary.path=null", text="other")
+    fitted = place.train("fitted", "data.vocabulary.path=null")
+    (held,) = (fitted / "private" / manifests.FOLDER).glob("*.json")
+    learnt = Path(json.loads(held.read_text())["store"]) / "vocabulary.txt"
+    again = ("init=run", f"data.vocabulary.path={learnt}")
+    assert reasons(began(place, *again, f"init.run={fitted}", text="other")) == ""
+    # With another salt documents of its public split are protected here.
+    assert "the vocabulary was learnt" in reasons(began(place, *again, f"init.run={fitted}", "data.split_salt=other"))
+    handed = shutil.copytree(fitted / "release", tmp_path / "handed")
+    assert "the vocabulary was learnt" in reasons(began(place, *again, f"init.run={handed}", text="other"))
+
+
+def saved(path: Path, leaves: dict[str, np.ndarray]) -> Path:
+    np.savez(path, **leaves)
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights(parent) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {path: draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in by_path(dpx.load(parent).params).items()}
+
+
+def test_a_file_is_public_by_the_users_word_alone(place, weights, tmp_path):
+    file = saved(tmp_path / "bert.npz", weights)
+    found = began(place, "init=file", f"init.file={file}")
+    assert "unknown provenance" in reasons(found) and checksum(weights) in reasons(found)
+    found = began(place, "init=file", f"init.file={file}", "init.provenance=public")
+    assert reasons(found) == "" and all(np.array_equal(leaf, weights[path]) for path, leaf in by_path(found.parameters).items())
+    with pytest.raises(Refused, match="init.provenance=mine"):
+        place.declared("init=file", f"init.file={file}", "init.provenance=mine")
+
+
+def test_a_run_from_a_public_file_says_whose_word_that_is(place, weights, tmp_path):
+    file = saved(tmp_path / "bert.npz", weights)
+    path = place.train("of_a_file", "init=file", f"init.file={file}", "init.provenance=public")
+    stated = statement(path)
+    (origin,) = stated["init"]["origins"]
+    assert stated["guarantee"] == "dp" and origin["identity"] == checksum(weights) and "the user's word" in origin["word"]
+    assert any("the user's word" in line and checksum(weights) in line for line in stated["assumptions"])
+    # Whoever goes on from there inherits the word, and what the file's name was.
+    further = began(place, "init=run", f"init.run={path}")
+    assert [one.kind for one in further.origins] == ["run", "file"] and further.origins[1].provenance == "public"
+
+
+def test_released_weights_are_not_public_in_another_file(place, parent, weights, tmp_path):
+    public = ("init=file", "init.provenance=public")
+    for released in (parent, parent / "release", parent / "release" / "params"):
+        with pytest.raises(Refused, match="weights that a run of dpx released.*init=run"):
+            began(place, *public, f"init.file={released}")
+    whole = by_path(dpx.load(parent).params)
+    with pytest.raises(Refused, match="what the run parent released.*init=run"):
+        began(place, *public, f"init.file={saved(tmp_path / 'whole.npz', whole)}")
+    one = weights | {"embeddings/word": whole["embeddings/word"]}
+    with pytest.raises(Refused, match="what the run parent released as embeddings/word"):
+        began(place, *public, f"init.file={saved(tmp_path / 'one.npz', one)}")
+
+
+def _without_first(leaves):
+    return {path: leaf for path, leaf in leaves.items() if path != "embeddings/norm/bias"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_without_first, "lacks embeddings/norm/bias"),
+        (lambda leaves: leaves | {"embeddings/other": np.zeros(3, np.float32)}, "holds embeddings/other"),
+        (lambda leaves: leaves | {"embeddings/word": np.zeros((3, 4), np.float32)}, r"embeddings/word of shape \(3, 4\)"),
+        (lambda leaves: leaves | {"mlm/norm/bias": leaves["mlm/norm/bias"].astype(np.float64)}, "mlm/norm/bias as float64"),
+        (lambda leaves: leaves | {"mlm/norm/bias": leaves["mlm/norm/bias"] * np.nan}, "mlm/norm/bias that are not finite"),
+        (lambda leaves: leaves | {"mlm/norm/bias": np.array([print] * 3, object)}, "mlm/norm/bias of shape"),
+    ],
+)
+def test_a_file_that_does_not_fit_names_the_first_parameter(place, weights, tmp_path, change, said):
+    file = saved(tmp_path / "bert.npz", change(weights))
+    with pytest.raises(Refused, match=said):
+        began(place, "init=file", f"init.file={file}")
+
+
+def test_a_file_that_is_cut_short_or_no_file(place, weights, tmp_path):
+    file = saved(tmp_path / "bert.npz", weights)
+    file.write_bytes(file.read_bytes()[:-900])
+    for named, said in ((file, "cut short"), (tmp_path / "none.npz", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(Refused, match=f"init.file=.*{said}"):
+            began(place, "init=file", f"init.file={named}")
+
+
+def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refused, match="init.run=nowhere: no such run"):
+        began(place, "init=run", "init.run=nowhere")
+    with pytest.raises(Refused, match="holds no run"):
+        began(place, "init=run", "init.run=empty")
+    with pytest.raises(Refused, match="init.run=.*layers/down/kernel of shape"):
+        began(place, "init=run", f"init.run={parent}", "model.feed_forward=32")
+    with pytest.raises(Refused, match="model.heads=1: .*model with 2"):
+        began(place, "init=run", f"init.run={parent}", "model.heads=1")
+    with pytest.raises(Refused, match="init.step=1: .*no checkpoints"):
+        began(place, "init=run", f"init.run={handed}", "init.step=1")
+    with RunFolder(copied).claimed(), pytest.raises(Refused, match="another process is training"):
+        began(place, "init=run", f"init.run={copied}")
+    (damaged,) = [path for path in (handed / PARAMS / "state" / "d").iterdir()][:1]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(Refused, match="cut short or damaged"):
+        began(place, "init=run", f"init.run={handed}")
+
+
+def test_charges_that_no_accountant_composes_are_refused(place, parent):
+    (origin,) = began(place, "init=run", f"init.run={parent}").origins
+    discrete = dataclasses.replace(origin, runs=[run | {"noise": "discrete_gaussian"} for run in origin.runs])
+    experiment = place.declared("accountant=pld")
+    calibrated = calibrate(experiment, 100)
+    require_bound(experiment, calibrated, [origin])
+    with pytest.raises(Refused, match="mechanism=discrete_gaussian.*accountant=pld"):
+        require_bound(experiment, calibrated, [discrete])
+
+
+def test_a_plan_and_an_explanation_say_what_both_cost(place, parent):
+    experiment = place.declared("init=run", f"init.run={parent}")
+    found, alone = plan(experiment), plan(place.declared())
+    assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
+    assert found["guarantee"] == "dp" and found["init"]["origins"][0]["relation"] == "same"
+    begins_from = planned(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy))
+    words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
+    assert "does not begin from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
+
+
+def test_a_fork_of_a_seeded_run_has_no_guarantee_without_the_seed(place, seeded):
+    path = place.train("unseeded", fork=f"{seeded}@1")
+    assert statement(path)["guarantee"] == "none" and any("fixed_seed" in reason for reason in statement(path)["reasons"])
+
+
+def test_a_trial_of_a_search_leaves_none(place, copied):
+    path = copied / "release" / "privacy.json"
+    rewritten(path, lambda document: document.update(tuning={"charge": "uncharged"}))
+    assert "one trial of a search" in reasons(began(place, "init=run", f"init.run={copied}"))
+
+
+def test_a_charged_search_begins_from_random_parameters(place, parent):
+    from dpx.tuning.rules import check_init
+
+    cfg = place.composed("tune=search", "tune.charge=composition", "init=run", f"init.run={parent}")
+    experiment, _ = config.build(cfg)
+    assert experiment.tune is not None
+    with pytest.raises(Refused, match="init=run with tune.charge=composition"):
+        check_init(experiment.init, experiment.tune)
