@@ -54,7 +54,7 @@ def test_your_text_from_a_file_to_weights(folder):
         few = FEW_CANARIES if "audit=canaries" in command else ()
         lines.append([*command[3:], *(() if of_a_run else QUICK), *few])
     *said, last = answers([(folder, line) for line in lines], code)
-    assert all(answer.returncode == 0 for answer in said), said
+    assert [answer.stderr for answer in said if answer.returncode] == []
     by_line = {" ".join(line): answer.stdout for line, answer in zip(lines, said, strict=True)}
     plan = next(text for line, text in by_line.items() if "unit_field" in line and "job=plan" in line)
     assert "epsilon" in plan and "noise" in plan
