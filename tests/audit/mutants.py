@@ -191,8 +191,8 @@ MUTANTS = (
     Mutant(
         "surplus rows dropped after the first chunk",
         LOOP,
-        "range(0, len(indices), capacity)",
-        "range(0, min(len(indices), capacity), capacity)",
+        "range(0, len(places), capacity)",
+        "range(0, min(len(places), capacity), capacity)",
         "tests/training/test_loop.py::test_no_drawn_row_is_left_out",
     ),
     Mutant(
@@ -276,8 +276,8 @@ MUTANTS = (
     Mutant(
         "rows of a unit beyond its first left out",
         "dpx/data/store.py",
-        "is_padding_nR = row_nR >= end_n[:, None]",
-        "is_padding_nR = row_nR >= first_n[:, None] + 1",
+        "return row_nR, row_nR >= end_n[:, None]",
+        "return row_nR, row_nR >= first_n[:, None] + 1",
         "tests/data/test_store.py::test_units_are_found_with_all_their_rows",
     ),
     Mutant(
@@ -386,8 +386,8 @@ MUTANTS = (
     Mutant(
         "a refuted run keeps its guarantee",
         "dpx/privacy/statement.py",
-        "reasons_against(experiment, manifest) + chosen_late(entered) + refuted(verdict)",
-        "reasons_against(experiment, manifest) + chosen_late(entered)",
+        "        + refuted(verdict)\n",
+        "",
         "tests/audit/test_canaries.py::test_a_broken_mechanism_fails_its_own_run",
     ),
     Mutant(

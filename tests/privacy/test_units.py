@@ -19,6 +19,7 @@ class Manifest:
     rows = {"protected": 4_000}
     units = {"protected": N}
     vocabulary_source = "public_split"
+    vocabulary_checksum = ""
 
 
 @pytest.fixture
