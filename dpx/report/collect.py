@@ -59,8 +59,8 @@ def merged(kept: Iterable[Row], found: Iterable[Row]) -> tuple[list[Row], list[s
 
 
 def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """Why a run does not stand on the page, by (experiment, run): no point of its recipe as it stands, or another corpus than the
-    latest run's. Which corpus it is a recipe leaves open; runs that are compared share one."""
+    """Why a run does not stand on the page, by (experiment, run): no point of its recipe as it stands, or another corpus than that of
+    the recipe's latest run. Which corpus it is a recipe leaves open; runs that are compared share one."""
     knobs: dict[tuple[str, str], dict[str, str]] = {}
     facts: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
@@ -71,10 +71,10 @@ def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
     reasons = {key: _stray(config, wanted[key[0]]) for key, config in knobs.items()}
     points = [key for key, reason in reasons.items() if not reason]
     corpora = {key: facts.get(key, {}).get("corpus", "unknown") for key in points}
-    latest = max(points, key=lambda key: facts.get(key, {}).get("at", ""), default=None)
-    others = {
-        key: f"trained on {corpus}, not on {corpora[latest]}" for key, corpus in corpora.items() if latest and corpus != corpora[latest]
-    }
+    # Later runs come later here, so that each recipe ends with its latest.
+    latest = {key[0]: key for key in sorted(points, key=lambda key: facts.get(key, {}).get("at", ""))}
+    wanted_text = {experiment: corpora[key] for experiment, key in latest.items()}
+    others = {key: f"trained on {text}, not on {wanted_text[key[0]]}" for key, text in corpora.items() if text != wanted_text[key[0]]}
     return {key: reason for key, reason in (reasons | others).items() if reason}
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from dpx.report import shape
-from dpx.report.anil2021.sweeps import accuracies, by, laptop
+from dpx.report.anil2021.sweeps import accuracies, by, laptop, on_the_text_of
 from dpx.report.rows import Run
 from dpx.report.shape import Part, Verdict
 
@@ -53,7 +53,7 @@ def largest_batch(runs: Sequence[Run]) -> Verdict:
     """A8: its own runs, and those of the sweep at the same settings."""
     claim = "highest accuracy of the batch sweep"
     groups = by(laptop(runs, "anil_batch_sweep"), SIZE)
-    own = laptop(runs, "anil_2m_batch")
+    own = on_the_text_of([run for group in groups.values() for run in group], laptop(runs, "anil_2m_batch"))
     if groups:
         own = own + groups.pop(max(groups))
     if not own or not groups:

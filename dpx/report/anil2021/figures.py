@@ -127,7 +127,8 @@ def _batch_sweep(runs: Sequence[Run], published: Sequence[Published]) -> list[Fi
             _grouped(left, groups, batches.SNR, "batch")
             left.set(ylabel="gradient-SNR", yscale="log", title=LAPTOP)
             _grouped(right, groups, sweeps.ACCURACY, "batch", 100)
-            plain = sweeps.laptop(runs, "anil_nonprivate_baseline")
+            swept = [run for group in groups.values() for run in group]
+            plain = sweeps.on_the_text_of(swept, sweeps.laptop(runs, "anil_nonprivate_baseline"))
             if plain:
                 right.axhline(100 * statistics.fmean(sweeps.accuracies(plain)), color=drawing.SOFT, linewidth=1.2, linestyle=":")
                 right.set_title("dotted: without privacy")
