@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from dpx import config, recipes
-from dpx.benchmark.sums import microbatch_sum
+from dpx.benchmark import sums
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.synthetic_rows import synthetic_rows
@@ -26,7 +26,9 @@ subject = objective(experiment.model, experiment.task, 1024, Special(0, 1, 2, 3,
 rows = synthetic_rows(experiment.task, 32, experiment.data.sequence_length, 1024)
 key = np.zeros(2, np.uint32)
 shapes = jax.eval_shape(subject.init, key), jax.eval_shape(subject.batch, key, rows)
-compiled = jax.jit(microbatch_sum(subject, experiment.clip, "book_keeping", 32)).lower(*shapes).compile()
+# Earlier revisions have it by another name.
+summed = getattr(sums, "variant_sum", None) or sums.microbatch_sum
+compiled = jax.jit(summed(subject, experiment.clip, "book_keeping", 32)).lower(*shapes).compile()
 cost = compiled.cost_analysis()
 facts = {"products": compiled.as_text().count(" dot("), "FLOPs": cost["flops"], "bytes": cost["bytes accessed"]}
 print(json.dumps(facts | {"temporaries": compiled.memory_analysis().temp_size_in_bytes}))
