@@ -63,10 +63,16 @@ class Mesh:
         return jax.sharding.Mesh(np.asarray(found[: self.devices]).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))
 
 
+THREADS_PER_DEVICE = 4
+
+
 def simulate_devices(mesh: Mesh, devices: int | None) -> None:
     """Tells jax, which must not have started, how many devices to make of one CPU; `None` leaves it as it is."""
     if devices is None:
         return
+    # A simulated device may wait for others in several collectives at once, each on a thread. XLA makes one thread per device, so all can
+    # be waiting while the operation that they wait for has none, and XLA ends the process after 40 seconds.
+    os.environ.setdefault("PJRT_NPROC", str(THREADS_PER_DEVICE * devices))
     flag = f"--xla_force_host_platform_device_count={devices}"
     flags = os.environ.get("XLA_FLAGS", "").split()
     if flag in flags:

@@ -15,7 +15,8 @@ def environment(**more: str) -> dict[str, str]:
     """Of this process, less the simulated devices, with `more`."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
     path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
-    return os.environ | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": path} | more
+    inherited = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+    return inherited | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": path} | more
 
 
 class Answer(NamedTuple):

@@ -89,15 +89,15 @@ def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
     assert list(tmp_path.glob("outputs/anil_2m_batch-*/release/plan.json"))
 
 
-def test_a_mesh_names_its_simulated_devices_before_jax_starts(tmp_path: Path) -> None:
+def test_a_mesh_names_its_simulated_devices_and_their_threads_before_jax_starts(tmp_path: Path) -> None:
     program = (
-        "from dpx import config, recipes; from dpx.mesh import simulate_devices; "
+        "import os; from dpx import config, recipes; from dpx.mesh import simulate_devices; "
         "mesh = config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh; "
-        "simulate_devices(mesh, mesh.simulated_devices); import jax; print(len(jax.devices()))"
+        "simulate_devices(mesh, mesh.simulated_devices); import jax; print(len(jax.devices()), os.environ['PJRT_NPROC'])"
     )
     three = environment(XLA_FLAGS="--xla_force_host_platform_device_count=3")
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=three, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "8", done.stderr
+    assert done.stdout.strip() == "8 32", done.stderr
 
 
 def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(answered) -> None:
