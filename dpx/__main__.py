@@ -15,10 +15,12 @@ os.environ["HYDRA_FULL_ERROR"] = "1"
 try:
     import hydra
 
-    from dpx import config, interruption, search_path, sweep
-    from dpx.command_line import as_refused
+    from dpx import config, interruption, packages
+    from dpx.config import search_path
+    from dpx.config.command_line import as_refused
     from dpx.console import closed_pipe, wide
-    from dpx.launch import Launcher
+    from dpx.launch import resolvers, sweep
+    from dpx.launch.launcher import Launcher
 except ModuleNotFoundError as missing:
     # A checkout that was never installed, by an interpreter that has none of what it needs.
     line = f"{missing.name}: is not installed for {sys.executable}. In the checkout run pip install -c requirements.lock -e ."
@@ -33,6 +35,7 @@ def main() -> None:
     # A log that cannot be written (a full disk) must not bury the one line below.
     logging.raiseExceptions = False
     config.register_resolvers()
+    resolvers.register_resolvers()
     search_path.register()
     launcher = Launcher()
 
@@ -40,7 +43,7 @@ def main() -> None:
         return launcher(cfg)
 
     parts = (
-        hydra.main(config_path=str(config.conf_directory()), config_name="config", version_base="1.3")(run),
+        hydra.main(config_path=str(packages.conf_directory()), config_name="config", version_base="1.3")(run),
         lambda: _show_sweep(launcher),
         sys.stdout.flush,
     )

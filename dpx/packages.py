@@ -13,7 +13,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import dpx
 from dpx.declaration import Refused
 
 GROUP = "dpx.packages"
@@ -43,7 +42,7 @@ class Package:
 
 def conf_directory() -> Path:
     """The folder of config.yaml: inside an installed wheel, or beside the package in a checkout."""
-    package = Path(dpx.__file__).resolve().parent
+    package = Path(__file__).resolve().parent
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate

@@ -5,7 +5,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 
 
 @cache

@@ -7,10 +7,10 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from dpx import recipes
-from dpx.command_line import as_refused
+from dpx.config import recipes
+from dpx.config.command_line import as_refused
 from dpx.declaration import Refused
-from dpx.launch import _check_noise
+from dpx.launch.launcher import _check_noise
 
 
 @pytest.mark.parametrize(

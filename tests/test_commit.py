@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx import commit
+from dpx.launch import commit
 
 
 def test_hash_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config, recipes
+from dpx import config, packages
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 
@@ -34,7 +35,7 @@ def _given(option: str) -> list[str]:
 
 
 def _options() -> list[str]:
-    conf = config.conf_directory()
+    conf = packages.conf_directory()
     found = (path.relative_to(conf).with_suffix("") for path in conf.glob("*/*.yaml"))
     return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "paper"))
 

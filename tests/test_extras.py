@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from dpx import extras, recipes
-from dpx.command_line import as_refused
+from dpx import extras
+from dpx.config import recipes
+from dpx.config.command_line import as_refused
 from dpx.data.declarations import Hub
 from dpx.data.hub import HubSource
 from dpx.declaration import Refused

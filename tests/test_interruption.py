@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
-from dpx.sweep import Status
 from tests.processes import environment
 
 STEPS = 400

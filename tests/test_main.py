@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpx import recipes
-from dpx.sweep import Status
+from dpx.config import recipes
+from dpx.launch.sweep import Status
 from tests.processes import Answer, answers, environment
 
 
@@ -91,7 +91,7 @@ def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
 
 def test_a_mesh_names_its_simulated_devices_and_their_threads_before_jax_starts(tmp_path: Path) -> None:
     program = (
-        "import os; from dpx import config, recipes; from dpx.mesh import simulate_devices; "
+        "import os; from dpx import config; from dpx.config import recipes; from dpx.mesh import simulate_devices; "
         "mesh = config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh; "
         "simulate_devices(mesh, mesh.simulated_devices); import jax; print(len(jax.devices()), os.environ['PJRT_NPROC'])"
     )

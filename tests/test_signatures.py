@@ -10,7 +10,7 @@ import dpx
 PACKAGE = Path(dpx.__file__).parent
 LIMIT = 40
 # Where the whole experiment is the subject: jobs, launching, configs, the claim.
-ITS_ROOMS = ("job/", "launch.py", "sweep.py", "config.py", "privacy/calibration.py", "privacy/statement.py")
+ITS_ROOMS = ("job/", "launch/", "config/", "claim/calibration.py", "claim/statement.py")
 # What stands for it: the class, and the part of it that a mechanism's proof may read.
 TYPES = ("Experiment", "Declared")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpx.sweep import Outcome, show
+from dpx.launch.sweep import Outcome, show
 
 
 def _shown(*outcomes: Outcome) -> str:

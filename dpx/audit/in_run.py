@@ -12,10 +12,10 @@ from dpx.audit import scores
 from dpx.audit.canaries import Planted, WithCanaries
 from dpx.audit.declarations import Canaries
 from dpx.audit.verdict import judge
+from dpx.claim.statement import Spent
 from dpx.privacy import events, ledger
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.statement import Spent
 from dpx.randomness import RootSecret
 from dpx.run_folder import write_json
 

@@ -20,14 +20,14 @@ from dpx.benchmark.exactness import Exactness
 from dpx.benchmark.matrix_rate import matrix_rate
 from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, left_out, vocabulary_size
 from dpx.benchmark.sums import variant_sum
+from dpx.cost.collectives import collectives
+from dpx.cost.traced import compiled_temporaries, matmul_flops
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
-from dpx.training.collectives import collectives
-from dpx.training.cost import compiled_temporaries, matmul_flops
 from dpx.training.microbatch import CANDIDATES, Workload, choose
 from dpx.training.step import Step, make_step
 from dpx.training.synthetic_rows import synthetic_rows

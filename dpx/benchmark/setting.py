@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpx.cost.flops import training_matmul_flops
 from dpx.data.declarations import Data
 from dpx.experiment import Experiment
-from dpx.models.flops import training_matmul_flops
 from dpx.models.shape import AnyModel
 from dpx.task.declarations import Task
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from dpx.benchmark.sums import variant_sum
+from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.mechanism.declarations import Flat
 from dpx.task import mlm
 from dpx.task.declarations import MaskedLanguageModel
-from dpx.training.cost import matmul_flops, temporary_bytes
 
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 

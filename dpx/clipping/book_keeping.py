@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import forms, groups, joint
-from dpx.clipping.clipped_sum import ClippedSum, zero_unless
 from dpx.clipping.joint import Norms
 from dpx.clipping.passes import by_leaf
 from dpx.clipping.probes import leaf_names
 from dpx.clipping.program import Program, zero_sums
+from dpx.clipping.result import ClippedSum, zero_unless
 from dpx.clipping.sites import Site
 from dpx.clipping.units import Units
 from dpx.parameter_path import path_name

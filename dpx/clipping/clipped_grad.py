@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from dpx.clipping import clipped_sum as sums
 from dpx.clipping import reach
-from dpx.clipping.clipped_sum import ClippedSum
 from dpx.clipping.example_loss import Reader, Route, Tracer
 from dpx.clipping.frozen import bound
+from dpx.clipping.methods import sum_by
 from dpx.clipping.probes import Session, is_probed, session_of, shapes_of
 from dpx.clipping.program import Program, traced, with_counts
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, batch_size
 from dpx.clipping.weights import Weights
 from dpx.declaration import Refused, require
 
@@ -42,7 +42,7 @@ def clipped_grad(
     frozen: Any = None,
     is_padding_B: Bool[Array, " B"] | None = None,
     method: str = "book_keeping",
-    kept_bytes: int = sums.KEPT_BYTES,
+    kept_bytes: int = KEPT_BYTES,
     rows_per_unit: int = 1,
     strict: bool = False,
     explain: bool = False,
@@ -56,7 +56,7 @@ def clipped_grad(
     Raises `Refused` for a loss that is not one floating number, parameters that are not floating, and copies where `strict`; with
     `frozen` (which may be empty) also for a parameter that is in both trees, or that no path from the loss reaches.
     """
-    examples = sums.batch_size(batch)
+    examples = batch_size(batch)
     if frozen is not None:
         reach.check(loss, params, frozen, jax.tree.map(lambda leaf: leaf[0], batch))
     loss = bound(loss, frozen)
@@ -72,9 +72,9 @@ def clipped_grad(
     if explain:
         options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
         return _taken(traced(losses, params, batch, options, examples), readers, routes)
-    options = {"is_padding_B": is_padding_B, "method": method, "kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
+    options = {"is_padding_B": is_padding_B, "kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
     try:
-        return sums.clipped_sum(losses, params, batch, weights=weights, checked=False, **options)
+        return sum_by(method, losses, params, batch, weights=weights, checked=False, **options)
     except NotImplementedError as error:
         reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
         raise Refused("the loss", reason, "Use functions that jax.vmap has a rule for") from error
@@ -136,7 +136,7 @@ def _mapped(loss: Any, one: _One, paths: list[str], copied: frozenset[str], shar
             found = tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *jax.tree.leaves(example)])
             return jax.tree.unflatten(one.outputs, [tracer.plain(value, "return") for value in found])
 
-        return jax.vmap(of_one)(batch, jnp.zeros(sums.batch_size(batch)))
+        return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
 
     return losses
 

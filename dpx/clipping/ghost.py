@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from dpx.clipping import groups, joint
 from dpx.clipping.book_keeping import is_finite
-from dpx.clipping.clipped_sum import ClippedSum, zero_unless
 from dpx.clipping.joint import Norms
 from dpx.clipping.passes import Pass
 from dpx.clipping.program import Program, zero_sums
+from dpx.clipping.result import ClippedSum, zero_unless
 from dpx.clipping.sites import Site
 from dpx.clipping.units import Units
 

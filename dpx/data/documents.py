@@ -6,12 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from dpx import packages
-from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
-from dpx.data.declarations import Source as Declared
-from dpx.data.protocol import PackageSource
-from dpx.declaration import Refused
-
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -60,49 +54,3 @@ class Source(Protocol):
     def documents(self) -> Iterator[Document] | Iterator[Example]: ...
 
     def fingerprint(self) -> str: ...
-
-
-class _OfPackage:
-    """A package's source, as a `Source`: what it gives depends on its version too."""
-
-    def __init__(self, declared: PackageSource):
-        self._kind, self._source = type(declared), declared.open()
-
-    def documents(self) -> Iterator[Document] | Iterator[Example]:
-        return self._source.documents()
-
-    def fingerprint(self) -> str:
-        kind = self._kind
-        version = packages.version_of(kind.__module__.partition(".")[0])
-        return f"{kind.__module__}.{kind.__qualname__} {version} {self._source.fingerprint()}"
-
-
-def open_source(declared: Declared) -> Source:
-    """The reader of a declared source."""
-    match declared:
-        case Embedded():
-            from dpx.data.embedded import EmbeddedSource
-
-            return EmbeddedSource()
-        case TextFiles():
-            from dpx.data.text_files import TextFilesSource
-
-            return TextFilesSource(declared)
-        case Synthetic():
-            from dpx.data.synthetic import SyntheticSource
-
-            return SyntheticSource(declared)
-        case SyntheticLabels():
-            from dpx.data.synthetic_labels import SyntheticLabelsSource
-
-            return SyntheticLabelsSource(declared)
-        case Hub():
-            from dpx.data.hub import HubSource
-
-            return HubSource(declared)
-        case PackageSource():
-            return _OfPackage(declared)
-        case RandomRows():
-            raise Refused(
-                "data.source.kind=random", "random rows hold nothing to train on", "Use job=benchmark or job=plan, or another data"
-            )

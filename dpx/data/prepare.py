@@ -20,10 +20,11 @@ from typing import Any
 
 from dpx.console import stage
 from dpx.data.declarations import Data
-from dpx.data.documents import Source, open_source
+from dpx.data.documents import Source
 from dpx.data.keyed import SPLITS, KeyedHash, Split
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
+from dpx.data.sources import open_source
 from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
 from dpx.data.vocabulary import SpecialIds, fit, read, special_ids
 from dpx.data.writer import HashedFile, SplitWriter

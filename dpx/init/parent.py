@@ -1,7 +1,7 @@
 """The run that another one starts from: what it declared, what it was charged, and where its weights lie. No jax.
 
 Its own folder is held against its ledger, as every job does. A copy of `release/` has no ledger: its statement must be the one its weights
-were released with (`dpx.agreement.seal`), and nothing is known of its data.
+were released with (`dpx.claim.agreement.seal`), and nothing is known of its data.
 """
 
 import dataclasses
@@ -11,7 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import agreement, config, rests_on
+from dpx import config
+from dpx.claim import agreement, rests_on, statement
 from dpx.data import manifests
 from dpx.data.declarations import Data
 from dpx.declaration import Refused, require
@@ -20,7 +21,7 @@ from dpx.init.declarations import FromRun
 from dpx.init.weights import PARAMS, Shapes, facts_beside
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
-from dpx.privacy import ledger, statement
+from dpx.privacy import ledger
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, of_released, unit_definition

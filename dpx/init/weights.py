@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.agreement import METADATA
+from dpx.claim.agreement import METADATA
 from dpx.declaration import Refused, require
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpx import rests_on
-from dpx.analysis.picture import Lines, Picture
-from dpx.analysis.table import Table
+from dpx.claim import rests_on
 from dpx.console import wide
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.picture import Lines, Picture
 from dpx.report import pictures
 from dpx.report.text_plot import text_plot
 from dpx.run_folder import RunFolder, write_json
+from dpx.table import Table
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
@@ -95,7 +95,7 @@ class Source(NamedTuple):
 
 def read(path: Path) -> Source:
     """Charged steps of a run folder, a ledger file or a statement; raises `Refused` where there are none, or where a folder disagrees."""
-    from dpx import agreement
+    from dpx.claim import agreement
     from dpx.privacy.ledger import Ledger
     from dpx.privacy.origins import charged_in
 

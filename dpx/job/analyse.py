@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from dpx.analysis.table import Table
 from dpx.console import wide
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.report import pictures
 from dpx.run_folder import RunFolder, write_json
+from dpx.table import Table
 
 
 @declaration
@@ -15,7 +15,7 @@ class Analyse:
     """Calls `analysis()`, a declaration of all it reads that returns tables; writes `release/analysis.json` and a CSV of each.
 
     An analysis may have `inputs() -> list[Path]`, what it reads and somebody else has to have made, and
-    `pictures() -> list[dpx.analysis.picture.Picture]`, drawn beside the tables where matplotlib (extra `plots`) is installed.
+    `pictures() -> list[dpx.picture.Picture]`, drawn beside the tables where matplotlib (extra `plots`) is installed.
     """
 
     analysis: Any = None

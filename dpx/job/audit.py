@@ -93,7 +93,7 @@ def _summary(scores_M: Any, is_in_M: Any) -> dict[str, float]:
 
 def show(document: dict[str, Any]) -> None:
     """Every bound of a verdict beside its claim."""
-    from dpx.analysis.table import Table
+    from dpx.table import Table
 
     columns = ("score", "estimator", "guesses", "correct", "delta", "error", "epsilon", "claim", "refutes")
     listed = [document["primary"], *document["others"], *document["without_guarantee"]]

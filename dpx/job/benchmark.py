@@ -94,7 +94,7 @@ class Benchmark:
 
     def settings(self, experiment: Experiment, began: float = 0.0) -> Iterator[tuple[str, Setting]]:
         """The processes: the module that makes the programs of each, and what it is to measure. `began`: the monotonic clock's."""
-        from dpx import recipes
+        from dpx.config import recipes
 
         require(
             experiment.mechanism.name == "dp_sgd",

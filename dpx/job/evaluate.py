@@ -19,7 +19,7 @@ class Evaluate:
         require(began, "run", "no run is named that could be evaluated", "Add run=<folder>")
         params_path = folder.release / "params"
         require(params_path.exists(), f"run={folder.path}", "holds no released parameters", "Let it train to its end, or name another run")
-        from dpx import agreement
+        from dpx.claim import agreement
         from dpx.training.evaluation import of_released
 
         is_checked = agreement.check(folder.path) is not None

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx import rests_on
-from dpx.analysis.table import Table
+from dpx.claim import rests_on
 from dpx.console import wide
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
 from dpx.run_folder import RunFolder, write_json
+from dpx.table import Table
 
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
 
@@ -33,7 +33,7 @@ class Explain:
     size: int | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        from dpx import agreement
+        from dpx.claim import agreement
 
         stated, is_checked = _statement(folder.path), agreement.check(folder.path) is not None
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None)
@@ -81,8 +81,8 @@ def public_size(experiment: Experiment) -> int:
 
 def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, begins_from: Sequence[Any] = ()) -> dict[str, Any]:
     """Words and tables. `stated` is the statement of the run looked at; `None` of one that has not begun, and will from `begins_from`."""
-    from dpx.privacy import statement
-    from dpx.privacy.calibration import calibrate
+    from dpx.claim import statement
+    from dpx.claim.calibration import calibrate
     from dpx.privacy.origins import charged_in
 
     calibrated = calibrate(experiment, size)
@@ -171,7 +171,7 @@ def _lists(document: dict[str, Any]) -> list[str]:
 
 
 def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str, Any]]) -> dict[str, Any]:
-    from dpx.privacy.calibration import accounting_of, planned
+    from dpx.claim.calibration import accounting_of, planned
     from dpx.privacy.ledger import join, until
 
     whole = planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
@@ -185,8 +185,8 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str,
 
 def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:
     """Epsilon with one thing changed; noise is held where it would otherwise be solved for again."""
+    from dpx.claim.calibration import calibrate
     from dpx.mechanism.declarations import Multiplier
-    from dpx.privacy.calibration import calibrate
 
     sigma = calibrate(experiment, size).noise_multiplier
     assert sigma is not None

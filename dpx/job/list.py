@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dpx import config, packages, recipes
-from dpx.command_line import as_refused
+from dpx import config, packages
+from dpx.config import recipes
+from dpx.config.command_line import as_refused
 from dpx.console import wide
 from dpx.declaration import Refused, declaration, require
 from dpx.experiment import Experiment

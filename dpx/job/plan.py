@@ -6,18 +6,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpx import rests_on
+from dpx.claim import rests_on, statement
+from dpx.claim.calibration import Calibrated, calibrate
+from dpx.cost.flops import published_flops, training_matmul_flops
+from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.declaration import Refused, declaration
 from dpx.experiment import Experiment
 from dpx.init.start import planned as planned_start
 from dpx.init.start import receiver_of
 from dpx.job.analyse import inputs
 from dpx.mesh import simulate_devices
-from dpx.models.flops import published_flops, training_matmul_flops
-from dpx.models.memory import Memory, Trains, step_memory
 from dpx.models.shape import count
-from dpx.privacy import ledger, origins, statement
-from dpx.privacy.calibration import Calibrated, calibrate
+from dpx.privacy import ledger, origins
 from dpx.privacy.origins import Origin
 from dpx.run_folder import RunFolder, write_json
 
@@ -81,7 +81,7 @@ def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
 
 def _compiled(experiment: Experiment, found: dict[str, Any]) -> dict[str, Any]:
     simulate_devices(experiment.mesh, experiment.mesh.devices)
-    from dpx.training.dry_run import dry_run
+    from dpx.cost.dry_run import dry_run
 
     return dry_run(experiment, found["vocabulary_size"], found["microbatch"])
 

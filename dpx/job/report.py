@@ -24,12 +24,12 @@ class Report:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment, folder
-        from dpx.report import benchmarks, collect, papers, rows
+        from dpx.report import benchmarks, collect, pages, rows
 
         if self.paper == "benchmarks":
             wide().print(f"{benchmarks.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
             return
-        page, home = papers.page(self.paper), Path(self.evidence) / self.paper
+        page, home = pages.page(self.paper), Path(self.evidence) / self.paper
         # At once, not after every run was collected.
         require_extra("job=report", "plots")
         published = home / "published.csv"
@@ -46,12 +46,12 @@ class Report:
 
     def rebuild(self, home: Path) -> int:
         """The page, README and figures from the two CSV files; the number of runs in them."""
-        from dpx.report import html, papers, published, rows
+        from dpx.report import html, pages, published, rows
         from dpx.report.markdown import markdown
         from dpx.report.theme import standalone
 
         runs = rows.runs_of(rows.read(home / "results.csv"))
-        document = papers.page(self.paper).document(runs, published.read(home / "published.csv"), home / "notes.csv")
+        document = pages.page(self.paper).document(runs, published.read(home / "published.csv"), home / "notes.csv")
         figures = home / "figures"
         figures.mkdir(exist_ok=True)
         names = {f"{figure.name}.svg" for figure in document.figures}

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpx import rests_on
+from dpx.claim import rests_on
 from dpx.console import figure
 from dpx.declaration import declaration
 from dpx.durable import write_durably

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-from dpx.mechanism.protocol import REACH as REACH
+from dpx.mechanism.tail import REACH as REACH
 
 
 def _minus_log_uniform(high: UInt32[Array, "R N"], low: UInt32[Array, "R N"]) -> Float[Array, "R N"]:

@@ -1,4 +1,4 @@
-"""A privacy claim as it travels: events, accountants, ledger, statement. NumPy only; no jax."""
+"""Pure accounting: events, accountants, the ledger and what follows from it. NumPy only; neither jax nor an experiment."""
 
 from typing import TYPE_CHECKING, Any
 

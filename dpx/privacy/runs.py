@@ -21,7 +21,7 @@ class LedgerEntry:
     whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
     `epoch_name` is that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy of one, names do not.
     `event` is the whole step's event where a package from outside gave one (`dpx.privacy.event_json`), and `by` names the packages on
-    whose word the step rests (`dpx.rests_on`); `None` where all of it is dpx's own.
+    whose word the step rests (`dpx.claim.rests_on`); `None` where all of it is dpx's own.
     """
 
     epoch: int

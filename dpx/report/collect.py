@@ -13,7 +13,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dpx import agreement, config, recipes
+from dpx import config
+from dpx.claim import agreement
+from dpx.config import recipes
 from dpx.declaration import Refused, require
 from dpx.privacy.ledger import Ledger
 from dpx.report.rows import FINAL, Row

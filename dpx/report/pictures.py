@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.analysis.picture import Arrows, Cells, Lines, Picture
-from dpx.analysis.table import Table
 from dpx.declaration import Refused
+from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.report import drawing
 from dpx.report.document import Figure
 from dpx.report.theme import SERIES, SOFT, standalone
+from dpx.table import Table
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from dpx import agreement
+from dpx.claim import agreement
 from dpx.data import manifests
 from dpx.declaration import Refused, require
 from dpx.init.start import RANDOM, Start

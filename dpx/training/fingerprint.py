@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import dpx
-from dpx import packages, rests_on
+from dpx import packages
+from dpx.claim import rests_on
 from dpx.experiment import Experiment
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.

@@ -5,10 +5,11 @@ from typing import Any
 
 from jaxtyping import Array
 
-from dpx.clipping.clipped_sum import ClippedSum, LossesFn, clipped_sum, plain_sum
+from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.clipping.declarations import Clipping
+from dpx.clipping.result import ClippedSum, LossesFn
+from dpx.cost.memory import Method
 from dpx.mechanism.declarations import Clip, Mechanism
-from dpx.models.memory import Method
 from dpx.privacy.declarations import Privacy
 
 

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from dpx import interruption
+from dpx.claim.calibration import Calibrated, entry
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store
 from dpx.experiment import Experiment, Schedule
-from dpx.privacy.calibration import Calibrated, entry
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.sampler import draw

@@ -20,15 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.cost.memory import Memory, step_memory
+from dpx.cost.traced import compiled_temporaries
 from dpx.declaration import Refused
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Mechanism
 from dpx.mesh import Mesh
-from dpx.models.memory import Memory, step_memory
 from dpx.models.trained import Trained
 from dpx.training import resting
-from dpx.training.cost import compiled_temporaries
 from dpx.training.gradient_sum import GradientSum
 from dpx.training.synthetic_rows import synthetic_rows
 
@@ -62,7 +62,7 @@ class Workload:
         return jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
 
     def memory(self, examples: int) -> Memory:
-        """Of a step with so many examples at a time, by arithmetic (`dpx.models.memory`)."""
+        """Of a step with so many examples at a time, by arithmetic (`dpx.cost.memory`)."""
         of, trains = self.objective, resting.trains(self.train, self.objective)
         return step_memory(
             of.model,

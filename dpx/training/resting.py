@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
+from dpx.cost.memory import Trains
 from dpx.declaration import require
-from dpx.models.memory import Trains
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
 from dpx.parameter_path import path_name

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx import agreement, interruption
+from dpx import interruption
 from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant, require_same_audit
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import LENGTH, Audited, without
+from dpx.claim import agreement, statement
+from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of
+from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
 from dpx.console import stage
 from dpx.data import manifests
@@ -26,8 +29,6 @@ from dpx.init import weights
 from dpx.init.declarations import Init
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related, same_weights, start
 from dpx.interruption import Interrupted
-from dpx.privacy import statement
-from dpx.privacy.calibration import Calibrated, as_planned, calibrate, plan_of
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
@@ -42,7 +43,6 @@ from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
-from dpx.training.spending import Spending
 from dpx.training.state import State
 from dpx.training.step import make_step
 from dpx.training.update import CANARIES

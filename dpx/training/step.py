@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from dpx.clipping.clipped_sum import ClippedSum
+from dpx.clipping.result import ClippedSum
 from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Clip, Mechanism, Telemetry

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from dpx import agreement
+from dpx.claim import agreement, calibration
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
-from dpx.privacy import calibration, ledger
+from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
 from dpx.privacy.ledger import Ledger, Runs
 from dpx.tuning.record import Record, Trial

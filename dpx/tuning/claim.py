@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpx import rests_on
-from dpx.privacy import accounting, calibration, events, ledger, selection, statement
+from dpx.claim import calibration, rests_on, statement
+from dpx.privacy import accounting, events, ledger, selection
 from dpx.privacy.accounting import Charges
 from dpx.tuning import charges, rules
 from dpx.tuning.charges import Cost

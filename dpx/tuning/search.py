@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from dpx import batch_schedule, rests_on
+from dpx import batch_schedule
+from dpx.claim import calibration, rests_on
 from dpx.experiment import Experiment
-from dpx.privacy import calibration
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.ledger import Runs
 from dpx.tuning.declarations import Tune

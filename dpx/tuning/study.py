@@ -11,12 +11,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dpx import rests_on
+from dpx.claim import rests_on
 from dpx.declaration import require
 from dpx.durable import put_in_place
 from dpx.experiment import Experiment
+from dpx.launch.sweep import Status
 from dpx.run_folder import write_json
-from dpx.sweep import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.record import Record, Trial, opened
 from dpx.tuning.rules import check_charge, check_plan, filter_of

@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpx import config, recipes
+from dpx import config
 from dpx.benchmark.sums import variant_sum
+from dpx.config import recipes
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.synthetic_rows import synthetic_rows

@@ -2,8 +2,9 @@
 
 import pytest
 
-from dpx import config, recipes
+from dpx import config
 from dpx.audit.dirac import Attack, Setting
+from dpx.config import recipes
 
 
 @pytest.fixture(scope="session")

@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     Mutant(
         "counted N calibrated for under add_remove",
-        "dpx/privacy/calibration.py",
+        "dpx/claim/calibration.py",
         "size = declared or size",
         "size = size or declared",
         "tests/privacy/test_calibration.py::test_declared_size_stands_in_for_the_count",
@@ -253,7 +253,7 @@ MUTANTS = (
     ),
     Mutant(
         "row event for a document whose rows are drawn singly, by calling them units",
-        "dpx/privacy/calibration.py",
+        "dpx/claim/calibration.py",
         "unit_mode=experiment.privacy.unit_mode",
         'unit_mode="sample_units"',
         "tests/privacy/test_units.py::test_rows_drawn_singly_are_never_charged_as_units",
@@ -282,7 +282,7 @@ MUTANTS = (
     ),
     Mutant(
         "canaries left out of N",
-        "dpx/privacy/calibration.py",
+        "dpx/claim/calibration.py",
         "return size + experiment.audit.places(privacy)",
         "return size",
         "tests/audit/test_canaries.py::test_canaries_add_to_n",
@@ -385,7 +385,7 @@ MUTANTS = (
     ),
     Mutant(
         "a refuted run keeps its guarantee",
-        "dpx/privacy/statement.py",
+        "dpx/claim/statement.py",
         "        + refuted(verdict)\n",
         "",
         "tests/audit/test_canaries.py::test_a_broken_mechanism_fails_its_own_run",
@@ -441,7 +441,7 @@ MUTANTS = (
     ),
     Mutant(
         "parts of a folder not held against its ledger",
-        "dpx/agreement.py",
+        "dpx/claim/agreement.py",
         "_unmarked(ledger, content) if mark is None else ledger.missing(mark)",
         "None",
         ACCIDENTS + "test_nothing_looks_at_a_run_whose_ledger_falls_short[cut-account]",

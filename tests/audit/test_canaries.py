@@ -12,6 +12,7 @@ from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.declarations import Canaries, Primary
 from dpx.audit.verdict import judge
 from dpx.batch_schedule import Constant
+from dpx.claim.calibration import calibrate
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
@@ -21,7 +22,6 @@ from dpx.job.train import Train
 from dpx.mechanism import noise
 from dpx.mechanism.clip import Flat
 from dpx.mechanism.declarations import Multiplier
-from dpx.privacy.calibration import calibrate
 from dpx.privacy.declarations import Pld, Privacy
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder

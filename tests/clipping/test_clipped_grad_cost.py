@@ -12,7 +12,7 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.training.cost import matmul_flops, temporary_bytes
+from dpx.cost.traced import matmul_flops, temporary_bytes
 
 B, T, M, H, A, F, V, L = 16, 128, 20, 128, 2, 512, 30_522, 2
 SHAPES = {

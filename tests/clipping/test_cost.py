@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import dpx
+from dpx.cost.flops import training_matmul_flops
+from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.mechanism.clip import flat_weights
-from dpx.models.flops import training_matmul_flops
 from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
 from dpx.task.objective import objective
-from dpx.training.cost import matmul_flops, temporary_bytes
 from tests.clipping.batches import SPECIAL
 from tests.models.declared import declared
 

@@ -8,9 +8,9 @@ import pytest
 
 import dpx
 from dpx.clipping.frozen import merged
+from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.models import trainable
 from dpx.models.lora import add_adapters
-from dpx.training.cost import matmul_flops, temporary_bytes
 from tests.clipping.test_cost import WEIGHTS, shapes
 
 SELECTIONS = {

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.experiment import Experiment
 

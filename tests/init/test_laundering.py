@@ -11,6 +11,8 @@ import pytest
 
 import dpx
 from dpx import config
+from dpx.claim.calibration import calibrate
+from dpx.claim.statement import require_bound
 from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import Refused
@@ -19,8 +21,6 @@ from dpx.init.weights import PARAMS, by_path, checksum
 from dpx.job.explain import explain
 from dpx.job.plan import plan
 from dpx.privacy import origins
-from dpx.privacy.calibration import calibrate
-from dpx.privacy.statement import require_bound
 from dpx.run_folder import RunFolder
 
 from .conftest import Place, statement

@@ -6,10 +6,12 @@ import math
 import pytest
 
 import dpx.privacy
-from dpx import config, recipes
+from dpx import config
+from dpx.claim import statement
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.account import Account, account, read
-from dpx.privacy import ledger, statement
+from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.run_folder import RunFolder
 

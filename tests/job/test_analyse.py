@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dpx import config, recipes
-from dpx.analysis.table import Table
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused, declaration
 from dpx.job.analyse import Analyse
 from dpx.job.plan import Plan
 from dpx.run_folder import RunFolder
+from dpx.table import Table
 
 EXPERIMENT, _ = config.build(recipes.compose([]))
 

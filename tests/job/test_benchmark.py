@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dpx import config, extras, recipes
+from dpx import config, extras
 from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import Setting
 from dpx.benchmark.worker import Worker, worker
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.benchmark import Benchmark, interleaved
 from dpx.run_folder import RunFolder

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.explain import Explain, explain, public_size
 from dpx.run_folder import RunFolder

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
+from dpx.config.recipes import _values
 from dpx.declaration import Refused
 from dpx.job.list import List
-from dpx.recipes import _values
 from dpx.run_folder import RunFolder
 
 EXPERIMENT, _ = config.build(recipes.compose([]))

@@ -7,11 +7,12 @@ import jax
 import pytest
 from rich.console import Console
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
+from dpx.cost.flops import training_matmul_flops
+from dpx.cost.memory import Trains, activations, step_memory
 from dpx.declaration import Refused
 from dpx.job.plan import Plan, largest_microbatch, plan, show
-from dpx.models.flops import training_matmul_flops
-from dpx.models.memory import Trains, activations, step_memory
 from dpx.models.shape import Bert
 from dpx.run_folder import RunFolder
 from dpx.task.declarations import MaskedLanguageModel

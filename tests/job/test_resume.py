@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.resume import Resume
 from dpx.job.train import Train
-from dpx.launch import _of_finished_run
+from dpx.launch.launcher import _of_finished_run
 from dpx.run_folder import RunFolder
 
 

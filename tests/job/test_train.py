@@ -8,7 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 import dpx
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate
 from dpx.job.prepare import Prepare

@@ -5,7 +5,8 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan

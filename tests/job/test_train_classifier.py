@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate

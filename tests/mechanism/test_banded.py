@@ -8,12 +8,13 @@ import pytest
 from dp_accounting import pld
 
 from dpx import extras
+from dpx.claim import calibration
+from dpx.claim.calibration import calibrate
 from dpx.declaration import Refused
 from dpx.mechanism import banded
 from dpx.mechanism.declarations import Banded, Quantile, ReleasedTelemetry, TargetEpsilon
 from dpx.mechanism.noise import add_noise, slice_keys
-from dpx.privacy import calibration, ledger
-from dpx.privacy.calibration import calibrate
+from dpx.privacy import ledger
 from dpx.privacy.declarations import GdpClt, Pld, Privacy
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger

@@ -8,12 +8,12 @@ import scipy.stats
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dpx.cost.traced import compiled_temporaries
 from dpx.mechanism import noise
 from dpx.mechanism.gaussian import gaussian
 from dpx.mechanism.noise import add_noise, slice_keys
 from dpx.models.shape import Bert
 from dpx.randomness import RootSecret
-from dpx.training.cost import compiled_temporaries
 
 SECRET = RootSecret.from_seed(11)
 

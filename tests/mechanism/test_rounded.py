@@ -10,12 +10,13 @@ import pytest
 from dp_accounting import NeighboringRelation, rdp
 
 from dpx.audit.dirac import variance_p_value
+from dpx.claim import statement
+from dpx.claim.calibration import calibrate, entry, planned
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import DiscreteGaussian, Quantile, TargetEpsilon
 from dpx.mechanism.discrete_gaussian import grid_noise, to_grid, with_grid_noise
 from dpx.optimizer import Adam
-from dpx.privacy import accounting, events, ledger, statement
-from dpx.privacy.calibration import calibrate, entry, planned
+from dpx.privacy import accounting, events, ledger
 from dpx.privacy.declarations import Pld, Privacy, Rdp
 from dpx.privacy.events import Release
 from dpx.randomness import RootSecret

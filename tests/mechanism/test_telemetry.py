@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.clipping.clipped_sum import ClippedSum
+from dpx.clipping.result import ClippedSum
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian

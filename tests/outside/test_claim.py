@@ -7,11 +7,13 @@ import dp_accounting
 import pytest
 from dp_accounting import rdp
 
-from dpx import config, recipes, rests_on
+from dpx import config
+from dpx.claim import calibration, rests_on, statement
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.job import account, explain, plan
-from dpx.privacy import calibration, event_json, ledger, statement
+from dpx.privacy import event_json, ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.training import fingerprint
 from dpx.tuning.search import Search

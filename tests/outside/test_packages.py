@@ -7,11 +7,12 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config, packages, recipes
-from dpx.command_line import as_refused
+from dpx import config, packages
+from dpx.config import recipes
+from dpx.config.command_line import as_refused
 from dpx.declaration import Refused
 from dpx.job.analyse import Analyse
-from dpx.report import papers
+from dpx.report import pages
 from dpx.run_folder import RunFolder
 from tests.outside.made_up import on_path, package, pond, record
 from tests.processes import environment
@@ -158,7 +159,7 @@ def test_its_job_analysis_and_page_are_declared_by_yaml(site, tmp_path):
         assert isinstance(job, Analyse)
         job(experiment, RunFolder(tmp_path))
         assert "ripples" in (tmp_path / "release" / "analysis.json").read_text()
-        assert papers.page("pond").document([], [], tmp_path).title == "The pond"
-        assert papers.names() == ["anil2021", "pond"]
+        assert pages.page("pond").document([], [], tmp_path).title == "The pond"
+        assert pages.names() == ["anil2021", "pond"]
     with pytest.raises(Refused, match="no page is made of that paper"):
-        papers.page("pond")
+        pages.page("pond")

@@ -6,13 +6,14 @@ import pytest
 from omegaconf import OmegaConf
 
 import dpx
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate
 from dpx.job.report import Report
+from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
-from dpx.sweep import Status
 from tests.outside.made_up import on_path, pond
 
 BY = "dp_by_dpx_pond"

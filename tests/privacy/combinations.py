@@ -14,6 +14,8 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from dpx.audit.declarations import Canaries, NoCanaries, Primary
 from dpx.batch_schedule import Constant, Linear, Staged
+from dpx.claim import calibration, statement
+from dpx.claim.calibration import calibrate
 from dpx.data.declarations import Vocabulary
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import (
@@ -31,8 +33,7 @@ from dpx.mechanism.declarations import (
     SecretTelemetry,
     TargetEpsilon,
 )
-from dpx.privacy import accounting, calibration, closed_form, ledger, loss_grid, statement
-from dpx.privacy.calibration import calibrate
+from dpx.privacy import accounting, closed_form, ledger, loss_grid
 from dpx.privacy.declarations import Deterministic as WithoutAmplification
 from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger

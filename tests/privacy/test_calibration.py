@@ -4,10 +4,11 @@ import pytest
 
 import dpx.privacy
 from dpx.batch_schedule import Constant, Linear, Staged
+from dpx.claim import calibration
+from dpx.claim.calibration import as_planned, calibrate, plan_of
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
-from dpx.privacy import accounting, cache, calibration, closed_form, solve
-from dpx.privacy.calibration import as_planned, calibrate, plan_of
+from dpx.privacy import accounting, cache, closed_form, solve
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.events import Release
 from dpx.sampler import BallsInBins, FixedSize, Shuffled, TruncatedPoisson

@@ -6,10 +6,11 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
+from dpx.claim import calibration, statement
+from dpx.claim.calibration import calibrate
 from dpx.declaration import Refused
 from dpx.mechanism.declarations import Quantile, TargetEpsilon
-from dpx.privacy import accounting, calibration, closed_form, ledger, statement
-from dpx.privacy.calibration import calibrate
+from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint, remaining
 from dpx.privacy.ledger import Ledger

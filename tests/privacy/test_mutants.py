@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from dpx import sampler
+from dpx.claim import calibration, statement
+from dpx.claim.calibration import calibrate
 from dpx.declaration import Refused
-from dpx.privacy import accounting, calibration, closed_form, events, ledger, statement
-from dpx.privacy.calibration import calibrate
+from dpx.privacy import accounting, closed_form, events, ledger
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret

@@ -9,10 +9,11 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
+from dpx.claim import calibration, caveats, statement
+from dpx.claim.calibration import calibrate
 from dpx.data.declarations import Vocabulary
 from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
-from dpx.privacy import calibration, caveats, closed_form, statement
-from dpx.privacy.calibration import calibrate
+from dpx.privacy import closed_form
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
+from dpx.claim import statement
+from dpx.claim.calibration import calibrate, entry
 from dpx.declaration import Refused
 from dpx.job.explain import explain
-from dpx.privacy import ledger, statement
-from dpx.privacy.calibration import calibrate, entry
+from dpx.privacy import ledger
 from dpx.privacy.declarations import Privacy, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import Deterministic, FixedSize

@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dpx.claim.statement import chain_facts
 from dpx.privacy.ledger import Epoch, Ledger
-from dpx.privacy.statement import chain_facts
 from dpx.report.rows import Run
 
 ACCURACY = "heldout/mlm_accuracy"

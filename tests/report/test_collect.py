@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.report import collect, rows
 from dpx.report.rows import FINAL, Row
 from tests.report import made

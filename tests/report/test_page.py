@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.report import Report
+from dpx.papers.anil2021.report import page
 from dpx.report import published, rows
-from dpx.report.anil2021 import page
 from dpx.report.document import Document, Grid, Items, Section
 from dpx.report.html import page as html_page
 from dpx.report.rows import FINAL, Row, Run
@@ -168,5 +169,5 @@ def test_marks_and_claims_are_said_in_plain_words(home: Path) -> None:
 
 
 def test_report_starts_no_jax() -> None:
-    code = "import sys, dpx.job.report, dpx.report.papers, dpx.report.collect, dpx.report.html; sys.exit('jax' in sys.modules)"
+    code = "import sys, dpx.job.report, dpx.report.pages, dpx.report.collect, dpx.report.html; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

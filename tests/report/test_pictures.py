@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from dpx import config, recipes
-from dpx.analysis.picture import Arrows, Cells, Lines, Picture
-from dpx.analysis.table import Table
+from dpx import config
+from dpx.config import recipes
 from dpx.job.analyse import Analyse
+from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.report import pictures
+from dpx.table import Table
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "experiments"
 COMMITTED = sorted(path for path in EVIDENCE.glob("*/accounting/*") if path.is_dir())

@@ -10,7 +10,8 @@ import time
 import jax
 import pytest
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.training import loop

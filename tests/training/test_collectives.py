@@ -8,13 +8,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from dpx.clipping.declarations import Clipping
+from dpx.cost.collectives import collectives
 from dpx.mechanism import noise
 from dpx.mechanism.noise import slice_keys
 from dpx.mesh import Mesh
 from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 from dpx.training import sharding
-from dpx.training.collectives import collectives
 from dpx.training.step import as_chunk, make_step
 
 from .conftest import declare, make_rows

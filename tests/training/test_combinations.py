@@ -13,14 +13,14 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
+from dpx.claim import calibration, statement
+from dpx.claim.calibration import calibrate
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
 from dpx.declaration import Refused
 from dpx.experiment import Schedule
 from dpx.job.account import read
 from dpx.mechanism.declarations import Banded, TargetEpsilon
-from dpx.privacy import calibration, statement
-from dpx.privacy.calibration import calibrate
 from dpx.run_folder import RunFolder
 from dpx.training import session
 

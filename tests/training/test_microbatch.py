@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.training import microbatch
 from tests.clipping.batches import bert, objective

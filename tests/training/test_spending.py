@@ -2,13 +2,13 @@
 
 import pytest
 
+from dpx.claim import spending
+from dpx.claim.calibration import entry
+from dpx.claim.spending import Spending
 from dpx.mechanism.declarations import Multiplier
 from dpx.privacy import accounting, ledger
-from dpx.privacy.calibration import entry
 from dpx.privacy.declarations import Pld, Privacy
 from dpx.privacy.ledger import Epoch, Ledger
-from dpx.training import spending
-from dpx.training.spending import Spending
 
 from .conftest import declare
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from dp_accounting import dp_event
 
-from dpx import config, recipes
+from dpx import config
+from dpx.claim import calibration
+from dpx.config import recipes
 from dpx.experiment import Experiment
-from dpx.privacy import calibration
 from dpx.privacy.ledger import Ledger
 from dpx.tuning.study import Study
 

@@ -4,9 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-from dpx import config, recipes
+from dpx import config
+from dpx.claim import calibration
+from dpx.config import recipes
 from dpx.experiment import Experiment
-from dpx.privacy import calibration
 from dpx.privacy.ledger import Ledger
 from dpx.tuning.study import Study
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dpx import config, launch, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
-from dpx.sweep import Status
+from dpx.launch import launcher as launch
+from dpx.launch.sweep import Status
 from dpx.tuning.study import Study
 from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, trial
 
@@ -199,9 +201,9 @@ def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: P
     (folder / "private" / "results.json").write_text(json.dumps({"metric": "accuracy", "heldout": {"accuracy": 0.4}}))
     status = Status(folder, "train")
     status.write("finished", objective=0.4)
-    monkeypatch.setattr("dpx.launch.build", lambda cfg: (of, None))
-    monkeypatch.setattr("dpx.launch.prepare", lambda data, privacy: None)
-    monkeypatch.setattr("dpx.launch.HydraConfig.get", lambda: type("Settings", (), {"sweeper": {}}))
+    monkeypatch.setattr("dpx.launch.launcher.build", lambda cfg: (of, None))
+    monkeypatch.setattr("dpx.launch.launcher.prepare", lambda data, privacy: None)
+    monkeypatch.setattr("dpx.launch.launcher.HydraConfig.get", lambda: type("Settings", (), {"sweeper": {}}))
     launcher = launch.Launcher()
     launcher.is_sweep = True
     for _ in range(2):

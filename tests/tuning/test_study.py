@@ -7,9 +7,9 @@ import dp_accounting
 import pytest
 from dp_accounting import dp_event, pld, rdp
 
+from dpx.claim import calibration
 from dpx.declaration import Refused
-from dpx.privacy import calibration
-from dpx.sweep import Status
+from dpx.launch.sweep import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study, check_charge
 from tests.tuning.made_up import BATCH, SIGMA, SIZE, STEPS, event, experiment, folder_of, stated, trial
@@ -140,7 +140,7 @@ def test_adaptive_trials_are_not_charged_as_independent_ones(sweeper: dict, word
 
 
 def test_a_trial_names_its_charge_and_keeps_its_folder() -> None:
-    from dpx.privacy import statement
+    from dpx.claim import statement
 
     uncharged, charged = experiment("uncharged"), experiment("composition")
     calibrated = calibration.Calibrated(SIGMA, ((0.1, STEPS),), ((BATCH, STEPS),), SIZE, {})

@@ -1,7 +1,7 @@
 """`analysis=ripples`: how often an echo is heard."""
 
-from dpx.analysis.table import Table
 from dpx.declaration import declaration
+from dpx.table import Table
 
 
 @declaration

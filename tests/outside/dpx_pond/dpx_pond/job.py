@@ -1,6 +1,6 @@
 """`job=census`: what a config rests on, written beside the run."""
 
-from dpx import rests_on
+from dpx.claim import rests_on
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder, write_json

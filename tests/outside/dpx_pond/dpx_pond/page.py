@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpx.declaration import declaration
 from dpx.report.document import Document, Grid, Section
-from dpx.report.papers import Page
+from dpx.report.pages import Page
 from dpx.report.published import Published
 from dpx.report.rows import Run
 

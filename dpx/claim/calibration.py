@@ -1,0 +1,282 @@
+"""From a declared experiment to numbers: its noise multiplier, and the epsilon it has at the planned end."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+from dpx import batch_schedule, packages
+from dpx.claim import rests_on
+from dpx.declaration import Refused, require
+from dpx.experiment import Experiment
+from dpx.mechanism.clip import Clip
+from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism.protocol import Mechanism
+from dpx.mechanism.telemetry import Telemetry
+from dpx.privacy import accounting, event_json, ledger, solve
+from dpx.privacy.declarations import Accountant, GdpClt, Privacy
+from dpx.privacy.joint import remaining
+from dpx.privacy.ledger import LedgerEntry, Runs
+from dpx.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A declaration's numbers. `noise_multiplier` is `None` and `epsilon` empty for a run without privacy.
+
+    `size` is the public N; `runs` are `(q, steps)`, `batch_runs` `(expected batch size, steps)`; `epsilon` is at the planned end and the
+    declared delta, by accountant.
+    """
+
+    noise_multiplier: float | None
+    runs: tuple[tuple[float, int], ...]
+    batch_runs: tuple[tuple[int, int], ...]
+    size: int
+    epsilon: dict[str, float]
+
+
+def calibrate(experiment: Experiment, size: int) -> Calibrated:
+    """Checks the claim against `size`, the counted number of what is drawn (rows, or units), and solves for the noise; raises `Refused`.
+
+    Where nothing was counted yet `size` is the declared number.
+    """
+    batch_runs = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
+    if not experiment.is_private:
+        return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
+    size = check_claim(experiment, size)
+    sampler = experiment.sampler
+    sampler.check(experiment.privacy, experiment.accountant)
+    experiment.mechanism.check(experiment)
+    require_own_word(experiment.mechanism, "release")
+    require_own_word(sampler, "release", "event")
+    limit = sampler.largest_batch(size)
+    for batch, _ in batch_runs:
+        require(
+            batch <= limit,
+            f"batch size {batch}",
+            f"a step draws from {limit} {experiment.privacy.drawn}s, so q would exceed 1",
+            f"Use a batch size of at most {limit}",
+        )
+    require(
+        not sampler.needs_one_batch_size or len({batch for batch, _ in batch_runs}) == 1,
+        f"sampler={sampler.name}",
+        "a pass over the data needs one batch size",
+        "Use batch_schedule=constant",
+    )
+    runs = tuple((batch / size, steps) for batch, steps in batch_runs)
+    sigma = _noise(experiment, batch_runs, size)
+    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, batch_runs, size, sigma))
+    return Calibrated(sigma, runs, batch_runs, size, spent)
+
+
+def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
+    """Raises `Refused` for a mechanism or a sampler from outside that says by none of `methods` itself what a step of it costs: another
+    draw or other noise under an inherited claim would be charged for what it is not."""
+    kinds = [kind for kind in type(part).__mro__ if rests_on.package_of(kind) != packages.OWN]
+    require(
+        rests_on.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
+        f"{type(part).__module__}.{type(part).__qualname__}",
+        f"does not say what a step of it costs: it has no {' or '.join(methods)} of its own",
+        f"Give it {methods[0]}(), and event() where no known one is true of it (dpx/docs/extending.md)",
+    )
+
+
+def check_claim(experiment: Experiment, size: int) -> int:
+    """The public N of the claim: `data.declared_size` where given, and always under `add_remove`; and the canaries of an audit."""
+    privacy, declared = experiment.privacy, experiment.data.declared_size
+    require(
+        privacy.adjacency != "add_remove" or declared is not None,
+        "privacy.adjacency=add_remove",
+        f"the number of {privacy.drawn}s is itself protected",
+        "Set data.declared_size to a public number, or use privacy.adjacency=zero_out",
+    )
+    # Under add_remove N is protected: a refusal that follows it would tell something of it.
+    counted = declared if privacy.adjacency == "add_remove" and declared else size
+    size = declared or size
+    require(size > 0, "data", f"no protected {privacy.drawn}", "Bring more text")
+    require(
+        privacy.delta < 1 / counted or privacy.allow_large_delta,
+        f"privacy.delta={privacy.delta}",
+        f"not below 1/N = {1 / counted:.3g}: releasing one unit outright would pass",
+        "Use a smaller delta, or privacy.allow_large_delta=true, which the statement lists",
+    )
+    require(
+        privacy.adjacency != "replace_one" or privacy.rows_per_unit_max == privacy.rows_per_example,
+        f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
+        "units of several rows, drawn row by row, are not accounted under replace_one",
+        "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",
+    )
+    return size + experiment.audit.places(privacy)
+
+
+def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
+    """What decides the cost of every step, as JSON: entered in the ledger before the first one. Empty for a run without privacy."""
+    if calibrated.noise_multiplier is None:
+        return {}
+    first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_runs[0][0])
+    of_a_step = {name: value for name, value in first.as_json().items() if name not in _OF_ONE_STEP}
+    declared = {name: asdict(getattr(experiment, name)) for name in ("noise", "privacy", "accountant")}
+    plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_runs, "declared": declared}
+    return json.loads(json.dumps(plan))
+
+
+_OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm", "event")
+
+
+def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, Any] | None) -> Calibrated:
+    """`calibrated` with the noise that was solved for when the run began, if nothing else of its plan has changed.
+
+    Another version of an accountant may solve for another noise in the last digits; a run keeps the one it began with.
+    """
+    now = plan_of(experiment, calibrated)
+    sigma = (plan or {}).get("noise_multiplier")
+    if not sigma or sigma == calibrated.noise_multiplier or now | {"noise_multiplier": sigma} != plan:
+        return calibrated
+    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, calibrated.batch_runs, calibrated.size, sigma))
+    return replace(calibrated, noise_multiplier=sigma, epsilon=spent)
+
+
+def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "") -> LedgerEntry:
+    """What one step at expected batch size `batch` enters in the ledger, in the noise epoch of that number and name."""
+    return LedgerEntry(
+        epoch=epoch,
+        epoch_name=epoch_name,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=batch,
+        size=size,
+        rows_per_unit=experiment.privacy.rows_per_unit_max,
+        unit_mode=experiment.privacy.unit_mode,
+        event=event_of_step(experiment, noise_multiplier, size, batch),
+        by=rests_on.AND.join(rests_on.of(experiment)) or None,
+        **experiment.sampler.release(size, batch),
+        **experiment.mechanism.release(),
+        **experiment.clip.release(),
+        **experiment.telemetry.release(),
+    )
+
+
+def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, batch: int) -> str | None:
+    """A whole step's event as text, where the mechanism or the sampler gives one of its own; `None` where the table of events has it."""
+    adjacency = experiment.privacy.adjacency
+    noisy = experiment.mechanism.event(noise_multiplier, adjacency)
+    sampled = experiment.sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
+    if sampled is None and noisy is not None:
+        sampled = _sampled(experiment.mechanism, experiment.sampler, noisy, size, batch, adjacency)
+    return None if sampled is None else event_json.as_text(sampled, adjacency)
+
+
+def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, batch: int, adjacency: str) -> DpEvent:
+    """A mechanism's own event under a sampler of the table of events: known for independent draws alone."""
+    released = sampler.release(size, batch)
+    require(
+        released["sampler"] == "poisson" and adjacency != "replace_one",
+        f"mechanism={mechanism.name}, sampler={sampler.name}, adjacency={adjacency}",
+        f"no event is known of {mechanism.name}'s noise under this sampler and relation",
+        "Use sampler=poisson and privacy.adjacency=zero_out",
+    )
+    return PoissonSampledDpEvent(released["q"], noisy) if released["q"] < 1 else noisy
+
+
+def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
+    """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not (`ledger.AUXILIARY`)."""
+    found = clip.release() | telemetry.release()
+    return {name: found[name] for name in ledger.AUXILIARY}
+
+
+def planned(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Runs:
+    """The ledger that the whole schedule will have written."""
+    return planned_from(experiment, batch_runs, size, noise_multiplier, "planned", None)
+
+
+def planned_from(
+    experiment: Experiment,
+    batch_runs: tuple[tuple[int, int], ...],
+    size: int,
+    noise_multiplier: float,
+    origin: str,
+    epoch: ledger.Epoch | None,
+) -> Runs:
+    """What the schedule enters from the first step of `epoch` on, in the ledger called `origin`; `None` is a run not begun."""
+    runs: Runs = []
+    begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
+    first = 0
+    for batch, steps in batch_runs:
+        left = first + steps - max(first, begins)
+        if left > 0:
+            record = ledger.encode([(origin, first, entry(experiment, size, noise_multiplier, batch, number, name))])[0]
+            runs.append(record | {"steps": [[max(first, begins), left]]})
+        first += steps
+    return runs
+
+
+def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int) -> float:
+    noise = experiment.noise
+    if isinstance(noise, Multiplier):
+        return noise.noise_multiplier
+    if isinstance(noise, NoiseBatchRatio):
+        return noise.noise_batch_ratio * batch_runs[0][0]
+    assert isinstance(noise, TargetEpsilon)
+    require(
+        event_of_step(experiment, 1.0, size, batch_runs[0][0]) is None,
+        "noise=target_epsilon",
+        "the noise of an event that a package gives is not solved for",
+        "Use noise=multiplier",
+    )
+    require(
+        not isinstance(experiment.accountant, GdpClt),
+        "accountant=gdp_clt",
+        "is an approximation that can under-report, so it cannot set the noise",
+        "Use accountant=pld, or noise=multiplier",
+    )
+    accountant, orders = accountant_of(experiment.accountant)
+    alone = dict.fromkeys(ledger.AUXILIARY)
+    runs, adjacency = [run | alone for run in planned(experiment, batch_runs, size, 1.0)], experiment.privacy.adjacency
+    if experiment.sampler.assumed is not None:
+        runs, adjacency = assumed(experiment.sampler, runs), ASSUMED_ADJACENCY
+    whole = solve.solve(
+        accounting.bucketed(ledger.releases(runs)),
+        epsilon=noise.epsilon,
+        delta=experiment.privacy.delta,
+        accountant=accountant,
+        orders=orders,
+        adjacency=adjacency,
+    )
+    return remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
+
+
+# Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.
+ASSUMED_ADJACENCY = "zero_out"
+
+
+def assumed(sampler: Sampler, runs: Runs) -> Runs:
+    """`runs` as if the sampler that `sampler.assumed` names had drawn them; a bound on nothing that ran."""
+    return [run | {"sampler": sampler.assumed} for run in runs]
+
+
+def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:
+    """The accountant that proves the run's epsilon, and its Renyi orders; beside an approximation that is pld."""
+    if isinstance(accountant, GdpClt):
+        return "pld", None
+    orders = getattr(accountant, "orders", None)
+    return accountant.name, None if orders is None else tuple(orders)
+
+
+def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.Charges) -> dict[str, accounting.Composition]:
+    """`charges` composed by every accountant that has a bound for them, the run's own first; raises `Refused` if its own has none."""
+    own, orders = accountant_of(accountant)
+    accounting.check_delta(privacy.delta, own)
+    composed = {own: accounting.compose(charges, own, privacy.adjacency, orders)}
+    for other in ("pld", "rdp"):
+        if other != own and privacy.delta >= accounting.SMALLEST_DELTA[other]:
+            try:
+                composed[other] = accounting.compose(charges, other, privacy.adjacency)
+            except Refused:
+                continue
+    return composed
+
+
+def accounting_of(accountant: Accountant, privacy: Privacy, runs: Runs) -> dict[str, float]:
+    """Epsilon of `runs` at the declared delta, by accountant, the run's own first."""
+    charges = accounting.bucketed(ledger.releases(runs))
+    return {name: found.epsilon(privacy.delta) for name, found in compositions(accountant, privacy, charges).items()}

@@ -1,0 +1,121 @@
+"""What a statement does not promise: what it assumes, what it leaves out, and which numbers bound nothing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpx.audit.declarations import Canaries
+from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
+from dpx.data.declarations import Vocabulary
+from dpx.declaration import Refused
+from dpx.experiment import Experiment
+from dpx.privacy import accounting, approximations, ledger, origins
+from dpx.privacy.declarations import Accountant, GdpClt
+from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.origins import Origin
+from dpx.sampler import Sampler
+
+NOT_COVERED = (
+    "choosing hyperparameters, checkpoints or repeats by looking at the protected data: only this run's own steps are charged",
+    "other runs on the same data: charge several ledgers jointly",
+    "documents of the public and held-out splits",
+    "everything under private/: exact losses, norms, draws and logs depend on the data without noise",
+    "timing, memory use and the number of microbatches, which follow the draw",
+    "a forged ledger, or private/ and release/ set back together to an earlier state: the ledger's chain shows accidents only",
+)
+
+MARGIN_COVERS = "the rounding margin is proved for gradients that cancel moderately (see dpx.clipping.rounding) and measured beyond that"
+TWO_PASSES = (
+    "clipping=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "
+    "measured (see dpx.clipping.rounding), not proved"
+)
+
+
+def not_covered(experiment: Experiment) -> list[str]:
+    """What the guarantee says nothing about."""
+    found = [*NOT_COVERED, f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
+    if experiment.is_private and experiment.clipping.method == "ghost":
+        found.append(TWO_PASSES)
+    if experiment.is_private and experiment.privacy.adjacency == "add_remove":
+        size = experiment.data.declared_size
+        found.append(f"a true number of {experiment.privacy.drawn}s above the declared {size}: delta is checked against that alone")
+    return found
+
+
+def assumptions(
+    experiment: Experiment, manifest: Any, size: int, entered: Ledger | None = None, begins_from: Sequence[Origin] = ()
+) -> list[str]:
+    """What must hold for the guarantee to mean what it says."""
+    privacy = experiment.privacy
+    counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
+    sources = {
+        "public_split": "the vocabulary is fitted on documents of the public split, which are not protected",
+        "file": "the vocabulary file does not depend on the protected text",
+        "protected": "the vocabulary was fitted on protected text",
+    }
+    size_known = {
+        "zero_out": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit's content zeroed out",
+        "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
+        "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
+    }
+    found = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
+    if experiment.data.labels:
+        found.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
+    found.append("every choice made in this config was made without looking at the protected text")
+    found.append("the root secret stays in private/ and is not given away with the model")
+    if experiment.data.pairs != "none" and privacy.unit == "row":
+        found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
+    if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
+        found.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
+    if not experiment.train.is_all:
+        come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
+        found.append(f"train={experiment.train.kind}: what rests {come}")
+    found += origins.assumptions(begins_from)
+    if entered is not None and any(run["origin"] != entered.identity for run in entered.own_runs()):
+        found.append("whether and where this run was forked did not follow from what was seen, or no further branch will be made")
+    if privacy.rows_per_example > 1:
+        most = privacy.rows_per_unit_max
+        found.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
+    if isinstance(experiment.audit, Canaries):
+        places = experiment.audit.places(privacy)
+        found.append(f"{places} of the {size} {privacy.drawn}s are places of canaries, which hold no protected text")
+    if counted and privacy.delta >= 1 / counted:
+        found.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
+    return found
+
+
+def unsupported(
+    sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], runs: Runs
+) -> list[dict[str, Any]]:
+    """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one where there are `reasons`."""
+    found: list[dict[str, Any]] = []
+    if reasons:
+        found += [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in epsilon.items()]
+    if sampler.assumed is not None:
+        found += _under_assumed_sampler(sampler, delta, runs)
+    if isinstance(accountant, GdpClt):
+        known = [run | {"sampler": "poisson"} for run in runs]
+        value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
+        why = "the central limit of Gaussian DP is an approximation and can under-report"
+        found.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
+    return found
+
+
+def _under_assumed_sampler(sampler: Sampler, delta: float, runs: Runs) -> list[dict[str, Any]]:
+    ran, name = sampler.name, sampler.assumed
+    charges = accounting.bucketed(ledger.releases(assumed(sampler, runs)))
+    why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
+    found = []
+    for accountant in ("pld", "rdp"):
+        try:
+            value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
+        except Refused:
+            # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
+            continue
+        found.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
+    return found
+
+
+def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
+    if manifest is not None:
+        return manifest.vocabulary_source
+    return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]

@@ -1,0 +1,52 @@
+"""Epsilon as a run goes by: what the progress bar and TensorBoard show."""
+
+import time
+
+from dpx.claim.calibration import accountant_of
+from dpx.privacy import accounting, ledger, loss_grid
+from dpx.privacy.declarations import Accountant, Privacy
+from dpx.privacy.ledger import Ledger, Runs
+
+# What showing epsilon may take: a part of the run so far, or this much of a short one.
+SHARE, SECONDS = 0.01, 0.8
+
+
+class Spending:
+    """Epsilon after a step, by the run's own accountant, for every step that is asked for while that is cheap.
+
+    One step's losses are found once; composing them costs hundredths of a second on a grid that is a whole multiple of the statement's,
+    so that what is shown is never below what a statement of the same steps says (0.3 % above at most). The last step is composed as the
+    statement does it. `bound` is the headline of the newest statement, that of the planned end, and bounds every step's; `None`, and
+    nothing is reported, where the statement has none.
+    """
+
+    def __init__(self, accountant: Accountant, privacy: Privacy, steps: int, entered: Ledger):
+        self._accountant, self._privacy, self._steps, self._ledger = accountant_of(accountant), privacy, steps, entered
+        self.bound: float | None = None
+        self._began, self._took = time.monotonic(), 0.0
+
+    def after(self, done: int) -> float | None:
+        """Epsilon at the declared delta of the first `done` steps of this noise epoch and of everything charged beside it.
+
+        `None` where no claim is made, where no finite bound is known, or where it would cost too much now.
+        """
+        is_last, now = done == self._steps, time.monotonic()
+        if self.bound is None or not (is_last or self._took <= max(SECONDS, SHARE * (now - self._began))):
+            return None
+        spent = min(self._composed(done, is_last), self.bound)
+        self._took += time.monotonic() - now
+        return accounting.finite(spent)
+
+    def _composed(self, done: int, is_last: bool) -> float:
+        (own, orders), privacy = self._accountant, self._privacy
+        charges = accounting.bucketed(ledger.releases(self._entered_by(done)))
+        interval = None if is_last or own != "pld" else loss_grid.multiple(charges, privacy.adjacency)
+        return accounting.compose(charges, own, privacy.adjacency, orders, interval).epsilon(privacy.delta)
+
+    def _entered_by(self, done: int) -> Runs:
+        """The ledger without the later steps of the newest noise epoch: the next one is entered before this one's metrics are read."""
+        newest = self._ledger.epochs[-1].name
+        runs = self._ledger.runs()
+        return [run for run in runs if run["epoch_name"] != newest] + ledger.until(
+            [run for run in runs if run["epoch_name"] == newest], done
+        )

@@ -1,0 +1,8 @@
+"""From YAML to declarations: composing, building, and the config of a run that was made."""
+
+from dpx.config.identity import identity, resolved, run_name
+from dpx.config.instantiate import Job, build, declare, make
+from dpx.config.resolvers import register_resolvers
+from dpx.config.saved import load
+
+__all__ = ["Job", "build", "declare", "identity", "load", "make", "register_resolvers", "resolved", "run_name"]

@@ -1,0 +1,115 @@
+"""Hydra's and OmegaConf's errors in the one form this program answers with: value, reason, fix."""
+
+import errno
+import re
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
+
+from dpx import packages
+from dpx.config import search_path
+from dpx.config.node import nearest, unknown_key
+from dpx.declaration import Refused
+from dpx.extras import missing
+from dpx.packages import conf_directory
+
+# What a folder, a file or a disk of the user's answers; any other error of the operating system is a defect here.
+_OF_THE_MACHINE = {
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENOENT", "EEXIST", "ENOSPC", "EDQUOT", "ENAMETOOLONG", "ELOOP")
+}
+
+
+def as_refused(error: BaseException) -> Refused | None:
+    """What the user can correct in `error`, or in what caused it; None for a defect of the program."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        if isinstance(cause, Refused):
+            return cause
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for link in chain:
+        if isinstance(link, MissingConfigException):
+            return _unknown_option(link)
+        if isinstance(link, OverrideParseException):
+            return Refused(link.override, "not of the form key=value", "Quote values that hold commas, spaces or brackets")
+    for link in chain:
+        if isinstance(link, MarkedYAMLError):
+            return _broken_yaml(link)
+        if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_THE_MACHINE:
+            return Refused(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
+    for link in chain:
+        if isinstance(link, ConfigCompositionException):
+            return _impossible_override(link)
+        if isinstance(link, OmegaConfBaseException):
+            return Refused(link.full_key or "config", _first_line(link), "Correct the value")
+        ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", _first_line(link))
+        if isinstance(link, HydraException) and ambiguous:
+            key, values = ambiguous.groups()
+            fix = f"Write one list as '{key}=[{values}]', or launch a sweep with -m"
+            return Refused(f"{key}={values}", "could be one list or several values", fix)
+        if isinstance(link, HydraException):
+            return Refused("command line", _first_line(link), "See python -m dpx --help")
+    return None
+
+
+def _broken_yaml(error: MarkedYAMLError) -> Refused:
+    mark = error.problem_mark or error.context_mark
+    place = f"{mark.name}:{mark.line + 1}" if mark else "a YAML file"
+    return Refused(place, f"is not YAML ({' '.join((error.problem or str(error)).split())})", "Correct it")
+
+
+def _unknown_option(error: MissingConfigException) -> Refused:
+    wanted = error.missing_cfg_file or "config"
+    group, _, option = wanted.rpartition("/")
+    options = list(error.options or [])
+    if group == "hydra/sweeper" and option == "optuna":
+        # Installed, it brings these options.
+        return missing("hydra/sweeper=search", "tune")
+    for package in packages.listed():
+        if package.set_aside and wanted in package.options:
+            return Refused(f"{group}={option}", f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them")
+    if not options:
+        return Refused(wanted, "no such config", "Look in conf/ for what there is")
+    return Refused(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
+
+
+def _closest_first(option: str, options: list[str]) -> list[str]:
+    close = nearest(option, options).removeprefix(", such as ")
+    return [close, *(name for name in options if name != close)] if close else options
+
+
+def _impossible_override(error: ConfigCompositionException) -> Refused:
+    """An override of a key or a group that is not there."""
+    message = str(error)
+    found = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
+    key = found.group(1).partition("@")[0] if found else "command line"
+    append = re.search(r"use (\+\S+)", message)
+    if append and "default list" in message:
+        return Refused(key, "not in the default config", f"Write {append.group(1)}")
+    if found is None or "not in struct" not in f"{message} {error.__cause__}":
+        return Refused(key, _first_line(error), "See python -m dpx --help")
+    return unknown_key(key, _siblings(key))
+
+
+def _siblings(key: str) -> list[str]:
+    """Keys of the default config that stand where `key` was put."""
+    if not GlobalHydra.instance().is_initialized():
+        search_path.register()
+        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+            cfg = compose("config")
+    else:
+        cfg = compose("config")
+    parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
+    beside = parent if isinstance(parent, DictConfig) else cfg
+    return [str(name) for name in beside if not str(name).startswith("_")]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,52 @@
+"""Which run a config is: plain values, the part of them that names the run, and the name of its folder."""
+
+import hashlib
+import json
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpx.declaration import Refused
+
+# These never change which run it is (design: how a config becomes a run).
+_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "length_buckets", "point", "list", "plan", "report")
+_NOT_IN_THE_NAME += ("tune", "name", "run")
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """Plain containers without Hydra's own node; raises `Refused` for an interpolation that leads nowhere."""
+    try:
+        return {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
+    except OmegaConfBaseException as error:
+        raise Refused(error.full_key or "config", str(error).splitlines()[0], "Correct the interpolation") from error
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def run_name(root: DictConfig) -> str:
+    """`<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
+    job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
+    plain = resolved(root)
+    if plain.get("run") or job in ("list", "report"):
+        about = {"run": plain.get("run"), "list": plain.get("list")}
+        return f"jobs/{job}-{_short_hash(about)}"
+    return f"{plain['name']}-{_short_hash(identity(plain))}"
+
+
+def identity(plain: dict[str, Any]) -> dict[str, Any]:
+    """The part of a resolved config that says which run it is; how and where it is computed, and groups that do nothing, are left out."""
+    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and not _does_nothing(key, value)}
+
+
+def _does_nothing(key: str, value: Any) -> bool:
+    default = {"telemetry": ".SecretTelemetry", "train": ".Everything", "init": ".RandomStart"}.get(key, "")
+    target = str(value["_target_"]) if default else ""
+    # A package's class of the same name may do something.
+    return (key == "analysis" and value is None) or (bool(default) and target.startswith("dpx.") and target.endswith(default))
+
+
+def _short_hash(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:10]

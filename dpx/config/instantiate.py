@@ -1,0 +1,110 @@
+"""From a composed config to frozen declarations: the only place that turns `_target_` into objects; after `build` no DictConfig exists.
+
+Hydra's own `instantiate` would call any importable function and check no types; this one makes declarations only, and imports nothing
+but dpx and the packages that are listed (`dpx.packages`).
+"""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dpx import packages
+from dpx.config.aliases import now_called
+from dpx.config.identity import resolved
+from dpx.config.node import checked_arguments, unknown_key
+from dpx.declaration import Refused, is_declaration
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder
+
+# What a command does with the experiment, in the folder of its run.
+Job = Callable[[Experiment, RunFolder], Any]
+
+# Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "plan", "report", "benchmark", "hydra")
+
+
+def build(cfg: DictConfig) -> tuple[Experiment, Job]:
+    """The experiment and the job that `cfg` declares.
+
+    Raises `Refused`, naming the config key, for missing values, unknown keys, wrong types and contradictions.
+    """
+    missing = sorted(_missing(OmegaConf.to_container(cfg, resolve=False), ""))
+    if missing:
+        joined = " ".join(f"{key}=..." for key in missing)
+        raise Refused(", ".join(missing), "no value given", f"Add {joined}")
+    plain = resolved(cfg)
+    fields = Experiment.__dataclass_fields__
+    for key in plain:
+        if key not in fields and key not in _BESIDE_THE_EXPERIMENT:
+            raise unknown_key(key, [*fields, *_BESIDE_THE_EXPERIMENT])
+    job = make(plain.get("job"), "job")
+    experiment = _construct(Experiment, {key: plain[key] for key in plain if key in fields}, "")
+    return experiment, job
+
+
+def _missing(node: Any, path: str) -> list[str]:
+    """Dotted keys of `???` below `node`, Hydra's own left out."""
+    if node == "???":
+        return [path]
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [found for key, value in items if path or key != "hydra" for found in _missing(value, f"{path}.{key}".lstrip("."))]
+
+
+def make(node: Any, path: str) -> Any:
+    """`node` with every inner `_target_` replaced by what it declares, innermost first."""
+    if isinstance(node, list):
+        return [make(item, f"{path}.{number}") for number, item in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    if "_target_" not in node:
+        return {key: make(value, f"{path}.{key}") for key, value in node.items()}
+    declared = _declared(f"{path}._target_={node['_target_']}", node["_target_"])
+    return _construct(declared, {key: value for key, value in node.items() if key != "_target_"}, path)
+
+
+def _declared(value: str, target: Any) -> Any:
+    """The declaration that `target` names, `value` being the assignment as the user sees it. Only modules of dpx and of listed packages are
+    imported; raises `Refused` for anything else before it is."""
+    module, _, name = now_called(str(target)).rpartition(".")
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module:
+        raise Refused(value, "is no name of a declaration", "Write <package>.<module>.<class>")
+    package = module.partition(".")[0]
+    packages.require_listed(value, package)
+    try:
+        declared = getattr(importlib.import_module(module), name)
+    # A package may leave the interpreter while it is imported; dpx answers with its one line all the same.
+    except (Exception, SystemExit) as error:
+        words = f"cannot be loaded ({_first_line(error)})"
+        if package == packages.OWN:
+            raise Refused(value, words, "Name a declaration of dpx") from error
+        raise Refused(value, f"{packages.named(package)} {words}", f"Mend or uninstall {package}") from error
+    if not is_declaration(declared):
+        raise Refused(value, "not a declaration", "Name a class made by dpx.declaration.declaration")
+    packages.require_listed(value, declared.__module__.partition(".")[0])
+    return declared
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
+    made = {key: make(value, f"{path}.{key}".lstrip(".")) for key, value in arguments.items()}
+    package = packages.named(declared.__module__.partition(".")[0])
+    try:
+        return declared(**checked_arguments(declared, made, path))
+    except Exception as error:
+        # What breaks in dpx is a defect of dpx, with its traceback; what breaks in a package is the package's.
+        if package is None or isinstance(error, Refused):
+            raise
+        name = f"{declared.__module__}.{declared.__qualname__}"
+        raise Refused(path, f"{package} cannot make {name} ({_first_line(error)})", f"Mend or uninstall {package.name}") from error
+
+
+def declare(path: Path, key: str) -> Any:
+    """What one option's file declares by itself, without the rest of a config; `key` is what a refusal calls it."""
+    return make(OmegaConf.to_container(OmegaConf.load(path), resolve=True), key)

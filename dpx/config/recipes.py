@@ -1,0 +1,76 @@
+"""The named experiments: which there are, and every point that a recipe's own sweep would run."""
+
+import contextlib
+import fnmatch
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from dpx.config import search_path
+from dpx.config.instantiate import build
+from dpx.config.resolvers import register_resolvers
+from dpx.packages import conf_directory, names_in
+
+# A recipe may ask for a sweeper that is not installed; a plan does not run it.
+_PLAIN_SWEEPER = "hydra/sweeper=basic"
+
+
+def names(match: str = "*") -> list[str]:
+    """Recipes by name, `laptop/` ones with their folder, in alphabetical order; those of installed packages too."""
+    return [name for name in names_in("experiment") if fnmatch.fnmatchcase(name, match)]
+
+
+def compose(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
+    """The composed config of a command line, whether or not Hydra has been started."""
+    register_resolvers()
+    with _started():
+        return hydra_compose("config", overrides, return_hydra_config=with_hydra)
+
+
+def option(group: str, name: str) -> Any:
+    """What `group=name` declares."""
+    return getattr(build(compose([f"{group}={name}"]))[0], group)
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[None]:
+    if GlobalHydra.instance().is_initialized():
+        yield
+        return
+    search_path.register()
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        yield
+
+
+def points(name: str) -> list[list[str]]:
+    """Overrides of every point of the recipe's sweep, in the order it would run; one empty list for a single run.
+
+    An axis given as an interval (a search, not a grid) stays at the recipe's own value.
+    """
+    cfg = compose([f"+experiment={name}", _PLAIN_SWEEPER], with_hydra=True)
+    if str(cfg.hydra.mode) != "RunMode.MULTIRUN" and getattr(cfg.hydra.mode, "name", cfg.hydra.mode) != "MULTIRUN":
+        return [[]]
+    parser = OverridesParser.create()
+    axes = [_values(parser.parse_override(f"{key}={value}")) for key, value in (cfg.hydra.sweeper.params or {}).items()]
+    return [list(point) for point in itertools.product(*(axis for axis in axes if axis))]
+
+
+def _values(override: Override) -> list[str]:
+    key = override.get_key_element()
+    if override.is_interval_sweep():
+        return []
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def planned(name: str, point: list[str]) -> DictConfig:
+    """The composed config of one point."""
+    return compose([f"+experiment={name}", _PLAIN_SWEEPER, *point, "job=plan"])

@@ -1,0 +1,26 @@
+"""The config of a run that was made, found by its folder or by the name of its experiment."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from dpx.config.node import nearest
+from dpx.declaration import Refused
+
+
+def load(run: str) -> tuple[DictConfig, Path]:
+    """The resolved config of a finished or running run, and its folder.
+
+    `run` is a run folder, or the name of an experiment that has exactly one run under `outputs/`.
+    """
+    folder = Path(run)
+    if not (folder / "release" / "config.yaml").is_file():
+        found = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/config.yaml"))
+        if len(found) != 1:
+            everything = [path.parent.parent.name for path in Path("outputs").glob("*/release/config.yaml")]
+            hint = f"Name one of {', '.join(map(str, found))}" if found else f"Name a run folder{nearest(run, everything)}"
+            raise Refused(f"run={run}", f"{len(found) or 'no'} runs have that name" if found else "no such run", hint)
+        folder = found[0]
+    loaded = OmegaConf.load(folder / "release" / "config.yaml")
+    assert isinstance(loaded, DictConfig)
+    return loaded, folder

@@ -1,0 +1,1 @@
+"""What a step costs: FLOPs and memory by arithmetic, traced, and compiled."""

@@ -1,0 +1,112 @@
+"""The real step of a config, compiled for its mesh on simulated devices and never run: bytes, collectives and FLOPs.
+
+Shapes stand in for every array, so nothing of the model is allocated. What is reported is the program XLA makes for CPU devices:
+its collectives and products are those of the mesh; its buffers are like an accelerator's, but for bfloat16, which CPU code widens.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpx.cost.collectives import collectives
+from dpx.cost.compiled import compiled_matmul_flops
+from dpx.declaration import require
+from dpx.experiment import Experiment
+from dpx.randomness import RootSecret
+from dpx.task.mlm import Special
+from dpx.task.objective import objective
+from dpx.training.step import KEY, Step, make_step
+from dpx.training.synthetic_rows import synthetic_rows
+
+SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> dict[str, Any]:
+    """What one logical batch costs on each device of the declared mesh, from the compiled programs of the step.
+
+    `peak_bytes_per_device` is the largest sum of what lives while a program runs: its arguments, results and temporaries, and the
+    state at rest or the gathered parameters that wait beside it. FLOPs are those of one microbatch.
+    """
+    require(
+        experiment.mechanism.is_independent_gaussian or not experiment.is_private,
+        f"plan.compile=true, mechanism={experiment.mechanism.name}",
+        "only steps with independent noise are compiled without data",
+        "Use mechanism=dp_sgd, or leave plan.compile out",
+    )
+    special = Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
+    subject = objective(experiment.model, experiment.task, vocabulary_size, special)
+    step = make_step(experiment, subject, experiment.mesh.make(), microbatch)
+    state = jax.eval_shape(step.init, KEY)
+    rows = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
+    # Keys of the right shapes; nothing is drawn with them.
+    drawn = experiment.mechanism.draw(RootSecret.from_seed(0), 0, state.params, 1.0, experiment.clip.clipping_norm, None)
+    lowered = _lowered(step, state, rows, experiment.privacy.rows_per_example, drawn)
+    compiled = {name: program.compile() for name, program in lowered.items()}
+    # Parameters that are gathered as they rest are the same arrays, and no copy of them waits while noise is added.
+    gathered = jax.tree.leaves(jax.eval_shape(step.gather, state.params))
+    moved = [new for old, new in zip(jax.tree.leaves(state.params), gathered, strict=True) if not _is_same(old, new)]
+    waiting = {"gather": state.moments, "accumulate": state, "reduce": (state, moved), "finish": moved}
+    programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
+    return {
+        "mesh": {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")},
+        "compiled_for": "simulated CPU devices",
+        "microbatch": microbatch,
+        "peak_bytes_per_device": max(sum(sizes.values()) for sizes in programs.values()),
+        "programs": programs,
+        "collectives": {name: _crossing(program.as_text()) for name, program in compiled.items()},
+        "flops_per_device_and_microbatch": compiled_matmul_flops(compiled["accumulate"].as_text()),
+    }
+
+
+def _lowered(step: Step, state: Any, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
+    """The step's programs; `row` is one row of the data, `rows_each` how many an example has, `drawn` what the mechanism draws."""
+    params, rests = state.params, jax.eval_shape(step.draw_resting, KEY)
+    gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
+    reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
+    places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
+    rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
+    is_padding, count = jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32)
+    drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
+    return {
+        "gather": step.gather.lower(params),
+        "accumulate": step.accumulate.lower(
+            gathered, sums, rows, is_padding, count, KEY, KEY, resting=jax.eval_shape(step.place_resting, rests)
+        ),
+        "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
+        "finish": step.finish.lower(state, reduced, drawn, SCALAR, SCALAR, SCALAR),
+    }
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return old.dtype == new.dtype and old.sharding.is_equivalent_to(new.sharding, len(old.shape))
+
+
+def _held(tree: Any) -> int:
+    """Bytes of one device's parts."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _bytes(compiled: Any) -> dict[str, int]:
+    found = compiled.memory_analysis()
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "results": found.output_size_in_bytes - found.alias_size_in_bytes,
+        "temporaries": found.temp_size_in_bytes,
+    }
+
+
+def _crossing(text: str) -> list[dict[str, Any]]:
+    """Collectives by kind, size of the groups that meet, and whether a loop runs them; elements of their results on one device."""
+    found = collectives(text)
+    numbers, elements = Counter(), Counter()
+    for one in found:
+        key = (one.kind, len(one.groups[0]) if one.groups else 0, one.is_in_loop)
+        numbers[key] += 1
+        elements[key] += one.elements
+    return [
+        {"kind": kind, "devices": devices, "in_loop": looped, "number": numbers[kind, devices, looped], "elements": count}
+        for (kind, devices, looped), count in sorted(elements.items())
+    ]

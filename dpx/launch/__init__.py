@@ -1,0 +1,1 @@
+"""From a composed config to a job in its folder, once or in a sweep."""

@@ -1,0 +1,232 @@
+"""One composed config to one job in one run folder; in a sweep, finished points are skipped and errors kept for the end.
+
+The only module beside `__main__` that knows that Hydra is running.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from dpx import config, interruption
+from dpx.config import build
+from dpx.config.command_line import as_refused
+from dpx.console import wide
+from dpx.data.prepare import prepare
+from dpx.declaration import Refused, require
+from dpx.experiment import Experiment
+from dpx.interruption import Interrupted
+from dpx.launch import finished, sweep
+from dpx.launch.commit import commit
+from dpx.launch.sweep import Outcome, Status
+from dpx.mesh import simulate_devices
+from dpx.run_folder import RunFolder
+from dpx.tuning.rules import check_charge, check_fork, check_init
+from dpx.tuning.study import Study
+
+log = logging.getLogger("dpx")
+
+# A run may only be looked at with these beside `run=`.
+_BESIDE_RUN = ("job", "run", "mesh", "schedule", "hydra", "microbatch")
+
+
+class Launcher:
+    """Runs what Hydra composes. `failures` and `outcomes` are in the order of the launch."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.outcomes: list[Outcome] = []
+        self.is_sweep = False
+        self.study: Study | None = None
+        self._mesh: Any = None
+
+    def __call__(self, cfg: DictConfig) -> float:
+        """One job of one config; returns the objective a search maximises.
+
+        That of a point that failed is 0, the worst accuracy there is: a search must go on past it.
+
+        Errors are kept: raised here, Hydra would add lines of its own, and the other points of a sweep would be lost.
+        """
+        settings = HydraConfig.get()
+        self.is_sweep = settings.mode == RunMode.MULTIRUN
+        path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
+        job = str(settings.runtime.choices.get("job"))
+        status, is_finished = Status(path, job), False
+        try:
+            # A point that was at its end when the signal came has finished; the next one does not begin.
+            if interruption.is_requested():
+                raise Interrupted
+            if self.is_sweep and job == "train":
+                cfg, path = _own_place(cfg, path)
+                status = Status(path, job)
+                is_finished = status.read().get("state") == "finished"
+                if is_finished:
+                    self._adopt(cfg, path, status, point)
+                    return self._record(path, point, "finished before", status.read().get("objective"))
+            if self.is_sweep:
+                self._check_sweep(cfg, settings, point)
+            _check_noise(cfg, point)
+            if cfg.run is not None:
+                cfg, path = _of_finished_run(cfg, list(point))
+                status = Status(path, job)
+            if job in finished.JOBS and not self.is_sweep and finished.has_finished(path, config.resolved(cfg)):
+                is_finished = True
+                finished.say(path)
+                return self._record(path, point, "finished before", _objective(path))
+            self._run(cfg, path, status, point)
+        except Interrupted as interrupted:
+            self._note_interrupted(interrupted, path, status)
+            raise
+        except Exception as error:
+            log.exception("the job stopped")
+            self.failures.append(error)
+            words = str(as_refused(error) or f"{type(error).__name__}: {error}")
+            # On a full disk the error is what the user must see, not that it could not be noted.
+            with contextlib.suppress(OSError):
+                # A finished run that a search may not count has still finished.
+                if not is_finished:
+                    status.write("failed", error=words)
+            return self._record(path, point, "failed", error=words)
+        return self._record(path, point, "finished", status.read().get("objective"))
+
+    def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
+        experiment, job = build(cfg)
+        if cfg.run is None:
+            # Of new work alone: a run that was made is answered for whatever it was.
+            experiment.lr_schedule.require_fits(experiment.steps)
+        simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
+        began, code = time.monotonic(), commit()
+        with self._trial(experiment, path, status, point, cfg.get("fork")) as experiment:
+            status.write("running", pid=os.getpid(), commit=code)
+            job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
+            status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path), commit=code)
+
+    @contextlib.contextmanager
+    def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...], fork: str | None) -> Iterator[Experiment]:
+        """Counts a search's trial, whatever becomes of it; a run on its own, or another job, is no trial."""
+        require(
+            experiment.tune is None or self.is_sweep or status.job != "train",
+            "tune",
+            "a search is a sweep, and this is one run",
+            "Launch it with -m, or leave the search out with tune=null",
+        )
+        if experiment.tune is None or not self.is_sweep or status.job != "train":
+            yield dataclasses.replace(experiment, tune=None)
+            return
+        check_charge(HydraConfig.get().sweeper, experiment.tune)
+        check_fork(fork, experiment.tune)
+        check_init(experiment.init, experiment.tune)
+        # Text that cannot be prepared refuses here: no trial has begun then.
+        prepare(experiment.data, experiment.privacy)
+        self.study = study = Study(path.parent, experiment.name)
+        study.begin(experiment, path, point)
+        try:
+            yield experiment
+        except Exception as error:
+            study.end(experiment, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
+            raise
+        study.end(experiment, path, "finished", _objective(path))
+
+    def _adopt(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
+        """A point that was trained before, on its own, tells a charged search what came of it: it becomes a trial and is charged."""
+        experiment, _ = build(cfg)
+        if experiment.tune is None or experiment.tune.charge == "uncharged" or Study(path.parent, experiment.name).has(path):
+            return
+        with self._trial(experiment, path, status, point, cfg.get("fork")):
+            pass
+
+    def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
+        self.outcomes.append(Outcome(path, point, state, objective, error))
+        return objective or 0.0
+
+    def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:
+        """How to go on, and the state a run is left in; a job that had not begun leaves none."""
+        if self.is_sweep:
+            interrupted.how = "the same command goes on with the sweep"
+        elif interrupted.done is not None:
+            resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
+            interrupted.how = f"the same command goes on from there, and so does {resume}"
+        if status.read().get("state") == "running":
+            with contextlib.suppress(OSError):
+                status.write("interrupted", steps=interrupted.done)
+
+    def _check_sweep(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
+        """A recipe's own sweep is not lost in another, and one process keeps to one mesh."""
+        keys = {override.lstrip("+").partition("=")[0] for override in point}
+        own = set(settings.sweeper.get("params") or {})
+        if own and not own & keys:
+            raise Refused(f"experiment={cfg.name}", "a sweep of its own, launched as one point of another", "Launch each sweep by itself")
+        mesh = OmegaConf.to_container(cfg.mesh) if OmegaConf.is_config(cfg.get("mesh")) else None
+        if self._mesh not in (None, mesh):
+            raise Refused(f"mesh={cfg.mesh.get('name')}", "one process holds one mesh", "Launch each mesh by itself")
+        self._mesh = mesh
+
+
+class CloseStudy(Callback):
+    """Hydra's callback at the end of a search, also of one that had no trial left: its statement, and a table of all trials."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """`config` is the recipe's base point, Hydra's own node included."""
+        experiment, job = build(config)
+        if experiment.tune is None or type(job).__name__ != "Train":
+            return
+        study = Study(Path(config.hydra.sweep.dir), experiment.name)
+        trials = study.close(experiment)
+        shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.objective, one.error) for one in trials]
+        sweep.show(shown, wide())
+
+
+def _check_noise(cfg: DictConfig, overrides: tuple[str, ...]) -> None:
+    """Noise asked for beside a mechanism that adds none is a slip that would cost the guarantee."""
+    asked = [override for override in overrides if override.lstrip("+").startswith(("noise.", "noise="))]
+    require(
+        not asked or not re.fullmatch(r"dpx\..*\.NoPrivacy", str(OmegaConf.select(cfg, "mechanism._target_"))),
+        ", ".join(asked),
+        "mechanism=none adds no noise and gives no guarantee",
+        "Leave one of them out",
+    )
+
+
+def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
+    """The config and folder of one point of a sweep. Under `repeat_and_select` a point that is drawn a second time is a second draw of
+    the mechanism, with noise of its own: it runs again, as the next replicate. What the first came to is not taken for it."""
+    if OmegaConf.select(cfg, "tune.charge") != "repeat_and_select":
+        return cfg, path
+    while path.exists() and any((path / "private" / name).exists() for name in ("ledger", "trial.json")):
+        cfg = cfg.copy()
+        OmegaConf.set_readonly(cfg, False)
+        cfg.replicate += 1
+        path = path.with_name(config.run_name(cfg))
+    return cfg, path
+
+
+def _objective(path: Path) -> float | None:
+    """The headline held-out figure of a run that trained."""
+    try:
+        results = json.loads((path / "private" / "results.json").read_text())
+        return float(results["heldout"][results["metric"]])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig, Path]:
+    """The config and folder of the run that `cfg.run` names, under this command's job."""
+    for override in overrides:
+        if override.lstrip("+~").partition("=")[0].partition(".")[0] not in _BESIDE_RUN:
+            raise Refused(override, f"the run {cfg.run} has its own config", f"Leave it out, or compose it without run={cfg.run}")
+    loaded, path = config.load(cfg.run)
+    loaded.job = cfg.job
+    if any(override.startswith("mesh=") for override in overrides):
+        loaded.mesh = cfg.mesh
+    return loaded, path

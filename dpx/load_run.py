@@ -1,0 +1,36 @@
+"""A finished run as a library sees it: what was declared, what was learnt, what is claimed."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from dpx import config
+from dpx.declaration import require
+from dpx.experiment import Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """`params` is the nested dict of the model's `parameter_shapes`; `privacy` the run's `privacy.json`.
+
+    `is_checked`: the run's ledger was there, and reaches as far as what follows from it. A release/ that was handed on cannot be checked.
+    """
+
+    experiment: Experiment
+    params: Any
+    privacy: dict[str, Any]
+    is_checked: bool
+
+
+def load(run: str | Path) -> Loaded:
+    """The run in folder `run`, or of that experiment name; raises `Refused` where it released no parameters, or its parts disagree."""
+    cfg, path = config.load(str(run))
+    require((path / "release" / "params").exists(), f"run={path}", "holds no released parameters", "Let it train to its end")
+    from dpx.claim import agreement
+    from dpx.training.checkpoint import released
+
+    is_checked = agreement.check(path) is not None
+    experiment, _ = config.build(cfg)
+    params, privacy = released(path / "release" / "params"), json.loads((path / "release" / "privacy.json").read_text())
+    return Loaded(experiment, params, privacy, is_checked)

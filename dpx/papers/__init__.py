@@ -1,0 +1,1 @@
+"""What only one paper needs: its analyses and its page."""

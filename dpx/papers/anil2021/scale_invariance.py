@@ -1,0 +1,164 @@
+"""Anil et al. 2021, section 4.3: which weights can be scaled without changing the output (A5).
+
+f(alpha w) = f(w) for all alpha > 0 implies grad f(alpha w) = grad f(w) / alpha: the paper's reason for a large weight decay. It needs
+w to be all that a LayerNorm sees. That holds for the three embedding tables together, whose sum alone is normalised, as long as the
+output does not decode with the word table as well; a matrix whose product joins a residual sum, x + f(x), is not invariant.
+
+B: examples, T: tokens, M: masked slots, H: width, V: vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpx.declaration import declaration
+from dpx.models.shape import Bert
+from dpx.parameter_path import path_name
+from dpx.table import Table
+
+TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")
+ATTENTION, FEED_FORWARD = ("layers/attention_out/kernel",), ("layers/down/kernel",)
+# What is scaled, its parameter paths, the output looked at, and whether the claim holds for it.
+CASES = (
+    ("three tables together", TABLES, "free decoder", True),
+    ("three tables, tied decoder", TABLES, "tied decoder", False),
+    ("word table alone", TABLES[:1], "free decoder", False),
+    ("position table alone", TABLES[1:2], "free decoder", False),
+    ("segment table alone", TABLES[2:], "free decoder", False),
+    ("attention output matrices", ATTENTION, "free decoder", False),
+    ("feed-forward output matrices", FEED_FORWARD, "free decoder", False),
+    ("attention output, no residual", ATTENTION, "no residual", True),
+)
+COLUMNS = (
+    "scaled by alpha",
+    "output",
+    "numbers",
+    "alpha",
+    "relative change of the output",
+    "relative change of the loss",
+    "alpha * gradient norm / unscaled",
+    "largest error of alpha * gradient",
+    "claim holds",
+)
+NOTES = (
+    "where the claim holds the changes are rounding (and the LayerNorm's 1e-12) and the ratio is 1",
+    "a free decoder is the masked-token decoder with a copy of the word table that is not scaled; BERT's own is tied to the word table",
+    "single matrices are not invariant: BERT normalises x + f(x), so what is scaled is one term of a sum",
+)
+
+Outputs = Callable[[Any], tuple[Any, Any]]
+
+
+@declaration
+class AnilScaleInvariance:
+    """A freshly initialised model on random tokens, in float64 and in float32. Errors are relative to the largest entry."""
+
+    model: Bert
+    alphas: Sequence[float]
+    examples: int
+    tokens: int
+    vocabulary_size: int
+
+    def __call__(self) -> list[Table]:
+        import jax
+
+        rows: list[tuple[Any, ...]] = []
+        for numbers in ("float64", "float32"):
+            with jax.enable_x64(numbers == "float64"):
+                rows += self._measured(numbers)
+        return [Table("scale_invariance", COLUMNS, tuple(rows), "scaling weights before a LayerNorm", NOTES)]
+
+    def _measured(self, numbers: str) -> list[tuple[Any, ...]]:
+        import jax
+
+        from dpx.models.bert import BertForPreTraining
+
+        model = BertForPreTraining(self.model, self.vocabulary_size, True)
+        batch = self._batch()
+        params = model.init(jax.random.key(2), batch["token"], batch["segment"], batch["length"], batch["slot"])["params"]
+        params = jax.tree.map(lambda leaf: leaf.astype(numbers), params)
+        rows = []
+        for output in dict.fromkeys(case[2] for case in CASES):
+            loss = jax.jit(jax.value_and_grad(_outputs(model, params, batch, output), has_aux=True))
+            unscaled = loss(params)
+            for case, paths, of, holds in CASES:
+                if of == output:
+                    found = [(alpha, loss(_scaled(params, paths, alpha))) for alpha in self.alphas]
+                    rows += [
+                        (case, output, numbers, alpha, *_differences(unscaled, scaled, paths, alpha), holds) for alpha, scaled in found
+                    ]
+        return rows
+
+    def _batch(self) -> dict[str, Any]:
+        import jax
+        import jax.numpy as jnp
+
+        keys = jax.random.split(jax.random.key(0), 2)
+        token_BT = jax.random.randint(keys[0], (self.examples, self.tokens), 5, self.vocabulary_size)
+        half_T = (jnp.arange(self.tokens) >= self.tokens // 2).astype(jnp.int32)
+        return {
+            "token": token_BT,
+            "segment": jnp.broadcast_to(half_T, token_BT.shape),
+            "length": jnp.full((self.examples,), self.tokens, jnp.int32),
+            "slot": jnp.broadcast_to(jnp.arange(1, 5), (self.examples, 4)),
+            "label": jax.random.randint(keys[1], (self.examples, 4), 5, self.vocabulary_size),
+        }
+
+
+def _outputs(model: Any, params: Any, batch: dict[str, Any], output: str) -> Outputs:
+    """`parameters -> (loss, [logits])`: masked slots and next sentence; or a LayerNorm over one matrix product alone."""
+    import jax
+    import jax.numpy as jnp
+
+    arguments = (batch["token"], batch["segment"], batch["length"], batch["slot"])
+    word_VH, answer_B = params["embeddings"]["word"], jnp.arange(len(batch["token"])) % 2
+
+    def loss_of(masked_BMV: Any, next_B2: Any) -> tuple[Any, Any]:
+        masked = -jnp.take_along_axis(jax.nn.log_softmax(masked_BMV), batch["label"][..., None], axis=-1).mean()
+        next_sentence = -jnp.take_along_axis(jax.nn.log_softmax(next_B2), answer_B[:, None], axis=-1).mean()
+        return masked + next_sentence, (masked_BMV, next_B2)
+
+    def tied(scaled: Any) -> tuple[Any, Any]:
+        return loss_of(*model.apply({"params": scaled}, *arguments))
+
+    def free(scaled: Any) -> tuple[Any, Any]:
+        heads = {"capture_intermediates": lambda module, _: module.path == ("mlm", "norm"), "mutable": ["intermediates"]}
+        (_, next_B2), kept = model.apply({"params": scaled}, *arguments, **heads)
+        h_BMH = kept["intermediates"]["mlm"]["norm"]["__call__"][0]
+        return loss_of(h_BMH @ word_VH.T + scaled["mlm"]["output_bias"], next_B2)
+
+    def no_residual(scaled: Any) -> tuple[Any, Any]:
+        h_BTH = word_VH[batch["token"]] @ scaled["layers"]["attention_out"]["kernel"][0]
+        centred_BTH = h_BTH - h_BTH.mean(-1, keepdims=True)
+        h_BTH = centred_BTH / jnp.sqrt(jnp.square(centred_BTH).mean(-1, keepdims=True) + model.model.layer_norm_eps)
+        return loss_of(h_BTH[:, 1:5] @ word_VH.T, h_BTH[:, 0, :2])
+
+    return {"tied decoder": tied, "free decoder": free, "no residual": no_residual}[output]
+
+
+def _differences(unscaled: Any, scaled: Any, paths: Sequence[str], alpha: float) -> tuple[float, float, float, float]:
+    """Changes of outputs and loss, alpha times the gradient's norm over the unscaled one's, and its largest error by entry."""
+    import numpy as np
+
+    (loss, outputs), gradient = unscaled
+    (scaled_loss, scaled_outputs), scaled_gradient = scaled
+    before, after = (np.concatenate([np.ravel(array) for array in arrays]) for arrays in (outputs, scaled_outputs))
+    expected, found = _entries(gradient, paths), alpha * _entries(scaled_gradient, paths)
+    return (
+        float(np.max(np.abs(after - before)) / np.max(np.abs(before))),
+        abs(float(scaled_loss - loss)) / abs(float(loss)),
+        float(np.linalg.norm(found) / np.linalg.norm(expected)),
+        float(np.max(np.abs(found - expected)) / np.max(np.abs(expected))),
+    )
+
+
+def _scaled(params: Any, paths: Sequence[str], alpha: float) -> Any:
+    import jax
+
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * alpha if path_name(path) in paths else leaf, params)
+
+
+def _entries(tree: Any, paths: Sequence[str]) -> Any:
+    import jax
+    import numpy as np
+
+    return np.concatenate([np.ravel(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if path_name(path) in paths])

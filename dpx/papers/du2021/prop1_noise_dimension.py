@@ -1,0 +1,48 @@
+"""Du and Mi 2021, proposition 1: noise on k activations against noise on d gradients. Arithmetic only."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpx.declaration import declaration
+from dpx.picture import Lines, Picture
+from dpx.table import Table
+
+
+@declaration
+class DpfpProp1NoiseDimension:
+    """`dimensions` are the noisy vector's and the model's; `noise_multipliers` are set against a signal of norm 1."""
+
+    dimensions: dict[str, Sequence[int]]
+    forward_noise_multiplier: float
+    gradient_noise_multiplier: float
+    batch_size: int
+
+    def __call__(self) -> list[Table]:
+        rows = []
+        for name, (activations, parameters) in self.dimensions.items():
+            forward = self.forward_noise_multiplier * math.sqrt(activations)
+            gradient = self.gradient_noise_multiplier * math.sqrt(parameters) / self.batch_size
+            rows.append((name, activations, parameters, parameters / activations, forward, forward**2, gradient, gradient**2))
+        columns = ("model", "k", "d", "d_over_k", "forward_norm", "forward_power", "mean_gradient_norm", "mean_gradient_power")
+        notes = (
+            "the forward noise meets one row of norm at most C = 1; the gradient noise meets the mean over the batch, of norm at most 1",
+            "fewer noisy coordinates is what the proposition counts; it says nothing of gradients that reach the encoder without noise",
+        )
+        return [Table("noise_dimension", columns, tuple(rows), "noise of DP-FP and of DP-SGD", notes)]
+
+    def pictures(self) -> list[Picture]:
+        """Noisy coordinates, and the noise's norm against a signal of norm at most 1."""
+        model: dict[str, Any] = {"table": "noise_dimension", "x": "model", "x_scale": "category"}
+        counts = (("k", "DP-FP: k"), ("d", "DP-SGD: d"))
+        norms = (("forward_norm", "DP-FP, one row"), ("mean_gradient_norm", "DP-SGD, mean gradient"))
+        return [
+            Picture(
+                "dpfp_noise_dimension",
+                "Noisy coordinates of DP-FP and DP-SGD, and the norm of the noise against a signal of norm at most 1.",
+                (
+                    Lines(marks=("k", "d"), names=counts, y_scale="log", y_label="noisy coordinates", **model),
+                    Lines(marks=("forward_norm", "mean_gradient_norm"), names=norms, y_label="norm of the noise", **model),
+                ),
+            )
+        ]

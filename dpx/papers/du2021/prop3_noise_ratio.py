@@ -1,0 +1,74 @@
+"""Du and Mi 2021, proposition 3 and equation 13: does noise power fall as 1/M with M micro-batches? Only as epsilon goes to 0."""
+
+from collections.abc import Sequence
+
+from dpx.declaration import declaration
+from dpx.papers.du2021.table2_accounting import own_runs
+from dpx.picture import Lines, Picture
+from dpx.table import Table
+
+
+@declaration
+class DpfpProp3NoiseRatio:
+    """Noise power at M micro-batches over that at one, by their equation 11 and, for `pld_epsilons`, by PLD."""
+
+    size: int
+    epochs: int
+    batch_sizes: Sequence[int]
+    micro_batches: Sequence[int]
+    epsilons: Sequence[float | int]
+    pld_epsilons: Sequence[float | int]
+
+    def __call__(self) -> list[Table]:
+        return [self._by_the_limit(), self._by_losses()]
+
+    def _by_the_limit(self) -> Table:
+        from dpx.privacy.approximations import gdp_clt_noise_multiplier
+
+        rows = []
+        for epsilon in self.epsilons:
+            for batch in self.batch_sizes:
+                alone = gdp_clt_noise_multiplier(own_runs(self.size, batch, 1, self.epochs), epsilon=epsilon, delta=self._delta)
+                for number in self.micro_batches:
+                    sigma = gdp_clt_noise_multiplier(own_runs(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
+                    rows.append((epsilon, batch, number, sigma, (sigma / alone) ** 2, 1 / number))
+        columns = ("epsilon_clt", "batch_size", "micro_batches", "sigma", "power_ratio", "claimed_ratio")
+        notes = ("sigma by the central limit, an approximation; the claim is its first-order term",)
+        return Table("power_by_equation_11", columns, tuple(rows), "noise power over that of one micro-batch", notes)
+
+    def _by_losses(self) -> Table:
+        from dpx.privacy import solve
+
+        batch, rows = self.batch_sizes[0], []
+        for epsilon in self.pld_epsilons:
+            ends = [
+                solve.noise_multiplier(own_runs(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
+                for number in (1, max(self.micro_batches))
+            ]
+            rows.append((epsilon, batch, max(self.micro_batches), *ends, (ends[1] / ends[0]) ** 2))
+        columns = ("epsilon_pld", "batch_size", "micro_batches", "sigma_alone", "sigma", "power_ratio")
+        return Table("power_by_pld", columns, tuple(rows), "the same by a bound instead of an approximation")
+
+    def pictures(self) -> list[Picture]:
+        """The ratio at each epsilon, one panel a batch size."""
+        panels = tuple(
+            Lines(
+                table="power_by_equation_11",
+                x="micro_batches",
+                y=("power_ratio",),
+                by="epsilon_clt",
+                where=("batch_size", batch),
+                title=f"batch size {batch}",
+                x_label="micro-batches M",
+                y_label="noise power over that of M = 1",
+                x_scale="log",
+                y_scale="log",
+            )
+            for batch in self.batch_sizes
+        )
+        caption = f"Noise power by equation 11; proposition 3's 1/M is what epsilon {min(self.epsilons):g} gives, and no larger one."
+        return [Picture("dpfp_noise_ratio", caption, panels)]
+
+    @property
+    def _delta(self) -> float:
+        return 1 / (2 * self.size)

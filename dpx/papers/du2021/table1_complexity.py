@@ -1,0 +1,84 @@
+"""Du and Mi 2021, Table 1: what a method holds, computes and perturbs, published orders beside compiled and traced programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpx.declaration import declaration, require
+from dpx.table import Table
+
+# The program that shows a method's order. DP-FP is plain training with noise on one vector of a row: SGD's program stands for it.
+_PROGRAMS = {"DP-SGD": "vmap", "DP-SGD, book-keeping": "book_keeping", "DP-FP": "autodiff", "SGD": "autodiff"}
+_MEMORY = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(d)", "RGP": "O(mrw)", "SGD": "O(d)"}
+_TIME = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(md)", "RGP": "O(md + Krd + Kr^2 w)", "SGD": "O(md)"}
+
+
+@declaration
+class DpfpTable1Complexity:
+    """`models` are options; slopes are taken between the smallest and the largest of `batches`. RGP stands by its formula: its
+    carriers of `rank` r are r w numbers for w the rows and columns of the encoder's matrices."""
+
+    models: Sequence[str]
+    batches: Sequence[int]
+    sequence_length: int
+    vocabulary_size: int
+    rank: int
+    power_iterations: int
+    micro_batches: int
+
+    def __post_init__(self) -> None:
+        require(len(set(self.batches)) > 1, f"analysis.batches={self.batches}", "a slope needs two sizes", "Give two or more")
+
+    def __call__(self) -> list[Table]:
+        subjects = [self._measured(name) for name in self.models]
+        return [self._memory(subjects), self._time(subjects), self._noise(subjects)]
+
+    def _measured(self, name: str) -> dict[str, Any]:
+        from dpx.benchmark.traced import Traced
+        from dpx.config import recipes
+
+        model = recipes.option("model", name)
+        small, large = (
+            Traced.of(model, self.sequence_length, self.vocabulary_size, size) for size in (min(self.batches), max(self.batches))
+        )
+        more = large.examples - small.examples
+        # Grams alone, so that no gradient of an example is ever held.
+        options = {program: {"kept_bytes": 0} if program == "book_keeping" else {} for program in _PROGRAMS.values()}
+        held = {way: (large.temporary_bytes(way, **o) - small.temporary_bytes(way, **o)) / 4 / more for way, o in options.items()}
+        products = {way: large.flops(way, **o) for way, o in options.items()}
+        sides = model.layers * (model.width + 3 * model.width + 2 * model.width + 2 * (model.width + model.feed_forward))
+        return {"name": name, "d": small.parameters, "k": model.width, "w": sides, "held": held, "products": products}
+
+    def _memory(self, subjects: Sequence[dict[str, Any]]) -> Table:
+        rows = []
+        for one in subjects:
+            for method, published in _MEMORY.items():
+                held = self.rank * one["w"] if method == "RGP" else one["held"][_PROGRAMS[method]]
+                rows.append((one["name"], one["d"], method, published, held, held / one["d"]))
+        columns = ("model", "d", "method", "published", "numbers_per_example", "over_d")
+        notes = (
+            "numbers that one more example of a batch adds to the compiler's temporaries; activations, which Table 1 leaves out, are in",
+            "RGP: its carriers alone, by formula; DP-FP: SGD's program, plus k numbers a row",
+        )
+        return Table("memory", columns, tuple(rows), "memory: published order in m, and what one more example adds", notes)
+
+    def _time(self, subjects: Sequence[dict[str, Any]]) -> Table:
+        rows = []
+        for one in subjects:
+            for method, published in _TIME.items():
+                # The carriers are made once a step and need 2 products with every matrix for each round.
+                further = 4 * self.power_iterations * self.rank * one["d"] / max(self.batches)
+                plain = one["products"]["autodiff"]
+                products = plain + further if method == "RGP" else one["products"][_PROGRAMS[method]]
+                rows.append((one["name"], one["d"], method, published, float(products), products / plain))
+        columns = ("model", "d", "method", "published", "products_per_example", "over_SGD")
+        return Table("time", columns, tuple(rows), "time: published order, and matrix products of one example")
+
+    def _noise(self, subjects: Sequence[dict[str, Any]]) -> Table:
+        rows = []
+        for one in subjects:
+            rows.append((one["name"], "DP-SGD", "d", one["d"], "s^2", 1.0))
+            rows.append((one["name"], "DP-FP", "k", one["k"], "s^2 / M", 1 / self.micro_batches))
+            rows.append((one["name"], "RGP", "w", self.rank * one["w"], "s^2", 1.0))
+        columns = ("model", "method", "published_coordinates", "coordinates", "published_power", "power_over_s2")
+        notes = ("s^2 / M holds only as epsilon falls to 0: dpfp_prop3_noise_ratio",)
+        return Table("noise", columns, tuple(rows), "noisy coordinates, and the noise power of each", notes)

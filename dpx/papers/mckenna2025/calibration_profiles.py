@@ -1,0 +1,95 @@
+"""McKenna et al. 2025, appendix D and Figure 15: settings of equal (epsilon, delta) differ in what an attacker can reach."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpx.declaration import declaration
+from dpx.picture import Cells, Lines, Picture
+from dpx.table import Table
+
+
+@declaration
+class MckennaCalibrationProfiles:
+    """Poisson settings that visit `examples` records each, calibrated to one (epsilon, delta) and compared over all of delta(eps)."""
+
+    size: int
+    examples: int
+    epsilon: float
+    delta: float
+    batch_sizes: Sequence[int]
+    points: Sequence[float | int]
+    interval: float
+
+    def __call__(self) -> list[Table]:
+        settings = {batch: self._composed(batch) for batch in self.batch_sizes}
+        return [self._noise(settings), self._profiles(settings), self._excess(settings)]
+
+    def _composed(self, batch: int):
+        from dpx.privacy import solve
+        from dpx.privacy.accounting import compose
+        from dpx.privacy.events import Release
+
+        charges = [(Release(noise_multiplier=1.0, sampling_probability=batch / self.size), self.examples // batch)]
+        sigma = solve.solve(charges, epsilon=self.epsilon, delta=self.delta, interval=self.interval)
+        return sigma, compose(solve.scaled(charges, sigma), interval=self.interval)
+
+    def _noise(self, settings: dict) -> Table:
+        rows = [(batch, self.examples // batch, sigma, composed.delta(0.0)) for batch, (sigma, composed) in settings.items()]
+        columns = ("batch_size", "steps", "noise_multiplier", "membership_advantage")
+        return Table("settings", columns, tuple(rows), f"all at epsilon {self.epsilon}, delta {self.delta}")
+
+    def _profiles(self, settings: dict) -> Table:
+        rows = [(epsilon, *(composed.delta(float(epsilon)) for _, composed in settings.values())) for epsilon in self.points]
+        columns = ("epsilon", *(f"delta_at_batch_{batch}" for batch in settings))
+        return Table("profiles", columns, tuple(rows), "profiles cross at the calibration point")
+
+    def _excess(self, settings: dict) -> Table:
+        profiles = {batch: deltas(composed) for batch, (_, composed) in settings.items()}
+        rows = [(one, two, excess_vulnerability(profiles[one], profiles[two])) for one, two in itertools.permutations(settings, 2)]
+        return Table("excess_vulnerability", ("instead_of", "uses", "excess"), tuple(rows), "Kaissis et al. 2024")
+
+    def pictures(self) -> list[Picture]:
+        """Profiles that cross at the claim; what an attacker gains from them."""
+        by_batch = tuple((f"delta_at_batch_{batch}", f"batch {batch:,}") for batch in self.batch_sizes)
+        return [
+            Picture(
+                "mckenna_profiles",
+                f"Settings of equal epsilon {self.epsilon:g} and delta {self.delta:g}: profiles, and membership advantage by batch size.",
+                (
+                    Lines(
+                        table="profiles", x="epsilon", y=tuple(name for name, _ in by_batch), names=by_batch, y_scale="log", y_label="delta"
+                    ),
+                    Lines(
+                        table="settings",
+                        x="batch_size",
+                        y=("membership_advantage",),
+                        x_scale="log",
+                        y_label="membership advantage, delta(0)",
+                    ),
+                ),
+            ),
+            Picture(
+                "mckenna_excess",
+                "Excess vulnerability (Kaissis et al. 2024) of using one batch size instead of another at the same epsilon and delta.",
+                (
+                    Cells(
+                        table="excess_vulnerability", x="instead_of", y="uses", value="excess", x_label="batch size", y_label="instead uses"
+                    ),
+                ),
+            ),
+        ]
+
+
+EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 80)])
+
+
+def deltas(composed) -> np.ndarray:
+    """A composition's profile at `EPSILONS`."""
+    return np.array([composed.delta(float(epsilon)) for epsilon in EPSILONS])
+
+
+def excess_vulnerability(base: np.ndarray, other: np.ndarray) -> float:
+    """max over eps of (delta_other(eps) - delta_base(eps)) / (1 + e^eps), from two profiles: how much worse `other` may be."""
+    return max(0.0, float(((other - base) / (1 + np.exp(EPSILONS))).max()))

@@ -1,0 +1,91 @@
+"""McKenna et al. 2025, appendix B.3: 6 M S beside the products of traced programs, and what clipping and noise add to them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpx.declaration import declaration
+from dpx.table import Table
+
+# An instantiated gradient of d numbers: square and add for its norm, scale and add for the sum.
+CLIPPING_OPERATIONS = 4
+# Noise scaled and added, the sum divided; draws are not counted.
+NOISE_OPERATIONS = 3
+
+
+@declaration
+class MckennaFlopsModel:
+    """`published_parameters` (Table 4) by model option; programs are traced at `physical_batch` examples and never run.
+
+    What was measured is read from the benchmark.json files under `evidence`, where there are any.
+    """
+
+    published_parameters: Mapping[str, float]
+    sequence_lengths: Sequence[int]
+    physical_batch: int
+    batch_size: int
+    vocabulary_size: int
+    evidence: str
+
+    def __call__(self) -> list[Table]:
+        traced = [self._traced(name, length) for name in self.published_parameters for length in self.sequence_lengths]
+        return [self._products(traced), self._shares(traced), self._measured()]
+
+    def _traced(self, name: str, length: int) -> dict[str, Any]:
+        """Products of one example by each way, from traced programs."""
+        from dpx.benchmark.traced import Traced
+        from dpx.config import recipes
+
+        model = recipes.option("model", name)
+        subject = Traced.of(model, length, self.vocabulary_size, self.physical_batch)
+        found = {"plain": subject.flops("plain"), "autodiff": subject.flops("autodiff"), "vmap": subject.flops("vmap")}
+        found |= {"grams": subject.flops("book_keeping", kept_bytes=0), "kept": subject.flops("book_keeping", kept_bytes=1 << 50)}
+        return found | {"name": name, "length": length, "parameters": subject.parameters}
+
+    def _products(self, traced: Sequence[dict[str, Any]]) -> Table:
+        rows = []
+        for found in traced:
+            published = 6 * self.published_parameters[found["name"]] * found["length"]
+            exact = 6 * found["parameters"] * found["length"]
+            named = found["name"], found["length"], self.published_parameters[found["name"]], found["parameters"]
+            rows.append((*named, published, exact, found["autodiff"], found["autodiff"] / exact))
+        columns = ("model", "S", "M_published", "M", "6MS_published", "6MS", "products", "products_over_6MS")
+        notes = ("6 M S counts the word table in every token; only masked tokens are decoded, and attention's products are not in it",)
+        return Table("flops_of_an_example", columns, tuple(rows), "6 M S beside the products of a plain step", notes)
+
+    def _shares(self, traced: Sequence[dict[str, Any]]) -> Table:
+        rows = []
+        for found in traced:
+            clipping = CLIPPING_OPERATIONS * found["parameters"] / found["vmap"]
+            noise = NOISE_OPERATIONS * found["parameters"] / self.batch_size / found["plain"]
+            shares = (found[name] / found["plain"] - 1 for name in ("grams", "kept"))
+            rows.append((found["name"], found["length"], clipping, *shares, noise))
+        columns = ("model", "S", "clip_instantiated", "book_keeping_grams", "book_keeping_kept", "noise")
+        notes = (
+            "clip_instantiated: entry-wise operations on a per-example gradient over the products of its example; falls with S",
+            "book_keeping: further products of the traced step over the plain step's; Grams grow with S, kept gradients do not",
+            f"noise: entry-wise operations of one logical batch of {self.batch_size:,}, per example; draws are not counted",
+        )
+        return Table("clipping_and_noise", columns, tuple(rows), "what privacy adds, as a share of the plain step", notes)
+
+    def _measured(self) -> Table:
+        """Of every benchmark, the private step at its best: speed, and the time that clipping and the update take of it."""
+        rows = []
+        for path in sorted(Path(self.evidence).glob("*.json")):
+            private = [
+                row for row in json.loads(path.read_text())["rows"] if row["clipping"] == "book_keeping" and row.get("update_seconds")
+            ]
+            if not private:
+                continue
+            best = max(private, key=lambda row: row["examples_per_s"])
+            clipping = None if best["ratio_to_plain"] is None else 1 - best["ratio_to_plain"]
+            update = best["update_seconds"] / (best["update_seconds"] + self.batch_size / best["examples_per_s"])
+            measured = best["examples_per_s"], best["model_flops_per_s"], clipping, update
+            rows.append((best["model"], best["sequence_length"], best["physical_batch"], *measured))
+        columns = ("model", "S", "physical_batch", "examples_per_s", "model_flops_per_s", "clipping_share", "update_share")
+        notes = (
+            f"update: reduction, noise and optimiser once per logical batch of {self.batch_size:,}; clipping: 1 - private over plain speed",
+            f"from {self.evidence}/*.json; empty where none was written by the command in its README",
+        )
+        return Table("measured_shares", columns, tuple(rows), "what privacy takes of the measured time", notes)

@@ -1,0 +1,1 @@
+"""Yin & Habernal 2022, Privacy-Preserving Models for Legal Natural Language Processing."""

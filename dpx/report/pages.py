@@ -1,0 +1,45 @@
+"""The pages of `job=report`: one YAML file each in `conf/paper/`, or in that folder of an installed package."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpx import config, packages
+from dpx.declaration import Refused
+from dpx.report.document import Document
+from dpx.report.published import Published
+from dpx.report.rows import Row, Run
+
+
+class Page:
+    """What a page answers: whose runs it takes, what it adds by arithmetic, and how it is made. `experiments/<paper>/published.csv` has to
+    hold what the paper published."""
+
+    @property
+    def match(self) -> tuple[str, ...]:
+        """Beginnings of the names of the experiments whose runs are collected."""
+        raise NotImplementedError
+
+    def computed(self) -> list[Row]:
+        """Rows that no run gives."""
+        return []
+
+    def document(self, runs: Sequence[Run], published: Sequence[Published], notes: Path) -> Document:
+        """The page, of runs and published numbers alone; `notes` is a CSV file beside them, which need not exist."""
+        raise NotImplementedError
+
+
+def names() -> list[str]:
+    """The papers that have a page."""
+    return packages.names_in("paper")
+
+
+def page(paper: str) -> Page:
+    """The page of `paper`; raises `Refused` where there is none."""
+    path = packages.yaml_of("paper", paper)
+    if path is None:
+        raise Refused(f"report.paper={paper}", "no page is made of that paper", f"There are {', '.join(names())}, benchmarks")
+    found: Any = config.declare(path, f"paper={paper}")
+    if not isinstance(found, Page):
+        raise Refused(f"paper={paper}", f"{type(found).__name__} is no page", "Name a dpx.report.pages.Page")
+    return found

@@ -1,0 +1,95 @@
+"""Bytes of a step against sums worked out by hand from the shapes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import dpx
+from dpx.cost.memory import Memory, Trains, activations, step_memory
+from dpx.cost.traced import temporary_bytes
+from dpx.mechanism.clip import flat_weights
+from dpx.models.shape import Bert
+from dpx.models.trained import Adapters, Biases, Everything, LastLayer, TopLayers
+from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.mlm import Special
+from dpx.task.objective import objective
+from dpx.training import resting
+
+from .declared import declared
+
+KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
+TINY_BERT = declared("tiny")
+
+# L = 2, H = 128, F = 512, A = 2; T = 8 tokens, M = 3 slots, V = 100 words, P = 1,000 parameters, b = 5 examples.
+P = Trains(1000)
+SIZES = {"vocabulary_size": 100, "sequence_length": 8, "masked_slots": 3, "microbatch": 5}
+# 2 (8 (1280 + 1536) + 2 * 2 * 64) + 3 * 8 * 128 + 3 (200 + 256)
+KEPT = 2 * (22_528 + 256) + 3_072 + 1_368
+# 2 * 8 (256 + 512)
+COTANGENTS = 12_288
+
+
+def test_activations_of_one_example():
+    assert activations(TINY_BERT, P, 100, 8, 3) == KEPT == 50_008
+
+
+@pytest.mark.parametrize(
+    "method, example", [("plain", 4 * KEPT), ("ghost", 4 * KEPT), ("vmap", 4 * KEPT + 4000), ("book_keeping", 4 * (KEPT + COTANGENTS))]
+)
+def test_each_use_on_one_device(method, example):
+    found = step_memory(TINY_BERT, P, shards=1, method=method, **SIZES)
+    assert found == Memory(at_rest=12_000, gathered=0, accumulator=4000, mechanism=0, microbatch=4000 + 5 * example, update=12_000)
+    assert found.peak == 12_000 + 4000 + 4000 + 5 * example
+
+
+def test_what_is_shared_and_what_is_narrow():
+    narrow = dataclasses.replace(TINY_BERT, dtype="bfloat16")
+    shared = step_memory(narrow, P, shards=4, method="plain", **SIZES)
+    assert shared == Memory(at_rest=3000, gathered=2000, accumulator=4000, mechanism=0, microbatch=4000 + 5 * 2 * KEPT, update=3000)
+    assert step_memory(narrow, P, shards=1, method="plain", **SIZES).gathered == 2000
+    assert step_memory(TINY_BERT, P, shards=4, method="plain", **SIZES).gathered == 4000
+
+
+def test_the_larger_of_a_microbatch_and_the_update_counts():
+    assert Memory(at_rest=1, gathered=2, accumulator=4, mechanism=32, microbatch=8, update=16).peak == 55
+
+
+def test_what_rests_is_kept_once_and_nothing_else_of_it():
+    """Biases train: no matrix's inputs and cotangents are kept; the rest is held once, in the type that is computed with."""
+    bias = Trains(10, resting=990, kernels=False)
+    found = step_memory(TINY_BERT, bias, shards=1, method="book_keeping", **SIZES)
+    # 2 * 8 (256 + 512) inputs less.
+    example = 4 * (KEPT - COTANGENTS)
+    assert found == Memory(at_rest=120, gathered=3960, accumulator=40, mechanism=0, microbatch=40 + 5 * example, update=120)
+    one = (KEPT - COTANGENTS - 3_072 - 1_368) // 2
+    assert activations(TINY_BERT, bias._replace(layers=0), 100, 8, 3) == one + 3_072 + 1_368
+
+
+def test_a_compilers_count_stands_in_for_the_arithmetic():
+    found = Memory(at_rest=1, gathered=2, accumulator=4, mechanism=32, microbatch=8, update=16)
+    assert found.measured(100) == dataclasses.replace(found, microbatch=104)
+
+
+def slow(*trains):
+    return [pytest.param(train, marks=pytest.mark.slow) for train in trains]
+
+
+@pytest.mark.parametrize("train", [Biases(), *slow(Everything(), LastLayer(), TopLayers(layers=1), Adapters(rank=2, alpha=4.0))])
+def test_a_microbatch_takes_what_the_compiler_says(train):
+    """Temporaries of the compiled sum; the compiler finds some of the room of what layers leave behind twice."""
+    model, examples = Bert(name="small", layers=4, width=64, heads=4, feed_forward=256, positions=64), 16
+    task = MaskedLanguageModel(next_sentence=True, masked_slots=8)
+    of, scalar = objective(model, task, 64, Special(0, 1, 2, 3, 4)), jax.ShapeDtypeStruct((examples,), jnp.int32)
+    rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
+    rows["tokens"] = jax.ShapeDtypeStruct((examples, 64), jnp.int32)
+    batch = jax.eval_shape(of.batch, KEY, rows)
+    trained, rests = jax.eval_shape(lambda key: resting.drawn(train, of, key), KEY)
+
+    def summed(trained, rests, batch):
+        return dpx.clipped_sum(of.losses, trained, batch, frozen=rests or None, weights=flat_weights(1.0), checked=False).total
+
+    sizes = {"vocabulary_size": 64, "sequence_length": 64, "masked_slots": 8, "microbatch": examples, "shards": 1}
+    expected = step_memory(model, resting.trains(train, of), method="book_keeping", **sizes)
+    assert 0.65 < temporary_bytes(summed, trained, rests, batch) / (expected.microbatch - expected.accumulator) < 1.1

@@ -1,0 +1,92 @@
+"""Who may import whom: read from the source, imports inside functions included."""
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dpx
+
+PACKAGE = Path(dpx.__file__).parent
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    found = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    return {name.removesuffix(".__init__"): path for name, path in found.items()}
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """Modules by their full names; `from a import b` is both `a.b`, where that is a module, and `a`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules() else node.module for name in names)
+
+
+@functools.cache
+def arrows() -> dict[str, frozenset[str]]:
+    """What every module of dpx imports, its own package's `__init__` not counted."""
+    return {name: frozenset(_imported(ast.parse(path.read_text()))) - {name} for name, path in modules().items()}
+
+
+def _is_in(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
+def _reached(start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for name in arrows().get(waiting.pop(), ()):
+            if name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("dpx.privacy", ("jax", "dpx.experiment")),
+        ("dpx.experiment", ("hydra", "dpx.training")),
+        ("dpx.mechanism", ("hydra", "dpx.experiment", "dpx.training")),
+        ("dpx.clipping", ("hydra", "dpx.experiment", "dpx.models", "dpx.mechanism", "dpx.training")),
+        ("dpx.models", ("hydra", "dpx.experiment", "dpx.training")),
+    ],
+)
+def test_a_room_reaches_nothing_that_it_must_not_know(room, forbidden):
+    wrong = [
+        f"{start} reaches {name}"
+        for start in arrows()
+        if _is_in(start, (room,))
+        for name in sorted(_reached(start))
+        if _is_in(name, forbidden)
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert {"jax", "dpx.clipping.clipped_sum"} <= _reached("dpx.training.session"), "imports are followed through other modules"
+
+
+def test_only_configuration_and_launching_know_hydra():
+    knowing = {name for name, imported in arrows().items() if any(_is_in(one, ("hydra",)) for one in imported)}
+    assert knowing
+    assert {name for name in knowing if not _is_in(name, ("dpx.__main__", "dpx.config", "dpx.launch"))} == set()
+
+
+def test_nobody_imports_a_paper():
+    """Its analyses and its page are named in YAML."""
+    wrong = [
+        name
+        for name, imported in arrows().items()
+        if not _is_in(name, ("dpx.papers",)) and any(_is_in(one, ("dpx.papers",)) for one in imported)
+    ]
+    assert wrong == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    circles = sorted(name for name in arrows() if name in _reached(name))
+    assert not circles, circles
