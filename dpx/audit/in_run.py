@@ -12,7 +12,7 @@ from dpx.audit import scores
 from dpx.audit.canaries import Planted, WithCanaries
 from dpx.audit.declarations import Canaries
 from dpx.audit.verdict import judge
-from dpx.claim.statement import Spent
+from dpx.claim.spent import Spent
 from dpx.privacy import events, ledger
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.ledger import Ledger

@@ -40,10 +40,9 @@ def is_in(id: Array, table_rows: int) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup(Op):
+class _Reading(Op):
     """Rows of a table by id; an id below zero or past the table reads zeros."""
 
-    norm_sees_all = True
     dtype: Any = F32
     name: str = "lookup"
     rows_per_unit: int = 1
@@ -51,6 +50,12 @@ class Lookup(Op):
     def forward(self, leaves, inputs):
         (id,), table = inputs, leaves["table"]
         return reading(id, table, self.dtype), id
+
+
+class Lookup(_Reading):
+    """Of a table of any size: the norm goes over pairs of equal ids."""
+
+    norm_sees_all = True
 
     def input_cotangent(self, leaves, residuals, cotangent):
         V = leaves["table"].shape[0]
@@ -188,16 +193,10 @@ def add_rows(x: Array, table: Any, offset: int = 0) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class SmallLookup(Formed):
-    """Rows of a table so small that its per-example gradient is formed (token types)."""
+class SmallLookup(_Reading, Formed):
+    """Of a table so small that its per-example gradient is formed (token types)."""
 
-    dtype: Any = F32
     name: str = "small_lookup"
-    rows_per_unit: int = 1
-
-    def forward(self, leaves, inputs):
-        (id,), table = inputs, leaves["table"]
-        return reading(id, table, self.dtype), id
 
     def input_cotangent(self, leaves, residuals, cotangent):
         # An id that is not in the table has no column here.

@@ -12,7 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
-from dpx.claim import agreement, rests_on, statement
+from dpx.claim import agreement, rests_on
+from dpx.claim.caveats import vocabulary_source
+from dpx.claim.reasons import chosen_late, reasons_against
 from dpx.data import manifests
 from dpx.data.declarations import Data
 from dpx.declaration import Refused, require
@@ -77,7 +79,7 @@ def open_parent(init: FromRun) -> Parent:
             runs=entered.own_runs(),
             reasons=_reasons(experiment, known, entered, document),
             claim=_claim(experiment.data, experiment.privacy, document),
-            vocabulary={"source": statement.vocabulary_source(experiment.data.vocabulary, None), "sha256": _vocabulary(known, document)},
+            vocabulary={"source": vocabulary_source(experiment.data.vocabulary, None), "sha256": _vocabulary(known, document)},
             data=entered.data,
             is_checked=True,
         )
@@ -180,7 +182,7 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]
     if any(claim != claim_checksum(experiment) for claim in began_with):
         found.append("its config.yaml is not the config that its ledger began with, or is of another version")
-    found += statement.reasons_against(experiment, manifest) + statement.chosen_late(entered)
+    found += reasons_against(experiment, manifest) + chosen_late(entered)
     if experiment.tune is not None or "tuning" in document:
         found.append(OF_A_TRIAL)
     if experiment.is_private and not entered.runs():

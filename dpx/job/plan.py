@@ -8,6 +8,9 @@ from rich.table import Table
 
 from dpx.claim import rests_on, statement
 from dpx.claim.calibration import Calibrated, calibrate
+from dpx.claim.caveats import assumptions, not_covered
+from dpx.claim.reasons import reasons_against
+from dpx.claim.spent import planned_epsilon
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.declaration import Refused, declaration
@@ -158,9 +161,9 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins
     sigma = calibrated.noise_multiplier
     reasons = [f"mechanism={experiment.mechanism.name}"]
     if experiment.is_private:
-        reasons = statement.reasons_against(experiment, manifest) + origins.reasons(begins_from)
+        reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from)
     by = rests_on.joined(rests_on.of(experiment), rests_on.of_runs(ledger.join(*origins.charged(begins_from))))
-    epsilon = statement.planned_epsilon(experiment, calibrated, begins_from)
+    epsilon = planned_epsilon(experiment, calibrated, begins_from)
     said = [{"name": f"epsilon/{name}", "value": value, "reason": rests_on.words(by)[0]} for name, value in epsilon.items() if by]
     return {
         "sampler": experiment.sampler.name,
@@ -178,8 +181,8 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins
         **({"unsupported": said} if by else {}),
         "guarantee": rests_on.guarantee(experiment.is_private, reasons, by),
         "reasons": reasons,
-        "assumptions": statement.assumptions(experiment, manifest, calibrated.size, None, begins_from) if experiment.is_private else [],
-        "not_covered": statement.not_covered(experiment),
+        "assumptions": assumptions(experiment, manifest, calibrated.size, None, begins_from) if experiment.is_private else [],
+        "not_covered": not_covered(experiment),
     }
 
 

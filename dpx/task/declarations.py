@@ -16,7 +16,7 @@ from dpx.data.declarations import Data
 from dpx.data.schema import Schema, classes, require_gives, texts
 from dpx.declaration import Refused, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
-from dpx.task.protocol import PackageTask
+from dpx.task.protocol import OneText, PackageTask
 
 
 @declaration
@@ -91,7 +91,7 @@ class MaskedLanguageModel:
 
 
 @declaration
-class CausalLanguageModel:
+class CausalLanguageModel(OneText):
     """Every next token from those before it: mean cross-entropy over an example's real next tokens."""
 
     name: Literal["causal_lm"] = "causal_lm"
@@ -107,15 +107,6 @@ class CausalLanguageModel:
     @property
     def accuracy_counts(self) -> tuple[str, str | None]:
         return "next_token_correct", "next_token_predicted"
-
-    @property
-    def pooled_outputs(self) -> int:
-        return 0
-
-    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        """What is read of a row."""
-        of_text = texts(sequence_length, vocabulary_size)
-        return {name: of_text[name] for name in ("tokens", "length")}
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
         return _most_frequent_token(answers, frequent_token)

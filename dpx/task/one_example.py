@@ -21,10 +21,11 @@ from dpx.task.losses import Batch, Counts, Key, Params, class_losses, token_loss
 from dpx.task.masking import SpecialIds
 
 
+@dataclasses.dataclass(frozen=True)
 class OfExamples:
     """What an objective of one example's model has in common; `one` is the loss of one example and its counts."""
 
-    model: Any
+    model: ExampleModel
     task: Any
     vocabulary_size: int
 
@@ -39,50 +40,37 @@ class OfExamples:
         del dropout_key
         return jax.vmap(lambda example: self.one(params, example))(batch)
 
-    def _tokens(self, params: Params, example: Batch) -> tuple[Array, Array]:
-        """(loss, correct) of the positions that are asked for, float32 or wider."""
+    def _tokens(self, params: Params, example: Batch) -> tuple[Array, Array, Array]:
+        """(loss, correct, predicted) of the positions that are asked for, float32 or wider."""
         logits_TV = at_least_float32(self.model.token_logits(params, example["tokens"], example["length"]))
         if "slots" in example:
             logits_TV = logits_TV[example["slots"]]
         losses_1, correct_1 = token_losses(logits_TV[None], example["labels"][None], example["is_slot"][None])
-        return losses_1[0], correct_1[0]
+        return losses_1[0], correct_1[0], example["is_slot"].sum().astype(losses_1.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class NextTokens(OfExamples):
-    model: ExampleModel
-    task: CausalLanguageModel
-    vocabulary_size: int
-
     batch, answers = causal_lm.Objective.batch, causal_lm.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
-        loss, correct = self._tokens(params, example)
-        predicted = example["is_slot"].sum().astype(loss.dtype)
+        loss, correct, predicted = self._tokens(params, example)
         return loss, {"next_token_correct": correct, "next_token_predicted": predicted, "next_token_nats": loss * predicted}
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens(OfExamples):
-    model: ExampleModel
-    task: MaskedLanguageModel
-    vocabulary_size: int
     special: SpecialIds
 
     batch, answers = mlm.Objective.batch, mlm.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
-        loss, correct = self._tokens(params, example)
-        predicted = example["is_slot"].sum().astype(loss.dtype)
+        loss, correct, predicted = self._tokens(params, example)
         return loss, {"mlm_correct": correct, "mlm_predicted": predicted, "next_sentence_correct": jnp.zeros_like(loss)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Classes(OfExamples):
-    model: ExampleModel
-    task: Classification
-    vocabulary_size: int
-
     batch, answers = classification.Objective.batch, classification.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:

@@ -24,7 +24,21 @@ class Objective(Protocol):
     def answers(self, batch: Any) -> Any: ...
 
 
-class PackageTask:
+class OneText:
+    """What tasks share that read a text of one segment and decode over the vocabulary."""
+
+    @property
+    def pooled_outputs(self) -> int:
+        """How many values a classifier gives; 0 for a head over the vocabulary."""
+        return 0
+
+    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
+        """What is read of a row."""
+        of_text = texts(sequence_length, vocabulary_size)
+        return {name: of_text[name] for name in ("tokens", "length")}
+
+
+class PackageTask(OneText):
     """A task from outside: it makes its own objective, for the models that `require_fits` lets through."""
 
     if TYPE_CHECKING:
@@ -45,16 +59,6 @@ class PackageTask:
         def accuracy_counts(self) -> tuple[str, str | None]:
             """The two counts whose quotient is `metric`; the second `None`: of one."""
             ...
-
-    @property
-    def pooled_outputs(self) -> int:
-        """How many values a classifier gives; 0 for a head over the vocabulary."""
-        return 0
-
-    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        """What is read of a row; by default the text, in one segment."""
-        of_text = texts(sequence_length, vocabulary_size)
-        return {name: of_text[name] for name in ("tokens", "length")}
 
     def baselines(self, answers: Any, frequent_token: int | None) -> dict[str, float]:
         """Accuracies, by name, of answering without a model. `answers` int [values] counts how often each value was right among held-out

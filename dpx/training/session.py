@@ -7,32 +7,25 @@ norms and held-out figures are telemetry of private text and stay under `private
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from dpx import interruption
 from dpx.audit import in_run
-from dpx.audit.canaries import Planted, WithCanaries, plant, require_same_audit
+from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.declarations import Canaries
-from dpx.audit.objective import LENGTH, Audited, without
+from dpx.audit.objective import without
 from dpx.claim import agreement, statement
-from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of
+from dpx.claim.calibration import Calibrated, plan_of
 from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
-from dpx.console import stage
 from dpx.data import manifests
-from dpx.data.prepare import prepare, say_stage
-from dpx.data.store import Store
-from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.init import weights
-from dpx.init.declarations import Init
-from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related, same_weights, start
+from dpx.init.start import related
 from dpx.interruption import Interrupted
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
-from dpx.task.objective import objective as make_objective
 from dpx.training import resting
 from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints, export
@@ -40,11 +33,10 @@ from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
-from dpx.training.microbatch import Workload, resolve_microbatch
+from dpx.training.preparation import get_ready
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.state import State
-from dpx.training.step import make_step
 from dpx.training.update import CANARIES
 
 
@@ -75,36 +67,18 @@ class Session:
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
         """Everything that can refuse does so before the first array of the model exists."""
-        experiment.mechanism.require_library(folder.private)
-        known = agreement.before_training(folder.path)
-        store = prepare(experiment.data, experiment.privacy, say_stage)
-        stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
-        calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
-        calibrated = as_planned(experiment, calibrated, known.plan if known else None)
-        mesh = experiment.mesh.make()
-        vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
-        receiver = receiver_of(experiment, vocabulary_size)
-        begins_from = _start(experiment.init, receiver, store, folder, known)
-        statement.require_bound(experiment, calibrated, begins_from.origins)
-        objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
-        microbatch = resolve_microbatch(experiment.microbatch, Workload.of(experiment, objective), folder.private)
-        audit, trained = experiment.audit, objective
-        if isinstance(audit, Canaries):
-            trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
-        if folder.fork and known is None:
-            require_same_audit(folder.fork, audit)
-        strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
-        step = make_step(experiment, trained, mesh, microbatch)
+        ready = get_ready(experiment, folder)
+        audit, store, step, calibrated = experiment.audit, ready.store, ready.step, ready.calibrated
         with contextlib.ExitStack() as stack:
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
             checkpoints = stack.enter_context(
                 contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
             )
-            epochs = Epochs(folder, experiment.seed, fingerprint(experiment, store.manifest.checksum, microbatch), ledger)
+            epochs = Epochs(folder, experiment.seed, fingerprint(experiment, store.manifest.checksum, ready.microbatch), ledger)
             manifests.keep(folder.private, store)
-            beginning = begin(epochs, checkpoints, step, begins_from)
+            beginning = begin(epochs, checkpoints, step, ready.start)
             # A fork's data, or data that was prepared again, may be other data than the origins were compared with before.
-            ledger.note_origins([related(origin, receiver, store, folder.private) for origin in ledger.origins])
+            ledger.note_origins([related(origin, ready.receiver, store, folder.private) for origin in ledger.origins])
             note_plan(ledger, plan_of(experiment, calibrated))
             planted = plant(folder.private, audit, store.manifest, beginning.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
@@ -112,8 +86,8 @@ class Session:
             spending = Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger)
             progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps))
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
-            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, strategy, beginning.resting)
-            evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
+            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, beginning.resting)
+            evaluate = held_out(ready.objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
             yield cls(
                 folder=folder,
                 runtime=runtime,
@@ -125,7 +99,7 @@ class Session:
                 writer=writer,
                 spending=spending,
                 progress=progress,
-                objective=objective,
+                objective=ready.objective,
                 released=Released(folder.release / "telemetry.jsonl"),
                 planted=planted,
             )
@@ -237,29 +211,6 @@ class Session:
             self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))
         self.publish()
         return self.epoch, secret, state
-
-
-def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
-    """Where a run begins that has no checkpoint yet; one that has goes on without what it began from."""
-    if init.is_random:
-        return RANDOM
-    require(
-        folder.fork is None,
-        f"fork={folder.fork} with init={init.kind}",
-        "a fork begins from its parent's checkpoint, and takes over what that began from",
-        "Leave one of them out",
-    )
-    has_begun = known is not None and bool(known.epochs)
-    if has_begun and any(path.name.isdigit() for path in folder.private.glob("checkpoints/*")):
-        return RANDOM
-    found = start(init, receiver, store, {folder.path.parent, Path("outputs")})
-    require(
-        not has_begun or same_weights(found.origins, known.origins if known else ()),
-        folder.path,
-        "what it began from holds other weights now, and it has no checkpoint yet",
-        "Restore them, or add replicate=1 for a new run",
-    )
-    return found
 
 
 def _claimed(stated: dict[str, Any]) -> dict[str, Any]:

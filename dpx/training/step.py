@@ -8,7 +8,7 @@ only where examples are units of several rows), D devices.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -95,11 +95,6 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     split = P(sharding.EXAMPLE_AXES)
     summed = {"gradient": jax.tree.map(lambda found: found.summed, layouts), "count": dict.fromkeys(names, split)}
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
-
-    def zero() -> Sums:
-        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), shapes)
-        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
-
     # Only the axes of examples are named here: `tensor` stays with the compiler, which adds a norm's parts up over it.
     accumulate = jax.shard_map(
         _accumulate(objective, gradient_sum, MARGINS[experiment.model.dtype], clip, mechanism, telemetry, task),
@@ -112,7 +107,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
         gather=_gather(mesh, layouts, jnp.dtype(experiment.model.dtype)),
-        zero=jax.jit(zero, out_shardings=sum_shardings),
+        zero=_zero(shapes, names, devices, mechanism.sum_dtype, sum_shardings),
         accumulate=jax.jit(
             lambda *arguments, clipping_norm=None, resting=None: accumulate(*arguments, clipping_norm, resting),
             donate_argnums=(1,),
@@ -126,6 +121,16 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         chunk=chunk,
         rows=microbatch * devices,
     )
+
+
+def _zero(shapes: Any, names: Sequence[str], devices: int, dtype: Any, shardings: Any) -> Callable[[], Sums]:
+    """Sums of nothing, one of each on every device."""
+
+    def zero() -> Sums:
+        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), dtype), shapes)
+        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
+
+    return jax.jit(zero, out_shardings=shardings)
 
 
 def _accumulate(

@@ -12,7 +12,7 @@ import pytest
 import dpx
 from dpx import config
 from dpx.claim.calibration import calibrate
-from dpx.claim.statement import require_bound
+from dpx.claim.spent import require_bound
 from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import Refused

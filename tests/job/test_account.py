@@ -7,7 +7,7 @@ import pytest
 
 import dpx.privacy
 from dpx import config
-from dpx.claim import statement
+from dpx.claim import spent, statement
 from dpx.config import recipes
 from dpx.declaration import Refused
 from dpx.job.account import Account, account, read
@@ -76,7 +76,7 @@ def test_branches_are_accounted_jointly(run, tmp_path):
 def test_a_statement_is_as_good_as_its_ledger(run):
     run.release.mkdir()
     entered = Ledger(run.private / "ledger")
-    statement.write(run.release / "privacy.json", {"ledger": {"runs": entered.runs(), **statement.chain_facts(entered)}})
+    statement.write(run.release / "privacy.json", {"ledger": {"runs": entered.runs(), **spent.chain_facts(entered)}})
     assert read(run.release / "privacy.json").runs == read(run.private / "ledger").runs == read(run.path).runs
     assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
 

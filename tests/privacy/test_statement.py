@@ -11,6 +11,7 @@ from dp_accounting import pld
 
 from dpx.claim import calibration, caveats, statement
 from dpx.claim.calibration import calibrate
+from dpx.claim.reasons import reasons_against
 from dpx.data.declarations import Vocabulary
 from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
 from dpx.privacy import closed_form
@@ -113,7 +114,7 @@ def test_cross_document_pairs_take_the_guarantee_of_documents(small):
     experiment = small(data={"pairs": "cross_document"})
     # The data room refuses this pair of declarations; the statement must not depend on that.
     object.__setattr__(experiment, "privacy", dataclasses.replace(experiment.privacy, unit="document"))
-    (reason,) = statement.reasons_against(experiment, None)
+    (reason,) = reasons_against(experiment, None)
     assert reason.startswith("pairs")
 
 
@@ -142,9 +143,9 @@ def test_the_central_limit_never_stands_under_epsilon(small, tmp_path):
 def test_a_sampler_accounted_at_another_size_has_no_guarantee(small, sampler, adjacency):
     experiment = small(sampler=sampler, data={"declared_size": N}, privacy={"adjacency": adjacency})
     manifest = SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="pieces", rows={"protected": N + 1})
-    assert statement.reasons_against(experiment, manifest)[0].startswith("sampler")
+    assert reasons_against(experiment, manifest)[0].startswith("sampler")
     manifest.rows["protected"] = N
-    assert statement.reasons_against(experiment, manifest) == []
+    assert reasons_against(experiment, manifest) == []
 
 
 def test_cross_document_pairs_are_sound_for_rows(small, tmp_path):

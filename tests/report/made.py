@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dpx.claim.statement import chain_facts
+from dpx.claim.spent import chain_facts
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.report.rows import Run
 

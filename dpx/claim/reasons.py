@@ -1,0 +1,50 @@
+"""Why a run has no guarantee, whatever its noise."""
+
+from typing import Any
+
+from dpx.claim.caveats import vocabulary_source
+from dpx.experiment import Experiment
+from dpx.privacy.ledger import Ledger
+
+
+def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
+    """Why no guarantee stands, whatever the noise."""
+    data, privacy = experiment.data, experiment.privacy
+    checks: list[tuple[bool, str]] = [
+        (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
+        (vocabulary_source(data.vocabulary, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
+        (
+            data.pairs == "cross_document" and privacy.unit != "row",
+            f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",
+        ),
+        (
+            experiment.sampler.depends_on_size and manifest is not None and data.declared_size not in (None, privacy.population(manifest)),
+            f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, "
+            f"not the true number of {privacy.drawn}s",
+        ),
+    ]
+    return [reason for holds, reason in checks if holds]
+
+
+def refuted(verdict: dict[str, Any] | None) -> list[str]:
+    """What the run's own audit proved against the claim."""
+    bounds = [] if verdict is None else [bound for bound in (verdict["primary"], *verdict["others"]) if bound["refutes"]]
+    return [
+        f"audit: a lower bound of {bound['epsilon']:.3f} at delta {bound['delta']:.3g} ({bound['estimator']}, {bound['score']}) "
+        f"exceeds the claim of {bound['claim']:.3f}"
+        for bound in bounds[:1]
+    ]
+
+
+def chosen_late(entered: Ledger | None) -> list[str]:
+    """Why a composition stands on nothing: parts of the plan that were chosen when results had been seen."""
+    names = entered.chosen_after_results if entered is not None else []
+    why = "composition of releases that are chosen so is proved under a budget declared beforehand alone (Rogers et al. 2016)"
+    return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
+
+
+def seeded_before(seed: int | None, entered: Ledger | None) -> list[str]:
+    """Why a fork without a seed has no guarantee where its parent had one."""
+    if entered is None or seed is not None or not entered.was_seeded:
+        return []
+    return ["fixed_seed: this run was forked from one whose noise can be recomputed from its config"]

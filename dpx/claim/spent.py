@@ -1,0 +1,109 @@
+"""What a run has spent and will have spent: epsilon of its ledger so far, and of the planned end."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpx.claim.calibration import Calibrated, compositions, planned_from
+from dpx.experiment import Experiment
+from dpx.privacy import accounting, events, ledger, loss_grid, origins
+from dpx.privacy.declarations import Accountant, Privacy
+from dpx.privacy.event_json import describe
+from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.origins import Origin
+
+CHAIN_SHOWS = (
+    "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found; "
+    "one forged with its key, or set back together with everything that follows from it, is not"
+)
+
+
+class Spent:
+    """Epsilon of what the ledger holds, composed once per accountant."""
+
+    def __init__(self, accountant: Accountant, privacy: Privacy, runs: Runs):
+        self._delta, self._adjacency = privacy.delta, privacy.adjacency
+        self._exact = ledger.releases(runs)
+        self._charges = accounting.bucketed(self._exact)
+        self.steps = sum(count for run in runs for _, count in run["steps"])
+        self._composed = compositions(accountant, privacy, self._charges)
+        self.accountants = list(self._composed)
+
+    def epsilon(self, accountant: str, delta: float | None = None) -> float | None:
+        """`None` where no finite bound is known."""
+        delta = self._delta if delta is None else delta
+        if not self._charges:
+            return 0.0
+        if delta < accounting.SMALLEST_DELTA[accountant]:
+            return None
+        return accounting.finite(self._composed[accountant].epsilon(delta))
+
+    def table(self, at: list[float]) -> list[dict[str, Any]]:
+        """Epsilon by accountant at several deltas."""
+        return [{"delta": delta, "epsilon": {name: self.epsilon(name, delta) for name in self.accountants}} for delta in at]
+
+    def rounding(self) -> dict[str, Any] | None:
+        """What rounding a ramp of sampling rates up costs in epsilon at most; `None` where every rate is composed as it is."""
+        if len(self._charges) == len(self._exact):
+            return None
+        error = accounting.rounding_error(self._exact, self._delta, self._adjacency)
+        counts = {"distinct": len(self._exact), "composed": len(self._charges)}
+        return counts | {"epsilon_error_at_most": accounting.finite(error), "pld_grid": loss_grid.grid(self._charges, self._adjacency)}
+
+    def events(self) -> list[dict[str, Any]]:
+        """The dp-accounting events composed by the run's own accountant: class, arguments and count."""
+        own = self.accountants[0]
+        return [{"event": describe(events.event(release, self._adjacency, own)), "count": count} for release, count in self._charges]
+
+
+def _steps(run: dict[str, Any]) -> set[int]:
+    return {step for first, count in run["steps"] for step in range(first, first + count)}
+
+
+def spent_facts(experiment: Experiment, runs: Runs, own: Runs) -> dict[str, Any]:
+    """What the ledger holds so far, and when that is a claim; `own` are the run's own steps among `runs`."""
+    spent = Spent(experiment.accountant, experiment.privacy, runs)
+    return {
+        "steps": len({step for run in own for step in _steps(run)}),
+        "charged_steps": spent.steps,
+        "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
+        "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
+    }
+
+
+def ledger_facts(entered: Ledger | None, runs: Runs, whole: "Spent") -> dict[str, Any]:
+    """What ran, the events that the headline composes, and the line all this follows from."""
+    identity = entered.identity if entered is not None else None
+    return {"runs": runs, "rates_rounded_up": whole.rounding(), "events": whole.events(), "identity": identity, **chain_facts(entered)}
+
+
+def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Runs:
+    """What the ledger will hold at the planned end: what it holds, and the steps of its newest noise epoch that are still to come.
+
+    Of a run without a ledger, its whole plan and what it begins from.
+    """
+    assert calibrated.noise_multiplier is not None
+    origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
+    to_come = planned_from(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier, origin, epoch)
+    return ledger.join(*([entered.runs()] if entered else origins.charged(begins_from)), to_come)
+
+
+def require_bound(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> None:
+    """Raises `Refused` where the run's accountant has no bound for its own steps and those of what it begins from together."""
+    if experiment.is_private and origins.charged(begins_from):
+        Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
+
+
+def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> dict[str, float | None]:
+    """Epsilon, by accountant, of a run that has not begun and of what it begins from, together."""
+    if not experiment.is_private or not origins.charged(begins_from):
+        return dict(calibrated.epsilon)
+    whole = Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
+    return {name: whole.epsilon(name) for name in whole.accountants}
+
+
+def chain_facts(entered: Ledger | None) -> dict[str, Any]:
+    """Which line of the ledger a statement follows from, and what such marks can show."""
+    if entered is None or entered.mark is None:
+        return {"mark": None, "chain": "unchained: nothing can be held against this ledger"}
+    late = "begun late: lines from before there were chains could not be checked. " if entered.was_unchained else ""
+    return {"mark": entered.mark.as_json(), "chain": late + CHAIN_SHOWS}

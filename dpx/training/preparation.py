@@ -1,0 +1,87 @@
+"""What a run is made of before any array of its model exists: data, noise, microbatch, and where it begins."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from dpx.audit.canaries import require_same_audit
+from dpx.audit.declarations import Canaries
+from dpx.audit.objective import LENGTH, Audited
+from dpx.claim import agreement
+from dpx.claim.calibration import Calibrated, as_planned, calibrate
+from dpx.claim.spent import require_bound
+from dpx.console import stage
+from dpx.data.prepare import prepare, say_stage
+from dpx.data.store import Store
+from dpx.declaration import require
+from dpx.experiment import Experiment
+from dpx.init.declarations import Init
+from dpx.init.start import RANDOM, Receiver, Start, receiver_of, same_weights, start
+from dpx.privacy.ledger import Ledger
+from dpx.run_folder import RunFolder
+from dpx.task.objective import objective as make_objective
+from dpx.training.microbatch import Workload, resolve_microbatch
+from dpx.training.step import Step, make_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """`objective` is the model's own, `step` trains it with what an audit adds; `microbatch` counts examples on one device; `strategy` is
+    the mechanism's, `None` where it needs none."""
+
+    store: Store
+    calibrated: Calibrated
+    receiver: Receiver
+    start: Start
+    objective: Any
+    microbatch: int
+    strategy: Any
+    step: Step
+
+
+def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
+    """Prepares data, solves for the noise and builds the step; raises `Refused` for whatever cannot stand together."""
+    experiment.mechanism.require_library(folder.private)
+    known = agreement.before_training(folder.path)
+    store = prepare(experiment.data, experiment.privacy, say_stage)
+    stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
+    calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
+    calibrated = as_planned(experiment, calibrated, known.plan if known else None)
+    mesh = experiment.mesh.make()
+    vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
+    receiver = receiver_of(experiment, vocabulary_size)
+    begins_from = _start(experiment.init, receiver, store, folder, known)
+    require_bound(experiment, calibrated, begins_from.origins)
+    objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
+    microbatch = resolve_microbatch(experiment.microbatch, Workload.of(experiment, objective), folder.private)
+    audit, trained = experiment.audit, objective
+    if isinstance(audit, Canaries):
+        trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
+    if folder.fork and known is None:
+        require_same_audit(folder.fork, audit)
+    strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
+    step = make_step(experiment, trained, mesh, microbatch)
+    return Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
+
+
+def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
+    """Where a run begins that has no checkpoint yet; one that has goes on without what it began from."""
+    if init.is_random:
+        return RANDOM
+    require(
+        folder.fork is None,
+        f"fork={folder.fork} with init={init.kind}",
+        "a fork begins from its parent's checkpoint, and takes over what that began from",
+        "Leave one of them out",
+    )
+    has_begun = known is not None and bool(known.epochs)
+    if has_begun and any(path.name.isdigit() for path in folder.private.glob("checkpoints/*")):
+        return RANDOM
+    found = start(init, receiver, store, {folder.path.parent, Path("outputs")})
+    require(
+        not has_begun or same_weights(found.origins, known.origins if known else ()),
+        folder.path,
+        "what it began from holds other weights now, and it has no checkpoint yet",
+        "Restore them, or add replicate=1 for a new run",
+    )
+    return found
