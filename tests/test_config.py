@@ -1,11 +1,13 @@
 """Every option and every recipe composes, builds and equals its golden config; what cannot stand is refused in one line.
 
-`DPX_UPDATE_GOLDEN=1` rewrites the golden files.
+`golden/main.yaml` holds the default composition, every other file what differs from it, so that a changed default touches one file.
+`DPX_UPDATE_GOLDEN=1` rewrites them.
 """
 
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -40,12 +42,42 @@ def _options() -> list[str]:
     return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "paper"))
 
 
-def _agrees(golden: Path, text: str) -> None:
+@functools.cache
+def _default() -> dict[str, Any]:
+    return config.resolved(recipes.compose([]))
+
+
+def _difference(node: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """What `node` has otherwise than `default`; under `~` the keys that it has not. A declaration of another class is held whole."""
+    changed: dict[str, Any] = {}
+    for key, value in node.items():
+        of_default = default.get(key)
+        if isinstance(value, dict) and isinstance(of_default, dict) and value.get("_target_") == of_default.get("_target_"):
+            inner = _difference(value, of_default)
+            changed |= {key: inner} if inner else {}
+        elif key not in default or value != of_default:
+            changed[key] = value
+    gone = sorted(set(default) - set(node))
+    return changed | ({"~": gone} if gone else {})
+
+
+def _agrees(golden: Path, plain: dict[str, Any]) -> None:
+    text = OmegaConf.to_yaml(OmegaConf.create(plain))
     if os.environ.get("DPX_UPDATE_GOLDEN"):
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text)
     assert golden.is_file(), f"{golden.name}: no golden config. Run once with DPX_UPDATE_GOLDEN=1 and read the difference."
     assert text == golden.read_text()
+
+
+def test_a_golden_file_holds_what_differs_and_nothing_else() -> None:
+    default = {"noise": {"_target_": "a", "epsilon": 8}, "steps": 120, "sizes": [1, 2], "seed": None}
+    node = {"noise": {"_target_": "b", "epsilon": 8}, "steps": 120, "sizes": [1, 3], "new": None}
+    assert _difference(default, default) == {}
+    assert _difference(node, default) == {"noise": {"_target_": "b", "epsilon": 8}, "sizes": [1, 3], "new": None, "~": ["seed"]}
+    assert _difference({"clip": {"_target_": "c", "norm": 2}}, {"clip": {"_target_": "c", "norm": 1, "rate": 3}}) == {
+        "clip": {"norm": 2, "~": ["rate"]}
+    }
 
 
 @pytest.mark.parametrize("option", _options())
@@ -54,13 +86,14 @@ def test_option_builds_and_equals_golden(option: str) -> None:
     cfg = recipes.compose([option, *_given(option)])
     experiment, job = config.build(cfg)
     assert isinstance(experiment, Experiment) and callable(job)
-    _agrees(GOLDEN / group / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg)[group])))
+    default = {key: value for key, value in _default().items() if key == group}
+    _agrees(GOLDEN / group / f"{name}.yaml", _difference({group: config.resolved(cfg)[group]}, default))
 
 
 def test_main_job_equals_golden() -> None:
     cfg = recipes.compose([])
     assert config.build(cfg)[0].is_private
-    _agrees(GOLDEN / "main.yaml", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+    _agrees(GOLDEN / "main.yaml", config.resolved(cfg))
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -68,7 +101,7 @@ def test_recipe_builds_and_equals_golden(name: str) -> None:
     cfg = recipes.planned(name, [])
     experiment, _ = config.build(cfg)
     assert experiment.name == name.replace("/", "_"), "the run folder would not carry the recipe's name"
-    _agrees(GOLDEN / "experiment" / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+    _agrees(GOLDEN / "experiment" / f"{name}.yaml", _difference(config.resolved(cfg), _default()))
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -10,7 +10,7 @@ import pytest
 
 from dpx.mechanism import noise
 from dpx.run_folder import RunFolder
-from dpx.training import evaluation, loop, session
+from dpx.training import evaluation, loop, preparation, session
 
 
 class Killed(Exception):
@@ -58,7 +58,7 @@ def _shared(make: Callable[..., Any], key: Callable[..., str]) -> Callable[..., 
     return made
 
 
-_MAKE_STEP = _shared(session.make_step, _step_key)
+_MAKE_STEP = _shared(preparation.make_step, _step_key)
 _HELD_OUT = _shared(session.held_out, _evaluation_key)
 
 
@@ -66,7 +66,7 @@ _HELD_OUT = _shared(session.held_out, _evaluation_key)
 def shared_programs() -> Iterator[pytest.MonkeyPatch]:
     """Within it sessions share steps and evaluations. A test that replaces what a step is made of belongs outside."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "make_step", _MAKE_STEP)
+        patch.setattr(preparation, "make_step", _MAKE_STEP)
         patch.setattr(session, "held_out", _HELD_OUT)
         patch.setattr(evaluation, "held_out", _HELD_OUT)
         yield patch
