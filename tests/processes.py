@@ -45,11 +45,14 @@ json.dump(told, sys.__stdout__)
 """
 
 
-def answers(lines: Sequence[tuple[Path, Sequence[str]]], then: str = "") -> list[Answer]:
-    """(folder, arguments) one after another through `main`, all in one process; Python to run `then` has the last answer."""
+def answers(lines: Sequence[tuple[Path, Sequence[str]]], then: str = "", **more: str) -> list[Answer]:
+    """(folder, arguments) one after another through `main`, all in one process; Python to run `then` has the last answer. `more` is of its
+    environment."""
     given = json.dumps(([(str(folder), list(line)) for folder, line in lines], then))
     command = [sys.executable, "-c", _DRIVER]
-    ended = subprocess.run(command, input=given, env=environment(COLUMNS="160"), capture_output=True, text=True, timeout=500, check=False)
+    ended = subprocess.run(
+        command, input=given, env=environment(COLUMNS="160", **more), capture_output=True, text=True, timeout=500, check=False
+    )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     found = [Answer(*told) for told in json.loads(ended.stdout)]
     return found if then else found[:-1]

@@ -1,0 +1,44 @@
+"""`dpx/docs/extending.md`: its code is the pond's, and its commands run."""
+
+import os
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import dpx
+from tests.outside.made_up import POND, pond
+from tests.processes import CHECKOUT, answers
+
+PAGE = (Path(dpx.__file__).parent / "docs" / "extending.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split("(")[0].split()[-1])
+def test_its_code_is_the_ponds(code):
+    """Part by part, a docstring left out or not."""
+    written = [re.sub(r'\n +"""[^"]*"""(?=\n)', "", path.read_text()) for path in POND.glob("*.py")]
+    for part in re.split(r"\n\n+", re.sub(r'\n +"""[^"]*"""(?=\n)', "", code.strip())):
+        places = (part, textwrap.indent(part, "    "))
+        assert any(place in re.sub(r"\n\n+", "\n\n", text) for place in places for text in written), part
+
+
+def test_its_commands_run(tmp_path):
+    lines = [shlex.split(line) for block in blocks("bash") for line in block.splitlines()]
+    installing, *told = lines
+    assert installing[:4] == ["python", "-m", "pip", "install"]
+    assert all(line[:3] == ["python", "-m", "dpx"] for line in told)
+    few = ("schedule.evaluation_rows=32",)
+    given = [[*line[3:], *(few if "+experiment=pond" in line else ())] for line in told]
+    said = answers([(tmp_path, line) for line in given], PYTHONPATH=f"{CHECKOUT}{os.pathsep}{pond(tmp_path / 'site')}")
+    assert [answer.stderr for answer in said if answer.returncode] == []
+    shown = {" ".join(line[3:]): answer.stdout for line, answer in zip(told, said, strict=True)}
+    assert "dpx_pond 0.3.1" in shown["--help"] and "sampler=coins" in shown["job=list list.match=pond"]
+    trained = [text for line, text in shown.items() if line.startswith("+experiment=pond")]
+    assert len(trained) == 2 and all("dp_by_dpx_pond" in text for text in trained)
+    assert "of each release" in shown["analysis=ripples job=analyse"]
