@@ -74,7 +74,7 @@ ROOMS = {
         ),
     ),
     "privacy": Room(
-        ("dpx/privacy/*.py",),
+        ("dpx/privacy/*.py", "dpx/claim/*.py"),
         _in(
             "privacy",
             "cost combinations ledger selection filter reference profile approximations statement events joint noise_batch_ratio "
@@ -88,7 +88,7 @@ ROOMS = {
         ),
     ),
     "training": Room(
-        tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "beginning")),
+        tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "beginning", "preparation")),
         _in("training", "beginning loop draws_and_charges every_draw_is_charged step session"),
         _in(
             "training",
@@ -117,13 +117,15 @@ ROOMS = {
             "separate": _in("clipping", "attacks_rows readme attacks_wrapped found_by_attack"),
             "readers": _in("clipping", "attacks_wrapped readme attacks_loops found_by_attack"),
             "declarations": _in("clipping", "weights clipped_sum") + ("tests/test_config.py",),
-            **dict.fromkeys(("book_keeping", "ghost", "groups", "clipped_sum"), _in("clipping", "weights readme ops clipped_sum")),
+            **dict.fromkeys(
+                ("book_keeping", "ghost", "groups", "clipped_sum", "methods", "result"), _in("clipping", "weights readme ops clipped_sum")
+            ),
         },
         limit_s=2 * LIMIT_S,
     ),
     "models": Room(
-        ("dpx/models/*.py",),
-        (*_in("models", "shape dropout memory head bert decoder trainable"), *_in("clipping", "families cost")),
+        ("dpx/models/*.py", "dpx/cost/flops.py", "dpx/cost/memory.py"),
+        (*_in("models", "shape dropout head bert decoder trainable"), *_in("cost", "memory"), *_in("clipping", "families cost")),
         limit_s=2 * LIMIT_S,
     ),
 }

@@ -16,8 +16,7 @@ from dpx.task.declarations import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training import resting
-
-from .declared import declared
+from tests.models.declared import declared
 
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 TINY_BERT = declared("tiny")
