@@ -2,10 +2,12 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+import dpx
 from dpx import config
 from dpx.config import recipes
 from dpx.data.prepare import prepare
@@ -13,6 +15,8 @@ from dpx.declaration import Refused
 from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
 from dpx.run_folder import RunFolder
+from tests.composed import composed
+from tests.training.sharing import run_job
 
 CLASSES = ["model=micro", "task=classification", "data=synthetic_labels", "data.source.examples=400"]
 CLASSES += ["privacy.delta=1e-4", "accountant=rdp", "noise=multiplier", "noise.noise_multiplier=1.0", "length_buckets=[16]"]
@@ -93,3 +97,26 @@ def test_what_does_not_fit_stops_before_anything_runs(changes, words):
     given = [change for change in CLASSES if not ("data=synthetic" in changes and change.startswith("data.source"))]
     with pytest.raises(Refused, match=f"^{words}"):
         config.build(recipes.compose([*given, *changes]))
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices")
+def test_lengths_change_nothing_on_a_mesh_or_through_a_kill(tmp_path):
+    """Texts in two lengths on four devices, by ghost clipping to a norm that moves, killed after a step and gone on with: the norms, the
+    claim and the parameters of texts in one length on one device."""
+    run = [*CLASSES[:-1], "seed=7", "steps=4", "microbatch=4", "batch_schedule.size=32", "schedule.evaluation_rows=16", "clip=quantile"]
+    run += ["noise.noise_multiplier=8.0", "clip.clipping_norm=0.5", "schedule.checkpoint_every=2", f"data.directory={tmp_path}/data"]
+    spread = ["length_buckets=[16]", "clipping=ghost", "mesh=cpu8", "mesh.data=2", "mesh.fsdp=2", "microbatch=2"]
+    whole, cut = composed(*run), composed(*run, *spread)
+    assert run_job(whole, tmp_path / "whole")
+    assert not run_job(cut, tmp_path / "cut", until=3)
+    assert run_job(cut, tmp_path / "cut")
+    params, claims = zip(
+        *((found.params, found.privacy) for found in (dpx.load(tmp_path / name) for name in ("whole", "cut"))), strict=True
+    )
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), *params)
+    assert claims[0]["spent"] == claims[1]["spent"] and claims[0]["mechanism"]["clip"] == "quantile"
+    names = ("step", "grad/example_norm", "released/clipping_norm")
+    lines = [(tmp_path / name / "private" / "metrics.jsonl").read_text().splitlines() for name in ("whole", "cut")]
+    seen = [[[line[name] for name in names] for line in map(json.loads, of_run) if names[1] in line] for of_run in lines]
+    assert len(seen[0]) == 4 and seen[0][0][2] != seen[0][3][2], "the norm moves"
+    np.testing.assert_allclose(*seen, rtol=1e-4)
