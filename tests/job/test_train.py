@@ -15,6 +15,8 @@ from dpx.job.evaluate import Evaluate
 from dpx.job.prepare import Prepare
 from dpx.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

@@ -13,6 +13,7 @@ from dpx.job.plan import plan
 from dpx.models.shape import Decoder
 from dpx.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 CAUSAL = ["model=decoder_micro", "task=causal_lm", "data=synthetic", "data.pairs=none", "data.sequence_length=16"]
 
 

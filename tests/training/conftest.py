@@ -12,7 +12,6 @@ from dpx.mechanism.declarations import DpSgd, Flat, Multiplier
 from dpx.mesh import Mesh
 from dpx.models.shape import Bert
 from dpx.optimizer import Adam
-from dpx.privacy import loss_grid
 from dpx.privacy.declarations import Privacy, Rdp
 from dpx.sampler import Poisson
 from dpx.task.declarations import MaskedLanguageModel
@@ -83,9 +82,7 @@ def shared_programs():
 
 @pytest.fixture(scope="module")
 def coarse_grid():
-    """For runs whose epsilon nobody looks at closely: composing it is otherwise as long as training them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
+    with sharing.coarse_losses():
         yield
 
 

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from dpx.privacy.ledger import Ledger
-from tests.processes import environment
+from tests.processes import MAIN, answers, environment
 
 STEPS = 24
 COMMAND = (
     *(
-        "-m",
-        "dpx",
         "model=micro",
         "data=synthetic",
         f"steps={STEPS}",
@@ -38,14 +36,13 @@ COMMAND = (
 )
 
 
+def _command(folder: Path) -> list[str]:
+    return [*COMMAND, f"hydra.run.dir={folder}/run", f"data.directory={folder.parent}/data"]
+
+
 def _start(folder: Path) -> subprocess.Popen:
-    command = [sys.executable, *COMMAND, f"hydra.run.dir={folder}/run", f"data.directory={folder.parent}/data"]
+    command = [sys.executable, "-c", f"{MAIN}; main()", *_command(folder)]
     return subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def _finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors.decode()[-2000:]
 
 
 def _steps_seen(folder: Path) -> int:
@@ -79,8 +76,6 @@ def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, ki
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
-    _finish(_start(whole))
-
     moments = random.Random(1)
     for _ in range(kills):
         process = _start(killed)
@@ -90,7 +85,8 @@ def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, ki
         time.sleep(moments.random() * 0.05)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    _finish(_start(killed))
+    for ended in answers([(folder, _command(folder)) for folder in (killed, whole)]):
+        assert ended.returncode == 0, ended.stderr[-2000:]
 
     (params, runs), (expected_params, expected_runs) = _ending(killed), _ending(whole)
     assert _bytes(params) == _bytes(expected_params)

@@ -15,6 +15,7 @@ from dpx.training.session import Session
 
 from .conftest import declare
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 DECLARED, BATCH = 120, 40
 
 

@@ -20,6 +20,7 @@ from dpx.training import resting
 from ..composed import composed
 from .sharing import run_job
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 PLAIN = ["model=micro", "model.layers=3", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
 PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
 TRAINED = {

@@ -23,6 +23,7 @@ from dpx.training.step import as_chunk, make_step
 
 from .conftest import declare
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 MOST = 4
 
 
