@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-from dpx import config
-from dpx.config import recipes
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.experiment import Experiment
 
-from ..training.sharing import run_job, shared_programs
+from ..composed import composed
+from ..training.sharing import coarse_losses, run_job, shared_programs
 
 MICRO = ["model=micro", "data=text", "data.source.document_per=line", "data.vocabulary.size=128", "data.sequence_length=32"]
 MICRO += ["data.public_fraction=0.1", "data.heldout_fraction=0.1", "steps=2", "microbatch=8", "batch_schedule.size=8"]
@@ -29,19 +27,17 @@ class Place:
 
     root: Path
 
-    def composed(self, *overrides: str, text: str = "one") -> Any:
+    def composed(self, *overrides: str, text: str = "one") -> tuple[Experiment, Any, str]:
         lies = [f"data.source.paths={self.root}/{text}.txt", f"data.vocabulary.path={self.root}/vocabulary.txt"]
-        return recipes.compose([*MICRO, *lies, f"data.directory={self.root}/data", *overrides])
+        return composed(*MICRO, *lies, f"data.directory={self.root}/data", *overrides)
 
     def declared(self, *overrides: str, text: str = "one") -> Experiment:
-        return config.build(self.composed(*overrides, text=text))[0]
+        return self.composed(*overrides, text=text)[0]
 
     def train(self, name: str, *overrides: str, text: str = "one", fork: str | None = None, until: int | None = None) -> Path:
         """The folder of a run to its end, or killed before step `until`."""
-        cfg = self.composed(*overrides, text=text)
-        experiment, job = config.build(cfg)
         path = self.root / "outputs" / name
-        run_job((experiment, job, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg)))), path, fork, until)
+        run_job(self.composed(*overrides, text=text), path, fork, until)
         return path
 
 
@@ -65,6 +61,12 @@ def place(tmp_path_factory) -> Place:
 @pytest.fixture(scope="session", autouse=True)
 def programs():
     with shared_programs():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse_grid():
+    with coarse_losses():
         yield
 
 

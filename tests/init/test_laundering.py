@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx import config
 from dpx.claim.calibration import calibrate
 from dpx.claim.spent import require_bound
 from dpx.data import manifests
@@ -364,8 +363,7 @@ def test_a_trial_of_a_search_leaves_none(place, copied):
 def test_a_charged_search_begins_from_random_parameters(place, parent):
     from dpx.tuning.rules import check_init
 
-    cfg = place.composed("tune=search", "tune.charge=composition", "init=run", f"init.run={parent}")
-    experiment, _ = config.build(cfg)
+    experiment = place.declared("tune=search", "tune.charge=composition", "init=run", f"init.run={parent}")
     assert experiment.tune is not None
     with pytest.raises(Refused, match="init=run with tune.charge=composition"):
         check_init(experiment.init, experiment.tune)
