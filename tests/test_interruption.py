@@ -12,7 +12,7 @@ import pytest
 
 from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
-from tests.processes import environment
+from tests.processes import MAIN, environment
 
 STEPS = 400
 RUN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
@@ -20,7 +20,7 @@ RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2
 RUN += ["schedule.checkpoint_every=1000", "schedule.evaluate_every=1000"]
 
 
-def _start(folder: Path, *arguments: str, program: str = "import dpx.__main__ as m; m.main()") -> subprocess.Popen[str]:
+def _start(folder: Path, *arguments: str, program: str = f"{MAIN}; main()") -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
