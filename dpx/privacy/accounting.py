@@ -140,6 +140,10 @@ def _losses_of_one(event: Any, interval: float, relation: dp_accounting.Neighbor
     )
 
 
+# dp-accounting takes e to the power of one step of the grid: beyond about 709 that is no float64.
+_WIDEST_GRID = 600.0
+
+
 def compose(
     charges: Charges,
     accountant: str = "pld",
@@ -155,6 +159,12 @@ def compose(
         _check_known(charges, accountant, adjacency)
     event = events.composed(charges, adjacency, accountant)
     if accountant == "pld":
+        require(
+            (interval or loss_grid.grid(charges, adjacency)) <= _WIDEST_GRID,
+            "accountant=pld",
+            "the privacy losses of so little noise reach further than a distribution on a grid can hold",
+            "Use accountant=deterministic or rdp, or more noise",
+        )
         rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
         if interval is not None:
             # Asked for once: kept, it would drive out what statements ask for again.

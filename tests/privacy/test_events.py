@@ -137,3 +137,10 @@ def test_a_ramp_takes_a_coarser_grid_than_its_rates_alone():
 def test_a_tiny_rate_is_not_drowned_by_the_grid():
     charges = [(Release(noise_multiplier=0.5, sampling_probability=1e-7), 10**6)]
     assert 0.0148 <= accounting.compose(charges).epsilon(1e-8) <= 0.0148 * 1.015
+
+
+def test_noise_too_small_for_a_distribution_is_refused_by_pld_and_bounded_by_the_others():
+    charges = [(Release(noise_multiplier=2.0**-30, kind="shuffled"), 1)]
+    with pytest.raises(Refused, match="accountant=pld"):
+        accounting.compose(charges, "pld")
+    assert accounting.compose(charges, "deterministic").epsilon(DELTA) > 2.0**59
