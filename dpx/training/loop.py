@@ -8,7 +8,7 @@ noise is drawn: one key never meets two sums.
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -39,6 +39,24 @@ class Runtime:
     strategy: np.ndarray | None = None
     # What rests, where microbatches are summed; empty where everything is trained.
     resting: Any = dataclasses.field(default_factory=dict)
+
+
+class Tokens(NamedTuple):
+    """Tokens of the examples of a step: their own, and with the padding of each text to its width, which is what FLOPs are spent on."""
+
+    real: int = 0
+    padded: int = 0
+
+    @classmethod
+    def of(cls, rows: dict[str, np.ndarray], is_padding: np.ndarray) -> "Tokens":
+        """Of rows `{"tokens": [..., T], "length": [...]}`, less those that `is_padding` marks; 0 where rows hold no text."""
+        if "tokens" not in rows or "length" not in rows:
+            return cls()
+        is_real = ~is_padding
+        return cls(int(rows["length"][is_real].sum()), int(rows["tokens"][is_real].size))
+
+    def __add__(self, other: "Tokens") -> "Tokens":  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Tokens(self.real + other.real, self.padded + other.padded)
 
 
 Observer = Callable[[int, State, dict[str, Any]], None]
@@ -129,7 +147,8 @@ def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, stat
     noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
     deviation = np.float32(noise_multiplier) * norm
     scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise}
-    reduced = parts.reduce(_sums(runtime, secret, step, state, norm), scaled)
+    sums, tokens = _sums(runtime, secret, step, state, norm)
+    reduced = parts.reduce(sums, scaled)
     before = runtime.ledger.sum_of(epoch.name, step)
     if before is not None and before != as_text(jax.device_get(reduced["checksum"])):
         raise AnotherSum
@@ -138,23 +157,24 @@ def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, stat
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
     checksum = reduced["checksum"]
     state, metrics = parts.finish(state, reduced, drawn, deviation, np.float32(size), rate, auxiliary)
-    return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "checksum": checksum}
+    return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "tokens": tokens, "checksum": checksum}
 
 
-def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: Any) -> Any:
-    """The step's draw and its clipped sums, still apart on each device."""
+def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: Any) -> tuple[Any, Tokens]:
+    """The step's draw: its clipped sums, still apart on each device, and the tokens in it."""
     experiment, parts = runtime.experiment, runtime.step
     q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
     indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    params, sums = parts.gather(state.params), parts.zero()
+    params, sums, tokens = parts.gather(state.params), parts.zero(), Tokens()
     for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
+        tokens += Tokens.of(padded, is_padding)
         sums = parts.accumulate(
             params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm, resting=runtime.resting
         )
-    return sums
+    return sums, tokens
 
 
 def chunks(
@@ -179,6 +199,8 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
         "train/examples": examples,
         "train/examples_per_s": examples / seconds,
         "train/non_finite_examples": counts["non_finite"],
+        "train/tokens": float(values["tokens"].real),
+        "train/padded_tokens": float(values["tokens"].padded),
     }
     named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}
     named |= {"grad/norm": values["gradient_norm"]}

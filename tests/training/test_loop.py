@@ -98,6 +98,18 @@ def test_example_norms_are_told_as_the_mean_over_examples_and_not_over_padding(s
     assert seen["metrics"]["grad/clipped_fraction"] == pytest.approx(float(seen["values"]["count/clipped"]) / units)
 
 
+def test_tokens_are_counted_with_the_padding_of_texts_and_without_that_of_chunks(seen, opened):
+    lengths = opened.runtime.store.lengths("protected", seen["drawn"], 1)
+    assert seen["metrics"]["train/tokens"] == lengths.sum() < seen["metrics"]["train/padded_tokens"] == 16 * len(seen["drawn"])
+
+
+def test_rows_without_text_count_no_tokens_and_texts_of_a_choice_each_their_own():
+    is_padding_B = np.array([False, True])
+    choices = {"tokens": np.ones((2, 3, 8), np.int32), "length": np.array([[8, 5, 2], [0, 0, 0]])}
+    assert loop.Tokens.of(choices, is_padding_B) == (15, 24)
+    assert loop.Tokens.of({"label": np.ones(2)}, is_padding_B) == (0, 0)
+
+
 def test_a_sum_once_entered_stays_and_a_run_without_noise_enters_none(seen, opened):
     runtime, name = opened.runtime, opened.beginning.epoch.name
     first, mark = runtime.ledger.sum_of(name, 0), runtime.ledger.mark
