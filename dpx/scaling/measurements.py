@@ -1,0 +1,116 @@
+"""One tidy table of measured losses: a row for each record of a run, filled from run folders or brought as a CSV file.
+
+Losses of private text are private: a fit on them is covered by no run's claim.
+"""
+
+import csv
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpx.declaration import Refused, require
+
+# What a row says, in the order of the CSV file.
+TEXT, NUMBERS = (
+    ("model",),
+    ("parameters", "noise_batch_ratio", "learning_rate", "replicate", "batch_size", "sequence_length", "step", "loss"),
+)
+# A ratio below this is lost in the rounding of float32: clipping without noise.
+NO_NOISE = 2.0**-30
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+    """Columns of equal length. `step` is the number of steps done, `loss` the mean training loss (nats) of the records up to it."""
+
+    model: np.ndarray
+    parameters: np.ndarray
+    noise_batch_ratio: np.ndarray
+    learning_rate: np.ndarray
+    replicate: np.ndarray
+    batch_size: np.ndarray
+    sequence_length: np.ndarray
+    step: np.ndarray
+    loss: np.ndarray
+
+    def __post_init__(self) -> None:
+        lengths = {len(getattr(self, name)) for name in (*TEXT, *NUMBERS)}
+        require(len(lengths) == 1, f"columns of {sorted(lengths)} rows", "a table has one length", "Give every column a value in each row")
+        for name in NUMBERS:
+            values = np.asarray(getattr(self, name))
+            require(bool(np.isfinite(values).all()), f"column {name}", "holds a value that is no finite number", "Leave such rows out")
+        for name in ("parameters", "batch_size", "sequence_length", "step"):
+            require(bool((getattr(self, name) > 0).all()), f"column {name}", "holds a value that is not positive", "Check its unit")
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    @classmethod
+    def of(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
+        """Rows by name. Raises `Refused` for a missing column or a value that is no number."""
+        require(bool(rows), "0 rows", "nothing was measured", "Name finished runs or a table that holds some")
+        columns: dict[str, np.ndarray] = {}
+        try:
+            columns["model"] = np.array([str(row["model"]) for row in rows])
+            columns |= {name: np.array([float(row[name]) for row in rows]) for name in NUMBERS}
+        except KeyError as missing:
+            raise Refused(f"column {missing}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}") from None
+        except ValueError as error:
+            raise Refused("a row", str(error), "Give numbers") from None
+        return cls(**columns)
+
+    @classmethod
+    def read(cls, path: Path) -> "Measurements":
+        """From a CSV file with these columns; raises `Refused` where it has others."""
+        with open(path, newline="") as file:
+            return cls.of(list(csv.DictReader(file)))
+
+    def write(self, path: Path) -> None:
+        """A CSV file that `read` reads, numbers unrounded."""
+        names = (*TEXT, *NUMBERS)
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(names)
+            writer.writerows(zip(*(getattr(self, name).tolist() for name in names), strict=True))
+
+    def where(self, chosen: np.ndarray) -> "Measurements":
+        """The rows where `chosen` (bool or indices) is true."""
+        return Measurements(**{name: getattr(self, name)[chosen] for name in (*TEXT, *NUMBERS)})
+
+    @property
+    def is_noisy(self) -> np.ndarray:
+        """Where there is noise that float32 can hold."""
+        return self.noise_batch_ratio > NO_NOISE
+
+
+def published_results(path: Path, batch_size: int = 1024, sequence_length: int = 512) -> Measurements:
+    """The layout that the paper's authors announce for their losses: columns Model, Learning Rate, Iterations, Noise Batch Ratio, Cross
+    Entropy (McKenna et al. 2025; google-research/dp_scaling_laws). Models are named as in Table 1; a ratio of 0 is clipping without noise.
+    """
+    from dpx.scaling.published import PARAMETERS
+
+    with open(path, newline="") as file:
+        lines = list(csv.DictReader(file))
+    needed = ("Model", "Learning Rate", "Iterations", "Noise Batch Ratio", "Cross Entropy")
+    missing = [name for name in needed if lines and name not in lines[0]]
+    require(bool(lines) and not missing, path, f"no such layout: {', '.join(missing) or 'no rows'}", f"Give columns {', '.join(needed)}")
+    rows = []
+    for line in lines:
+        require(line["Model"] in PARAMETERS, f"Model={line['Model']}", "not of Table 1", f"Use {', '.join(PARAMETERS)}")
+        rows.append(
+            {
+                "model": line["Model"],
+                "parameters": PARAMETERS[line["Model"]],
+                "noise_batch_ratio": line["Noise Batch Ratio"],
+                "learning_rate": line["Learning Rate"],
+                "replicate": 0,
+                "batch_size": batch_size,
+                "sequence_length": sequence_length,
+                "step": line["Iterations"],
+                "loss": line["Cross Entropy"],
+            }
+        )
+    return Measurements.of(rows)

@@ -1,0 +1,112 @@
+"""What McKenna et al. 2025 print: parameters of their models, and Table 2's 20 optima, as a look-up that nothing is interpolated from.
+
+No model of the paper was trained to a stated epsilon: these are predictions of its fit.
+"""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+from dpx.declaration import Refused, require
+
+# Table 4; Table 1 and section 4.4 print others (4.5M and 4.6M for Tiny, 41M for Medium, 778M and 784M for Mega).
+PARAMETERS = {
+    "BertTiny": 4.52e6,
+    "BertMini": 11.4e6,
+    "BertSmall": 29.0e6,
+    "BertMedium": 41.6e6,
+    "BertBase": 110e6,
+    "BertLarge": 335e6,
+    "BertMega": 729e6,
+}
+SEQUENCE_LENGTH, DELTA = 512, 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """A row of Table 2: where more compute stops helping at this data and budget, and the best configuration there."""
+
+    size: float
+    epsilon: float
+    compute: float
+    loss: float
+    parameters: float
+    steps: float
+    batch_size: float
+    tokens_per_parameter: float
+
+    @property
+    def implied_compute(self) -> float:
+        """6 M B S T: a check of transcription, not a finding."""
+        return 6 * self.parameters * self.batch_size * SEQUENCE_LENGTH * self.steps
+
+    @property
+    def implied_tokens_per_parameter(self) -> float:
+        """S B T / M, padding included: the same kind of check."""
+        return SEQUENCE_LENGTH * self.batch_size * self.steps / self.parameters
+
+    @property
+    def passes(self) -> float:
+        """B T / N; losses come from less than one."""
+        return self.batch_size * self.steps / self.size
+
+
+# Table 2: data, epsilon, compute, loss, parameters, steps, batch size, tokens per parameter.
+_TABLE_2 = """
+1e5 1 1.3e16 7.28 4.6e6 1.8e3 5.1e2 1.0e2
+1e5 4 1.1e17 6.65 4.6e6 1.8e3 4.1e3 8.5e2
+1e5 16 2.0e18 5.60 1.7e7 2.7e3 1.4e4 1.1e3
+1e5 64 7.5e18 4.63 2.0e7 6.3e3 1.9e4 3.2e3
+1e6 1 2.8e17 5.89 4.6e6 2.5e3 8.2e3 2.3e3
+1e6 4 8.8e18 4.62 1.9e7 6.5e3 2.3e4 4.1e3
+1e6 16 3.3e19 3.61 1.7e7 1.4e4 4.6e4 1.9e4
+1e6 64 3.2e20 2.82 4.9e7 1.2e4 1.9e5 2.2e4
+1e7 1 3.8e19 3.73 1.7e7 9.6e3 7.8e4 2.3e4
+1e7 4 3.8e20 2.81 4.9e7 1.1e4 2.2e5 2.6e4
+1e7 16 2.0e21 2.15 7.0e7 1.2e4 7.4e5 6.7e4
+1e7 64 4.4e22 1.66 3.3e8 4.9e4 8.8e5 6.7e4
+1e8 1 5.2e21 2.26 1.3e8 5.8e4 2.2e5 4.9e4
+1e8 4 4.4e22 1.66 3.3e8 4.9e4 8.8e5 6.7e4
+1e8 16 1.0e23 1.32 3.3e8 9.3e4 1.0e6 1.5e5
+1e8 64 1.0e23 1.23 3.3e8 1.1e5 8.8e5 1.5e5
+1e9 1 8.5e22 1.36 3.3e8 9.4e4 8.8e5 1.3e5
+1e9 4 1.0e23 1.23 3.3e8 1.1e5 8.8e5 1.5e5
+1e9 16 1.0e23 1.22 3.3e8 1.1e5 8.8e5 1.5e5
+1e9 64 1.2e23 1.20 3.3e8 1.1e5 1.1e6 1.8e5
+"""
+TABLE_2 = tuple(Optimum(*map(float, line.split())) for line in _TABLE_2.strip().splitlines())
+# Section 4.4: settings that are compared with the optimum, as (model, parameters, steps, batch size).
+BASELINES = (
+    ("BertLarge", 335.2e6, 7_500, 1_295),
+    ("BertMedium", 41.0e6, 5_000, 15_879),
+    ("BertTiny", 4.6e6, 2_500, 283_061),
+)
+
+
+def look_up(size: float | int, epsilon: float | int) -> Optimum:
+    """The row of exactly this data and epsilon; raises `Refused` for any other, which would be an interpolation."""
+    for row in TABLE_2:
+        if (row.size, row.epsilon) == (size, epsilon):
+            return row
+    raise Refused(
+        f"size={size:g}, epsilon={epsilon:g}", "Table 2 has no such row", "Use N of 1e5 to 1e9 and epsilon of 1, 4, 16 or 64, or a fit"
+    )
+
+
+def read_table_2(path: Path) -> tuple[Optimum, ...]:
+    """Table 2 from a CSV file with the columns data_budget, epsilon, compute_flops, cross_entropy, model_params, iterations, batch_size and
+    token_model_ratio."""
+    names = (
+        "data_budget",
+        "epsilon",
+        "compute_flops",
+        "cross_entropy",
+        "model_params",
+        "iterations",
+        "batch_size",
+        "token_model_ratio",
+    )
+    with open(path, newline="") as file:
+        lines = list(csv.DictReader(file))
+    require(bool(lines) and all(name in lines[0] for name in names), path, "is not of that layout", f"Give columns {', '.join(names)}")
+    return tuple(Optimum(*(float(line[name]) for name in names)) for line in lines)

@@ -1,0 +1,78 @@
+"""Measurements from run folders: the mean training loss of every 100 steps, as McKenna et al. 2025 record it (section 3.3)."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from dpx.declaration import Refused, require
+from dpx.scaling.measurements import Measurements
+
+RECORD_EVERY = 100
+
+
+def record_means(losses: np.ndarray, every: int = RECORD_EVERY) -> tuple[np.ndarray, np.ndarray]:
+    """(steps done, mean loss) of every whole window of `every` steps; a window begun is left out."""
+    whole = len(losses) // every
+    return every * np.arange(1, whole + 1), losses[: whole * every].reshape(whole, every).mean(1)
+
+
+def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple[Measurements, list[str]]:
+    """Every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read.
+
+    A step without examples has no loss; such steps do not count. Raises `Refused` where nothing is found.
+    """
+    rows: list[dict[str, Any]] = []
+    left_out = []
+    for folder in sorted(path for path in outputs.glob(f"{match}*") if (path / "private" / "metrics.jsonl").exists()):
+        try:
+            rows += _rows(folder, every)
+        except (OSError, ValueError, KeyError, Refused) as error:
+            left_out.append(f"{folder.name}: not readable ({type(error).__name__}: {error})")
+    require(bool(rows), f"{outputs}/{match}*", "no run there has a record of its training loss", "Name the folder that holds the runs")
+    return Measurements.of(rows), left_out
+
+
+def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
+    config = OmegaConf.load(folder / "release" / "config.yaml")
+    lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    require(steps == list(range(len(steps))), folder.name, "its record of losses has gaps", "Resume it where it stopped")
+    losses = np.array([line["train/loss"] if line["train/examples"] else np.nan for line in lines])
+    known = np.where(np.isnan(losses), np.nanmean(losses) if np.isfinite(losses).any() else np.nan, losses)
+    same = _knobs(config, folder)
+    return [same | {"step": step, "loss": loss} for step, loss in zip(*record_means(known, every), strict=True)]
+
+
+def _knobs(config: Any, folder: Path) -> dict[str, Any]:
+    """What a run is told by; a run without privacy has ratio 0 and counts as one without noise."""
+    batch_size = config.batch_schedule.size
+    noise = config.noise
+    if "noise_batch_ratio" in noise:
+        ratio = noise.noise_batch_ratio
+    elif "noise_multiplier" in noise:
+        ratio = noise.noise_multiplier / batch_size
+    else:
+        claim = json.loads((folder / "release" / "privacy.json").read_text())
+        ratio = claim["mechanism"]["noise_multiplier"] / batch_size if "mechanism" in claim else 0.0
+    return {
+        "model": config.model.name,
+        "parameters": _parameters(config),
+        "noise_batch_ratio": ratio,
+        "learning_rate": config.lr_schedule.learning_rate,
+        "replicate": config.replicate,
+        "batch_size": batch_size,
+        "sequence_length": config.data.sequence_length,
+    }
+
+
+def _parameters(config: Any) -> int:
+    """Exact parameters of the model and its head at the declared vocabulary."""
+    from dpx.config import build
+
+    experiment, _ = build(config)
+    vocabulary = experiment.model.vocabulary_size or experiment.data.vocabulary.size
+    return sum(math.prod(shape) for shape in experiment.task.parameter_shapes(experiment.model, vocabulary).values())

@@ -1,0 +1,139 @@
+"""From records to a monotone grid: choice over learning rates, rolling mean, isotonic in the steps and then in the ratio.
+
+Shape legend: M models, R noise-batch ratios, L learning rates, T records (numbers of steps done), all ascending.
+"""
+
+import dataclasses
+import itertools
+from typing import Literal
+
+import numpy as np
+
+from dpx.declaration import require
+from dpx.scaling.measurements import Measurements
+
+# The paper does not say how it chooses; the first is our default (McKenna et al. 2025, section 3.3).
+Choice = Literal["pointwise_minimum", "lowest_final_loss"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Losses at every (model, ratio, record); `rates_MRT` are the learning rates that they were reached with."""
+
+    names: tuple[str, ...]
+    parameters_M: np.ndarray
+    ratios_R: np.ndarray
+    steps_T: np.ndarray
+    losses_MRT: np.ndarray
+    rates_MRT: np.ndarray
+    left_out: tuple[str, ...] = ()
+
+
+def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> tuple[np.ndarray, np.ndarray]:
+    """(losses [T], index of the winning rate [T]) of one model and ratio; a record that is NaN was not measured at that rate.
+
+    Raises `Refused` where no rate has all records.
+    """
+    is_whole_L = np.asarray(np.isfinite(losses_LT).all(1))
+    require(bool(is_whole_L.any()), "a model and ratio", "no learning rate has all records", "Finish a run of it")
+    known_LT = np.where(is_whole_L[:, None], losses_LT, np.inf)
+    if choice == "lowest_final_loss":
+        winner_T = np.full(losses_LT.shape[1], int(np.argmin(known_LT[:, -1])))
+    else:
+        winner_T = np.argmin(known_LT, axis=0)
+    return known_LT[winner_T, np.arange(losses_LT.shape[1])], winner_T
+
+
+def grid_of(found: Measurements, choice: Choice = "pointwise_minimum") -> Grid:
+    """The largest full rectangle of models and ratios that were measured at common steps; replicates count as their mean.
+
+    What is left out of it is named. Several physical batches or lengths in one table are refused: their losses are not comparable.
+    """
+    for name in ("batch_size", "sequence_length"):
+        values = np.unique(getattr(found, name))
+        require(len(values) == 1, f"{name} of {', '.join(f'{value:g}' for value in values)}", "one grid has one", "Choose the rows of one")
+    # The most steps that the runs share: a run that is still going on, or was cut, is left out and not shortened to.
+    steps_T = _common_steps(found)
+    cells = _cells(found, steps_T, choice)
+    names = sorted({(m, name) for m, name, _ in cells})
+    ratios = sorted({ratio for *_, ratio in cells})
+    models, kept = _rectangle(set(cells), names, ratios)
+    losses = np.array([[cells[m, name, ratio][0] for ratio in kept] for m, name in models])
+    rates = np.array([[cells[m, name, ratio][1] for ratio in kept] for m, name in models])
+    outside = [f"{name} at ratio {ratio:g}" for m, name, ratio in sorted(cells) if (m, name) not in models or ratio not in kept]
+    parameters = np.array([m for m, _ in models])
+    return Grid(tuple(name for _, name in models), parameters, np.array(kept), steps_T, losses, rates, tuple(outside))
+
+
+def _runs(found: Measurements) -> dict[tuple[float, str, float, float, float], tuple[np.ndarray, np.ndarray]]:
+    """(steps, losses) by (parameters, model, ratio, learning rate, replicate), steps ascending."""
+    keys = list(
+        zip(
+            found.parameters.tolist(),
+            found.model.tolist(),
+            found.noise_batch_ratio.tolist(),
+            found.learning_rate.tolist(),
+            found.replicate.tolist(),
+            strict=True,
+        )
+    )
+    places: dict[tuple, list[int]] = {}
+    for index, key in enumerate(keys):
+        places.setdefault(key, []).append(index)
+    ordered = {key: np.array(sorted(where, key=lambda index: found.step[index])) for key, where in places.items()}
+    return {key: (found.step[where], found.loss[where]) for key, where in ordered.items()}
+
+
+def _common_steps(found: Measurements) -> np.ndarray:
+    longest = max((steps for steps, _ in _runs(found).values()), key=len)
+    return longest
+
+
+def _cells(found: Measurements, steps_T: np.ndarray, choice: Choice) -> dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]:
+    """(losses, rates) [T] by (parameters, model, ratio), of those that have every record at some rate."""
+    by_cell: dict[tuple[float, str, float], dict[float, list[np.ndarray]]] = {}
+    for (m, name, ratio, rate, _), (steps, losses) in _runs(found).items():
+        if np.array_equal(steps, steps_T):
+            by_cell.setdefault((m, name, ratio), {}).setdefault(rate, []).append(losses)
+    cells = {}
+    for cell, by_rate in by_cell.items():
+        rates_L = np.array(sorted(by_rate))
+        losses_T, winner_T = over_rates(np.array([np.mean(by_rate[rate], axis=0) for rate in rates_L]), choice)
+        cells[cell] = losses_T, rates_L[winner_T]
+    return cells
+
+
+def _rectangle(cells: set, names: list[tuple[float, str]], ratios: list[float]) -> tuple[list[tuple[float, str]], list[float]]:
+    """The models and ratios of the largest rectangle in which nothing is missing; more models where two are as large."""
+    best: tuple[int, int, tuple, list] = (0, 0, (), [])
+    for count in range(len(names), 0, -1):
+        for models in itertools.combinations(names, count):
+            kept = [ratio for ratio in ratios if all((*model, ratio) in cells for model in models)]
+            size = (count * len(kept), count)
+            if size > best[:2]:
+                best = (*size, models, kept)
+    return list(best[2]), best[3]
+
+
+def rolling_mean(losses: np.ndarray, width: int = 10) -> np.ndarray:
+    """Mean of the last `width` records along the last axis; the first records take as many as there are."""
+    total = np.cumsum(losses, axis=-1)
+    before = np.zeros_like(total)
+    before[..., width:] = total[..., :-width] if width < total.shape[-1] else 0.0
+    counted = np.minimum(np.arange(1, losses.shape[-1] + 1), width)
+    return (total - before) / counted
+
+
+def isotonic(losses: np.ndarray, axis: int, *, increasing: bool) -> np.ndarray:
+    """The closest monotone values along `axis`, in least squares (pool adjacent violators, scipy)."""
+    from scipy.optimize import isotonic_regression
+
+    return np.apply_along_axis(lambda line: isotonic_regression(line, increasing=increasing).x, axis, losses)
+
+
+def smooth(losses_MRT: np.ndarray, width: int = 10) -> np.ndarray:
+    """Rolling mean, then non-increasing in the steps, then non-decreasing in the ratio; nothing is required of models.
+
+    Isotonic regression preserves order, so the second pass keeps what the first made true.
+    """
+    return isotonic(isotonic(rolling_mean(losses_MRT, width), 2, increasing=False), 1, increasing=True)

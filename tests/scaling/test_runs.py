@@ -1,0 +1,46 @@
+"""Measurements from run folders: whole windows of steps, exact parameters, and runs that are still going on."""
+
+import json
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from dpx.config import recipes, resolved
+from dpx.declaration import Refused
+from dpx.scaling import runs
+
+
+def folder(path, losses, *overrides):
+    """A run of the laptop grid as it leaves its config and metrics."""
+    point = ["hydra.mode=RUN", "data=text", "data.source.paths=x", *overrides]
+    (path / "release").mkdir(parents=True)
+    (path / "private").mkdir()
+    (path / "release" / "config.yaml").write_text(OmegaConf.to_yaml(resolved(recipes.compose(["+experiment=laptop/mckenna_grid", *point]))))
+    lines = [json.dumps({"step": step, "train/loss": loss, "train/examples": 128.0}) for step, loss in enumerate(losses)]
+    (path / "private" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_records_are_means_of_whole_windows():
+    steps, means = runs.record_means(np.arange(250.0))
+    assert steps.tolist() == [100, 200] and means.tolist() == [49.5, 149.5]
+
+
+def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
+    folder(tmp_path / "laptop_mckenna_grid-a", np.linspace(7, 6, 200))
+    folder(
+        tmp_path / "laptop_mckenna_grid-b", np.linspace(7, 6, 150), "model=width_32", "noise.noise_batch_ratio=0.0009765625", "replicate=1"
+    )
+    folder(tmp_path / "laptop_mckenna_grid-c", [7.0])
+    (tmp_path / "laptop_mckenna_grid-c" / "release" / "config.yaml").unlink()
+    found, left_out = runs.measured(tmp_path, "laptop_mckenna_grid-")
+    assert found.step.tolist() == [100, 200, 100] and found.model.tolist() == ["width_16", "width_16", "width_32"]
+    assert found.noise_batch_ratio.tolist() == [2**-15, 2**-15, 2**-10] and found.replicate.tolist() == [0, 0, 1]
+    # Tables of 1,024 + 32 + 2 rows, two layers of 12 H^2 + 13 H, and the head.
+    assert found.parameters[0] == (1024 + 32 + 2) * 16 + 2 * 16 + 2 * (12 * 16**2 + 13 * 16) + 16 * 16 + 16 + 2 * 16 + 1024
+    assert len(left_out) == 1 and left_out[0].startswith("laptop_mckenna_grid-c")
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(Refused, match="no run"):
+        runs.measured(tmp_path)

@@ -1,0 +1,77 @@
+"""The surface: exact at nodes, right beyond the steps that were run, and silent nowhere outside the grid."""
+
+import numpy as np
+import pytest
+
+from dpx.declaration import Refused
+from dpx.scaling import smoothing
+from dpx.scaling.extrapolation import extend, fit_power_law
+from dpx.scaling.surface import surface_of
+
+from .synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measured
+
+
+@pytest.fixture(scope="module")
+def surface():
+    return surface_of(smoothing.grid_of(measured(form_l2)), BATCH, TOKENS, width=1, reach=8)
+
+
+def test_it_is_exact_at_nodes(surface):
+    for m in PARAMETERS.values():
+        for ratio in RATIOS:
+            assert surface.at(m, STEPS, ratio).loss == pytest.approx(form_l2(m, STEPS, ratio), rel=1e-9)
+
+
+def test_between_nodes_it_lies_between_them(surface):
+    at = surface.at(1e5, 1550.0, RATIOS[2] * 1.3)
+    corners = [form_l2(m, t, r) for m in (6e4, 2e5) for t in (1500.0, 1600.0) for r in RATIOS[2:4]]
+    assert min(corners) <= at.loss <= max(corners) and not at.is_extrapolated and not at.is_outside
+
+
+def test_beyond_the_measured_steps_it_is_marked_and_near_the_truth(surface):
+    found = surface.at(2e5, np.array([4000.0, 16000.0]), RATIOS[4])
+    assert found.is_extrapolated.all()
+    assert found.loss == pytest.approx(form_l2(2e5, np.array([4000.0, 16000.0]), RATIOS[4]), rel=0.01)
+
+
+@pytest.mark.parametrize(("m", "t", "ratio"), [(1e4, 500, 2**-8), (5e6, 500, 2**-8), (2e5, 50, 2**-8), (2e5, 1e6, 2**-8), (2e5, 500, 1.0)])
+def test_outside_there_is_no_loss(surface, m, t, ratio):
+    found = surface.at(m, t, ratio)
+    assert found.is_outside and np.isnan(found.loss)
+
+
+def test_less_noise_than_was_measured_is_marked_and_given_the_loss_of_the_least(surface):
+    found = surface.at(2e5, 500, 2**-30)
+    assert found.is_below_ratios and found.loss == pytest.approx(form_l2(2e5, 500.0, RATIOS[0]))
+    with pytest.raises(Refused, match="epsilon=inf"):
+        surface.at(2e5, 500, 0.0)
+
+
+def test_the_slice_without_noise_is_its_own():
+    truth = lambda m, t, r: np.where(r < 2**-30, 1.5, form_l2(m, t, np.maximum(r, 2**-30)))  # noqa: E731
+    surface = surface_of(smoothing.grid_of(measured(truth, ratios=np.array([2.0**-40, *RATIOS]))), BATCH, TOKENS, width=1)
+    assert surface.at(2e5, 500, 0.0).loss == pytest.approx(1.5) and len(surface.ratios_R) == len(RATIOS)
+
+
+def test_a_power_law_is_found_again_and_a_flat_curve_stays_flat():
+    steps = np.linspace(250, 2000, 18)
+    e, a, alpha = fit_power_law(steps, np.stack([2.5 + 40 / steps**0.6, 1.0 + 9 / steps**1.5]))
+    assert (e, a, alpha) == (pytest.approx([2.5, 1.0], rel=1e-3), pytest.approx([40, 9], rel=2e-2), pytest.approx([0.6, 1.5], rel=5e-3))
+    flat = extend(np.linspace(100, 2000, 20), np.full((1, 1, 20), 6.0), np.array([4000.0, 8000.0]))
+    assert flat == pytest.approx(6.0, rel=1e-3)
+
+
+def test_a_power_law_is_the_least_squares_of_a_library():
+    """Levenberg-Marquardt, which the paper names, from the truth: no start comes lower."""
+    from scipy.optimize import least_squares
+
+    steps = np.linspace(250, 2000, 18)
+    losses = 2.5 + 40 / steps**0.6 + 0.01 * np.random.default_rng(0).normal(size=18)
+    theirs = least_squares(lambda x: x[0] + x[1] * (steps / 250) ** -x[2] - losses, [2.5, 1.5, 0.6], method="lm")
+    e, a, alpha = fit_power_law(steps, losses)
+    assert ((e + a / steps**alpha - losses) ** 2).sum() == pytest.approx(2 * theirs.cost, rel=1e-4)
+
+
+def test_what_is_extended_stays_monotone():
+    surface = surface_of(smoothing.grid_of(measured(form_l2, deviation=0.03, seed=1)), BATCH, TOKENS, reach=8)
+    assert (np.diff(surface.losses_MRT, axis=2) <= 1e-9).all() and (np.diff(surface.losses_MRT, axis=1) >= -1e-9).all()
