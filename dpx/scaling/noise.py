@@ -1,0 +1,82 @@
+"""The noise-batch ratio that a budget needs, for many settings at once: the smaller of Poisson sampling and fixed batches.
+
+Poisson noise depends on (q, T) alone at one (epsilon, delta). It is solved by PLD on the nodes of a coarse grid, kept on disk,
+and interpolated between them on logarithms for a search; a configuration that is chosen is solved exactly (`exact`).
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from dpx.declaration import require
+from dpx.privacy import closed_form, solve
+from dpx.privacy.events import Release
+from dpx.privacy.noise_batch_ratio import NoiseBatchRatio, noise_batch_ratio
+
+# Nodes a decade of q and of T.
+NODES_A_DECADE = 2
+INTERVAL = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Ratios at one (epsilon, delta). `epsilon` inf is no noise: a ratio of 0 by the branch "none"."""
+
+    epsilon: float | int
+    delta: float
+
+    def __post_init__(self) -> None:
+        require(self.epsilon > 0, f"epsilon={self.epsilon}", "a budget is positive", "Give a value above 0, or inf for no noise")
+        require(0 < self.delta < 1, f"delta={self.delta}", "a probability", "Give a value between 0 and 1")
+
+    def ratio(self, size: np.ndarray, batch_size: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(ratio, whether fixed batches need less noise than Poisson sampling), broadcast; NaN where a batch is larger than the data."""
+        n, b, t = np.broadcast_arrays(*(np.asarray(value, float) for value in (size, batch_size, steps)))
+        if math.isinf(self.epsilon):
+            return np.zeros(n.shape), np.zeros(n.shape, bool)
+        q = np.minimum(b / n, 1.0)
+        is_possible = b <= n
+        poisson = np.full(n.shape, np.nan)
+        poisson[is_possible] = self._poisson(q[is_possible], t[is_possible])
+        uses = np.ceil(t * b / n * (1 - 1e-12))
+        fixed = np.sqrt(uses) / closed_form.mu(self.epsilon, self.delta)
+        return np.where(is_possible, np.minimum(poisson, fixed) / b, np.nan), is_possible & (fixed < poisson)
+
+    def exact(self, size: float | int, batch_size: float | int, steps: int) -> NoiseBatchRatio:
+        """Both branches, solved at this very setting."""
+        return noise_batch_ratio(size, batch_size, steps, epsilon=self.epsilon, delta=self.delta)
+
+    def _poisson(self, q: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Noise multipliers: solved over central-limit ones, bilinear between nodes on logarithms; none lie beyond q = 1."""
+        if not q.size:
+            return np.zeros(0)
+        x, y = np.log10(q) * NODES_A_DECADE, np.log10(steps) * NODES_A_DECADE
+        out = np.zeros(q.shape)
+        low_x, low_y = np.minimum(np.floor(x), -1), np.floor(y)
+        for dx in (0, 1):
+            for dy in (0, 1):
+                weight = np.abs(1 - dx - (x - low_x)) * np.abs(1 - dy - (y - low_y))
+                out += weight * _nodes(low_x + dx, low_y + dy, self.epsilon, self.delta)
+        return np.exp(out) * _central_limit(q, steps, self.epsilon, self.delta)
+
+
+def _central_limit(q: np.ndarray, steps: np.ndarray, epsilon: float | int, delta: float) -> np.ndarray:
+    """Noise by the central limit of Gaussian privacy (mu = q sqrt(T (e^(1 / sigma^2) - 1)); Bu et al. 2020): no bound, but its ratio to
+    the solved noise hardly varies, so that little is lost between nodes."""
+    return 1 / np.sqrt(np.log1p(closed_form.mu(epsilon, delta) ** 2 / (q**2 * steps)))
+
+
+def _nodes(x: np.ndarray, y: np.ndarray, epsilon: float | int, delta: float) -> np.ndarray:
+    pairs, where = np.unique(np.stack([x, y], axis=-1).reshape(-1, 2), axis=0, return_inverse=True)
+    return np.array([_node(float(one), float(two), epsilon, delta) for one, two in pairs])[where.reshape(x.shape)]
+
+
+@functools.lru_cache(maxsize=100_000)
+def _node(x: float, y: float, epsilon: float | int, delta: float) -> float:
+    """Log of the solved noise multiplier over the central-limit one at a node; solved values are kept on disk by `solve.solve`."""
+    q, steps = min(1.0, 10 ** (x / NODES_A_DECADE)), max(1, round(10 ** (y / NODES_A_DECADE)))
+    charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps)]
+    solved = solve.solve(charges, epsilon=epsilon, delta=delta, interval=INTERVAL)
+    return math.log(solved / float(_central_limit(np.array([q]), np.array([steps]), epsilon, delta)[0]))

@@ -1,0 +1,109 @@
+"""The best configuration for (compute, epsilon, data, delta): every model, batch and number of steps that cost it, and the least loss."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dpx.declaration import require
+from dpx.scaling.surface import Surface
+
+# (size, batch_size, steps) -> (ratio, is_fixed), as `dpx.scaling.noise.Calibration.ratio`.
+Ratio = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+NEAR = 0.01
+FLOPS_A_TOKEN = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Configurations of one compute budget, arrays of one length; `loss` is NaN where the grid says nothing."""
+
+    compute: float
+    size: float
+    parameters: np.ndarray
+    batch_size: np.ndarray
+    steps: np.ndarray
+    ratio: np.ndarray
+    is_fixed: np.ndarray
+    loss: np.ndarray
+    is_outside: np.ndarray
+    is_extrapolated: np.ndarray
+    is_below_ratios: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @property
+    def best(self) -> int:
+        """Where the loss is least; raises `Refused` where no configuration lies inside the grid."""
+        require(
+            bool(np.isfinite(self.loss).any()),
+            f"compute={self.compute:g}, size={self.size:g}",
+            "no configuration of it lies inside the measured grid",
+            "Measure a wider grid, or ask for compute and noise inside it",
+        )
+        return int(np.nanargmin(self.loss))
+
+    def near(self, tolerance: float = NEAR) -> np.ndarray:
+        """Indices within `tolerance` of the least loss, by loss."""
+        limit = (1 + tolerance) * self.loss[self.best]
+        places = np.flatnonzero(np.nan_to_num(self.loss, nan=np.inf) <= limit)
+        return places[np.argsort(self.loss[places], kind="stable")]
+
+    def at_edge(self, surface: Surface, place: int) -> tuple[str, ...]:
+        """Which ends of the grid the configuration stands at: an optimum there is censored, the true one may lie beyond."""
+        edges = []
+        for name, value, nodes in (
+            ("model", self.parameters[place], surface.parameters_M),
+            ("steps", self.steps[place], surface.steps_T),
+            ("ratio", self.ratio[place], surface.ratios_R),
+        ):
+            if value <= nodes[0] * 1.001 and not (name == "ratio" and value == 0):
+                edges.append(f"smallest {name}")
+            if value >= nodes[-1] / 1.001:
+                edges.append(f"largest {name}")
+        return tuple(edges)
+
+
+def candidates(
+    surface: Surface,
+    ratio: Ratio,
+    *,
+    compute: float | int,
+    size: float | int,
+    parameters: Sequence[float] | np.ndarray | None = None,
+    batch_sizes: Sequence[float] | np.ndarray | None = None,
+) -> Candidates:
+    """Every model (50 inside the trained range by default) with every batch (powers of 2^(1/4) up to `size`), T = C / (6 M B S).
+
+    What lies outside the grid stays in the table, marked and without a loss.
+    """
+    require(compute > 0 and size >= 1, f"compute={compute:g}, size={size:g}", "nothing can be trained", "Give positive values")
+    models = np.geomspace(surface.parameters_M[0], surface.parameters_M[-1], 50) if parameters is None else np.asarray(parameters, float)
+    batches = 2.0 ** np.arange(0, np.log2(size), 0.25) if batch_sizes is None else np.asarray(batch_sizes, float)
+    m, b = (found.ravel() for found in np.meshgrid(models, batches, indexing="ij"))
+    t = compute / (FLOPS_A_TOKEN * m * b * surface.tokens)
+    # Noise is solved for only where there can be a loss.
+    is_inside = (t >= surface.steps_T[0]) & (t <= surface.steps_T[-1]) & (b <= size)
+    m, b, t = m[is_inside], b[is_inside], t[is_inside]
+    sigma, is_fixed = ratio(np.full(m.shape, float(size)), b, t)
+    found = surface.at(m, t, sigma)
+    return Candidates(
+        float(compute), float(size), m, b, t, sigma, is_fixed, found.loss, found.is_outside, found.is_extrapolated, found.is_below_ratios
+    )
+
+
+def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> float:
+    """The least compute whose loss is within `tolerance` of that at the largest with a loss (Table 2, whose rule is not stated)."""
+    known = np.isfinite(losses)
+    require(bool(known.any()), "losses", "none is known", "Ask for compute inside the grid")
+    return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
+
+
+def knee(computes: np.ndarray, losses: np.ndarray) -> float:
+    """Where the loss against log compute bends most: the point furthest below the chord between its ends."""
+    known = np.isfinite(losses)
+    x, y = np.log(computes[known]), losses[known]
+    require(len(x) >= 3, "losses", "less than three are known", "Ask for more compute inside the grid")
+    chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])
+    return float(computes[known][np.argmax(chord - y)])

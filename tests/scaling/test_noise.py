@@ -1,0 +1,45 @@
+"""The ratio that a budget needs: near the exact one between nodes, the smaller branch, and none for no noise."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpx.scaling import published
+from dpx.scaling.noise import Calibration
+
+CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "privacy" / "reference.json").read_text())}
+
+
+def test_between_nodes_it_is_within_one_percent_of_the_exact_ratio():
+    calibration = Calibration(4.0, 1e-6)
+    settings = [(2e5, 2048.0, 700), (2e5, 6000.0, 450), (2e5, 50_000.0, 2000)]
+    found, is_fixed = calibration.ratio(*(np.array(values, float) for values in zip(*settings, strict=True)))
+    exact = [calibration.exact(*setting) for setting in settings]
+    assert found == pytest.approx([one.ratio for one in exact], rel=0.01)
+    assert is_fixed.tolist() == [one.chosen == "deterministic" for one in exact]
+
+
+def test_a_batch_larger_than_the_data_has_no_ratio_and_no_budget_no_noise():
+    assert np.isnan(Calibration(4.0, 1e-6).ratio(np.array([1e3]), np.array([2e3]), np.array([10.0]))[0]).all()
+    assert Calibration(float("inf"), 1e-6).ratio(np.array([1e3]), np.array([100.0]), np.array([10.0]))[0] == 0
+
+
+def test_table_two_is_transcribed_as_its_identities_and_the_reference_have_it():
+    """C = 6 M B S T and tokens per parameter = S B T / M hold up to the printed digits: a check of transcription, not a finding."""
+    assert len(published.TABLE_2) == 20
+    for row in published.TABLE_2:
+        assert row.implied_compute == pytest.approx(row.compute, rel=0.08)
+        assert row.implied_tokens_per_parameter == pytest.approx(row.tokens_per_parameter, rel=0.09)
+    assert published.look_up(1e7, 16).loss == 2.15
+
+
+def test_the_published_file_is_the_table(tmp_path):
+    names = "data_budget,epsilon,compute_flops,cross_entropy,model_params,iterations,batch_size,token_model_ratio"
+    rows = [
+        f"{r.size},{r.epsilon},{r.compute},{r.loss},{r.parameters},{r.steps},{r.batch_size},{r.tokens_per_parameter}"
+        for r in published.TABLE_2
+    ]
+    (tmp_path / "table2.csv").write_text("\n".join([names, *rows]))
+    assert published.read_table_2(tmp_path / "table2.csv") == published.TABLE_2
