@@ -23,7 +23,7 @@ from dpx.run_folder import RunFolder
 Job = Callable[[Experiment, RunFolder], Any]
 
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
-_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "plan", "report", "benchmark", "hydra")
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "plan", "report", "benchmark", "design", "hydra")
 
 
 def build(cfg: DictConfig) -> tuple[Experiment, Job]:

@@ -1,0 +1,198 @@
+"""`job=design`: which model, batch, steps and noise for an epsilon, a number of records and compute; from measured losses."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpx.console import wide
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.picture import Lines, Picture
+from dpx.run_folder import RunFolder, write_json
+from dpx.table import Table
+
+PRIVATE = "the losses that this rests on depend on the text they were measured on, and no claim of the designed run covers that"
+BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of equal noise-batch ratio reaches the same is an assumption"
+
+
+@declaration
+class Design:
+    """Writes tables, a picture and `release/experiment/design.yaml`, an experiment that runs as it is, for the best configuration.
+
+    `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs; `published` looks up the optima that McKenna et al. 2025
+    print instead. delta is `privacy.delta`, the records `size` or `data.declared_size`. Compute is in FLOPs or device hours.
+    Raises `Refused` where nothing inside the measured grid fits.
+    """
+
+    epsilon: float | None = None
+    size: int | None = None
+    compute: float | None = None
+    device_hours: float | None = None
+    measurements: str | None = None
+    match: str = ""
+    base: str = "laptop/mckenna_grid"
+    reach: float = 1.0
+    published: bool = False
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        require(self.epsilon is not None, "design.epsilon", "no budget is given", "Give design.epsilon=..., inf for none")
+        assert self.epsilon is not None
+        size = self.size or experiment.data.declared_size
+        require(size is not None, "design.size", "the number of protected records is not known", "Give design.size=...")
+        assert size is not None
+        if self.published:
+            return _show([_published(size, self.epsilon)], folder, {"published": True})
+        compute = self._compute(experiment.mesh.flops_per_s)
+        tables, best, rate = self._designed(experiment, self.epsilon, size, compute)
+        _show(tables, folder, {"compute": compute, "size": size, "epsilon": self.epsilon, "delta": experiment.privacy.delta})
+        if best is not None:
+            place = folder.release / "experiment"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "design.yaml").write_text(experiment_file(best, self.base, size, rate, experiment))
+            command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"
+            wide().print(f"run it: {command}", highlight=False, soft_wrap=True)
+
+    def _compute(self, flops_per_s: float) -> float:
+        given = [value for value in (self.compute, self.device_hours) if value is not None]
+        require(len(given) == 1, "design.compute, design.device_hours", "one of the two says what there is to spend", "Give one")
+        return self.compute if self.compute is not None else (self.device_hours or 0.0) * 3600 * flops_per_s
+
+    def _designed(self, experiment: Experiment, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
+        """Tables, the best design and the learning rate that won at the node next to it."""
+        import numpy as np
+
+        from dpx.scaling import design
+        from dpx.scaling.smoothing import grid_of
+        from dpx.scaling.surface import surface_of
+
+        measured = _measurements(self.measurements, self.match)
+        grid = grid_of(measured)
+        surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach)
+        budget = design.Budget(compute, size, epsilon, experiment.privacy.delta)
+        designs, asked = design.best_of_each_model(surface, budget)
+        best = designs[0]
+        tables = self._tables(surface, budget, designs, asked, grid.left_out)
+        m, r = (int(np.argmin(np.abs(np.log(nodes / value)))) for nodes, value in _nodes(grid, best))
+        t = int(np.argmin(np.abs(grid.steps_T - best.steps)))
+        return tables, best, float(grid.rates_MRT[m, r, t])
+
+    def _tables(self, surface: Any, budget: Any, designs: list[Any], asked: Any, left_out: tuple[str, ...]) -> list[Table]:
+        import numpy as np
+
+        from dpx.scaling import design
+
+        best = designs[0]
+        near = asked.near()
+        notes = (
+            *(f"{one.model}: {mark}" for one in designs for mark in one.marks),
+            BATCHES.format(surface.batch_size),
+            PRIVATE,
+            *(f"left out of the grid: {line}" for line in left_out),
+        )
+        columns = ("model", "parameters", "batch", "steps", "sigma", "ratio", "sampler", "loss", "near", "passes")
+        columns += ("tokens_per_parameter", "advantage", "excess")
+        rows = [
+            (one.model, int(one.parameters), one.batch_size, one.steps, one.noise_multiplier, one.noise_batch_ratio, one.sampler)
+            + (one.loss, one.is_near, one.passes, one.tokens_per_parameter, one.advantage, design.excess(one, best))
+            for one in designs
+        ]
+        spans = [
+            (name, float(values[near].min()), float(values[near].max()))
+            for name, values in (("parameters", asked.parameters), ("batch_size", asked.batch_size), ("steps", asked.steps))
+        ]
+        doubled = design.doubled(surface, budget)
+        bought = [(name, loss, None if loss is None else (doubled[0][1] or best.loss) - loss) for name, loss in doubled]
+        by_parameters = dict(zip(surface.parameters_M.tolist(), surface.names, strict=True))
+        known = np.flatnonzero(np.isfinite(asked.loss))
+        curve = sorted((by_parameters[float(asked.parameters[i])], float(asked.batch_size[i]), float(asked.loss[i])) for i in known)
+        return [
+            Table(
+                "designs", columns, tuple(rows), f"epsilon {budget.epsilon:g}, {budget.size:,} records, {budget.compute:.3g} FLOPs", notes
+            ),
+            Table("near_optimal", ("what", "least", "most"), tuple(spans), f"{len(near)} configurations within 1 % of the least loss"),
+            Table("doubled", ("twice_the", "loss", "gain"), tuple(bought), "what twice as much would buy"),
+            Table("curve", ("model", "batch_size", "loss"), tuple(curve), "loss by batch size at this compute"),
+        ]
+
+
+def _nodes(grid: Any, best: Any) -> list[tuple[Any, float]]:
+    import numpy as np
+
+    from dpx.scaling.measurements import NO_NOISE
+
+    return [(grid.parameters_M, best.parameters), (np.maximum(grid.ratios_R, NO_NOISE), max(best.noise_batch_ratio, NO_NOISE))]
+
+
+def _measurements(place: str | None, match: str) -> Any:
+    from dpx.scaling.measurements import Measurements
+    from dpx.scaling.runs import measured
+
+    fix = "Name a table or a folder of runs, or use design.published=true"
+    require(place is not None, "design.measurements", "no losses to design from", fix)
+    path = Path(str(place))
+    require(path.exists(), f"design.measurements={place}", "is not there", "Name a CSV table, or a folder that holds runs")
+    return measured(path, match)[0] if path.is_dir() else Measurements.read(path)
+
+
+def _published(size: int, epsilon: float) -> Table:
+    """One printed optimum, looked up and never interpolated."""
+    from dpx.scaling import published
+
+    row = published.look_up(size, epsilon)
+    columns = ("parameters", "batch_size", "steps", "compute", "loss", "passes", "tokens_per_parameter")
+    values = (row.parameters, row.batch_size, row.steps, row.compute, row.loss, row.passes, row.tokens_per_parameter)
+    notes = (
+        f"McKenna et al. 2025, Table 2, at delta {published.DELTA:g}: a prediction of their fit; no such model was trained",
+        "losses were measured in less than one pass over the data and at a batch of 1,024; 3.3e8 parameters are the edge of their grid",
+    )
+    return Table("published", columns, (values,), f"published optimum, {size:,} records, epsilon {epsilon:g}", notes)
+
+
+def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment) -> str:
+    """An experiment that trains `best`: `base` with the model, batch, steps, noise and sampler of the branch that won.
+
+    Fixed batches are bounded under zero_out only. `base` states its noise by its ratio to the batch.
+    """
+    is_fixed = best.sampler == "deterministic"
+    overrides = {"/model": best.model, "/sampler": "deterministic" if is_fixed else "poisson", "/noise": "noise_batch_ratio"}
+    overrides |= {"/accountant": "deterministic" if is_fixed else "pld"}
+    # A solved value ends where the target is met; rounded up it still is. No noise is what float32 loses.
+    ratio = best.noise_batch_ratio * (1 + 1e-9) if best.noise_multiplier > 0 else 2.0**-40
+    values: dict[str, Any] = {
+        "name": f"design_{best.model}",
+        "steps": best.steps,
+        "batch_schedule": {"size": best.batch_size},
+        "privacy": {"delta": experiment.privacy.delta, "adjacency": "zero_out"},
+        "data": {"declared_size": size},
+        "lr_schedule": {"learning_rate": rate},
+        "noise": {"noise_batch_ratio": ratio},
+        "hydra": {"mode": "RUN"},
+    }
+    paths = getattr(experiment.data.source, "paths", None)
+    if paths is not None:
+        overrides["/data"] = experiment.data.name
+        values["data"]["source"] = {"paths": paths if isinstance(paths, str) else list(paths)}
+    defaults = [f"/experiment/{base}", *({f"override {group}": option} for group, option in overrides.items()), "_self_"]
+    head = "# @package _global_\n# Made by job=design: chosen on measured losses, which its claim does not cover.\n"
+    return head + yaml.safe_dump({"defaults": defaults} | values, sort_keys=False)
+
+
+def _show(tables: list[Table], folder: RunFolder, about: dict[str, Any]) -> None:
+    from dpx.report import pictures
+
+    folder.release.mkdir(parents=True, exist_ok=True)
+    write_json(folder.release / "design.json", about | {"tables": [table.as_json() for table in tables]})
+    console = wide()
+    for table in tables:
+        table.write_csv(folder.release)
+        if table.name != "curve":
+            console.print(table.shown())
+        for note in table.notes:
+            console.print(f"  {note}", highlight=False)
+    if any(table.name == "curve" for table in tables):
+        panel = Lines(table="curve", x="batch_size", y=("loss",), by="model", x_scale="log", x_label="batch size", y_label="loss (nats)")
+        picture = Picture("design", "Predicted loss by batch size, everything at the same compute.", (panel,))
+        drawn = pictures.write([picture], tables, folder.release)
+        if drawn:
+            console.print(drawn, highlight=False, soft_wrap=True)

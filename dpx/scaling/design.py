@@ -1,0 +1,141 @@
+"""Designs for a budget: ranked configurations that can be run, what marks them, and what twice the data, compute or epsilon would buy.
+
+Losses come from a measured surface at its own physical batch: that another batch of equal noise-batch ratio reaches the same loss is the
+assumption of McKenna et al. 2025, whose own Figure 7 has smaller batches lower. Configurations are trained models with whole numbers.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from dpx.privacy import accounting, closed_form
+from dpx.privacy.events import Release
+from dpx.scaling.noise import Calibration
+from dpx.scaling.query import FLOPS_A_TOKEN, Candidates, candidates
+from dpx.scaling.surface import Surface
+from dpx.scaling.vulnerability import excess_by_profiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What there is to spend: FLOPs (6 M B S T), protected records and (epsilon, delta)."""
+
+    compute: float
+    size: int
+    epsilon: float
+    delta: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """One configuration, its noise solved exactly for the branch that wins; `noise_multiplier` 0 and sampler "none" without a budget."""
+
+    model: str
+    parameters: float
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    sampler: str
+    loss: float
+    is_near: bool
+    marks: tuple[str, ...]
+    passes: float
+    tokens_per_parameter: float
+    advantage: float
+    profile: np.ndarray
+
+    @property
+    def noise_batch_ratio(self) -> float:
+        return self.noise_multiplier / self.batch_size
+
+
+EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 40)])
+
+
+def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], Candidates]:
+    """The best design of every trained model that fits the grid, lowest loss first, and all candidates.
+
+    Raises `Refused` where none does.
+    """
+    calibration = Calibration(budget.epsilon, budget.delta)
+    asked = search(surface, calibration, budget)
+    near = set(asked.near().tolist())
+    designs = []
+    for name, parameters in zip(surface.names, surface.parameters_M, strict=True):
+        places = np.flatnonzero((asked.parameters == parameters) & np.isfinite(asked.loss))
+        if len(places):
+            place = int(places[np.argmin(asked.loss[places])])
+            designs.append(_exact(surface, calibration, budget, asked, place, name, place in near))
+    return sorted(designs, key=lambda design: design.loss), asked
+
+
+def search(surface: Surface, calibration: Calibration, budget: Budget) -> Candidates:
+    """Every trained model with every batch (whole powers of 2^(1/4)) at the budget; raises `Refused` where no configuration has a loss."""
+    batches = np.unique(np.round(2.0 ** np.arange(4, np.log2(budget.size) + 1e-9, 0.25)))
+    asked = candidates(
+        surface, calibration.ratio, compute=budget.compute, size=budget.size, parameters=surface.parameters_M, batch_sizes=batches
+    )
+    _ = asked.best
+    return asked
+
+
+def _exact(surface: Surface, calibration: Calibration, budget: Budget, asked: Candidates, place: int, name: str, is_near: bool) -> Design:
+    batch, steps, parameters = int(asked.batch_size[place]), max(1, int(asked.steps[place])), float(asked.parameters[place])
+    sigma, sampler, profile = 0.0, "none", np.ones_like(EPSILONS)
+    if math.isfinite(budget.epsilon):
+        solved = calibration.exact(budget.size, batch, steps)
+        sigma, sampler = min(solved.poisson, solved.deterministic), solved.chosen
+        profile = _profile(budget.size, batch, steps, sigma, sampler)
+    loss = surface.at(parameters, min(max(steps, surface.steps_T[0]), surface.steps_T[-1]), sigma / batch)
+    marks = [f"at the {edge} of the grid: the optimum may lie beyond" for edge in asked.at_edge(surface, place)]
+    if loss.is_extrapolated:
+        marks.append(f"extrapolated beyond {surface.measured_steps:,.0f} steps")
+    if loss.is_below_ratios:
+        marks.append("less noise than was measured: the loss is an upper estimate")
+    passes = batch * steps / budget.size
+    if passes > 1:
+        marks.append(f"{passes:,.1f} passes over the data; losses were measured in less than one")
+    tokens = batch * steps * surface.tokens / parameters
+    return Design(
+        name, parameters, batch, steps, sigma, sampler, float(loss.loss), is_near, tuple(marks), passes, tokens, float(profile[0]), profile
+    )
+
+
+def _profile(size: int, batch: int, steps: int, sigma: float, sampler: str) -> np.ndarray:
+    """delta at `EPSILONS` of what would run; the dearer of both directions, so that the profile is symmetric."""
+    if sampler == "deterministic":
+        mu = math.sqrt(math.ceil(steps * batch / size * (1 - 1e-12))) / sigma
+        return np.array([closed_form.delta(mu, float(epsilon)) for epsilon in EPSILONS])
+    composed = accounting.compose([(Release(noise_multiplier=sigma, sampling_probability=min(1.0, batch / size)), steps)], interval=1e-3)
+    return np.array([composed.delta(float(epsilon)) for epsilon in EPSILONS])
+
+
+def excess(design: Design, instead_of: Design) -> float:
+    """Excess vulnerability of `design`: both profiles are symmetric, so epsilons from 0 on hold the maximum."""
+    return excess_by_profiles(EPSILONS, instead_of.profile, design.profile)
+
+
+def doubled(surface: Surface, budget: Budget) -> list[tuple[str, float | None]]:
+    """(what is doubled, the least loss then), the budget itself first; `None` where the grid says nothing."""
+    changed = {
+        "nothing": budget,
+        "data": dataclasses.replace(budget, size=2 * budget.size),
+        "compute": dataclasses.replace(budget, compute=2 * budget.compute),
+        "epsilon": dataclasses.replace(budget, epsilon=2 * budget.epsilon),
+    }
+    from dpx.declaration import Refused
+
+    rows: list[tuple[str, float | None]] = []
+    for name, one in changed.items():
+        try:
+            asked = search(surface, Calibration(one.epsilon, one.delta), one)
+            rows.append((name, float(asked.loss[asked.best])))
+        except Refused:
+            rows.append((name, None))
+    return rows
+
+
+def flops(design: Design, tokens: float) -> float:
+    """6 M B S T of the whole numbers: at most the budget, but for rounding of the batch."""
+    return FLOPS_A_TOKEN * design.parameters * design.batch_size * tokens * design.steps
