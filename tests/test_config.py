@@ -28,6 +28,13 @@ GIVEN = {
     "task=mlm_nsp": ["data.pairs=same_document"],
     "task=causal_lm": ["model=decoder_tiny"],
     "task=classification": ["data=random"],
+    "task=multiple_choice": ["data=random"],
+    "data=table": ["data.source.paths=rows.csv", "data.source.labels=[no,yes]", "task=classification"],
+    "data=casehold": ["task=multiple_choice"],
+    "data=ledgar": ["task=classification", "task.classes=100"],
+    "data=glue_mnli": ["task=classification", "task.classes=3"],
+    "data=glue": ["task=classification"],
+    "data=overruling": ["task=classification"],
     "model=decoder": ["task=causal_lm"],
 }
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from dpx.audit.declarations import Canaries
 from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
-from dpx.data.declarations import Vocabulary
+from dpx.data.declarations import Source, Vocabulary
+from dpx.data.labelled import Table
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, approximations, ledger, origins
@@ -32,13 +33,27 @@ TWO_PASSES = (
 
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee says nothing about."""
-    found = [*NOT_COVERED, f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
+    found = [*NOT_COVERED, *_of_table(experiment.data.source), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
     if experiment.is_private and experiment.clipping.method == "ghost":
         found.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":
         size = experiment.data.declared_size
         found.append(f"a true number of {experiment.privacy.drawn}s above the declared {size}: delta is checked against that alone")
     return found
+
+
+def _of_table(source: Source) -> list[str]:
+    """What is read of labelled rows without protection, and what a row of them is not."""
+    if not isinstance(source, Table):
+        return []
+    found = [f"text beyond the row that is protected: {source.unit_note}"] if source.unit_note else []
+    if source.test_paths is None:
+        return found
+    read = {
+        "dev": "rows of the test set, read once, after the last step (data.source.select=dev)",
+        "test": "rows of the test set, which are held out: what is chosen by them is chosen by the test set (data.source.select=test)",
+    }
+    return [*found, f"{read[source.select]}; rows there of a unit that is protected too are among them"]
 
 
 def assumptions(
@@ -58,10 +73,12 @@ def assumptions(
         "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
     found = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
-    if experiment.data.labels:
+    if experiment.data.labels and not experiment.data.learns_labels:
         found.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
     found.append("every choice made in this config was made without looking at the protected text")
     found.append("the root secret stays in private/ and is not given away with the model")
+    if experiment.data.labels and privacy.unit == "row":
+        found.append("one protected row is one labelled text: text that appears in several rows is protected row by row only")
     if experiment.data.pairs != "none" and privacy.unit == "row":
         found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":

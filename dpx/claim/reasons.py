@@ -13,6 +13,7 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
     checks: list[tuple[bool, str]] = [
         (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
         (vocabulary_source(data.vocabulary, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
+        (data.learns_labels, "labels: the list of labels was learnt from the protected rows (data.source.labels=null)"),
         (
             data.pairs == "cross_document" and privacy.unit != "row",
             f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from dpx.data.keyed import SPLITS, Split
+from dpx.data.labelled import Table, require_labels
 from dpx.data.protocol import PackageSource
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require
@@ -109,13 +111,6 @@ class SyntheticLabels:
         return texts(sequence_length, vocabulary_size) | {"label": classes(len(self.labels))}
 
 
-def require_labels(labels: Sequence[str]) -> None:
-    """Raises `Refused` for a list of labels that tells nothing apart."""
-    value = f"data.source.labels=[{', '.join(labels)}]"
-    require(len(labels) >= 2, value, "nothing to tell apart", "Declare 2 labels or more")
-    require(len(set(labels)) == len(labels), value, "a label stands twice", "Declare each label once")
-
-
 @declaration
 class Hub(_RunningText):
     """Corpora through the `datasets` library; local paths work too.
@@ -142,7 +137,7 @@ class RandomRows:
     kind: Literal["random"] = "random"
 
 
-Source = Embedded | TextFiles | Synthetic | SyntheticLabels | Hub | RandomRows | PackageSource
+Source = Embedded | TextFiles | Table | Synthetic | SyntheticLabels | Hub | RandomRows | PackageSource
 
 
 @declaration
@@ -151,7 +146,7 @@ class Data:
 
     Documents fall into public / held-out / protected splits by a hash of the unit id with `split_salt`.
     `declared_size` is the public N (of rows, or of units under `privacy.unit_mode=sample_units`): required under `add_remove`,
-    used for plans before the data is prepared.
+    used for plans before the data is prepared. A table's test set is a split of its own, or is what is held out (`Table.select`).
     """
 
     name: str
@@ -201,8 +196,25 @@ class Data:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The declared labels, by number; none of running text."""
-        return getattr(self.source, "labels", ())
+        """The labels by number, none of running text; those of a table that declares none are read from its rows."""
+        return self.source.classes if isinstance(self.source, Table) else getattr(self.source, "labels", ())
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether the list of labels is learnt from the protected rows."""
+        return isinstance(self.source, Table) and self.source.labels is None
+
+    @property
+    def test_split(self) -> Split | None:
+        """Where rows of a test set belong; `None` where there is no test set."""
+        if not isinstance(self.source, Table) or self.source.test_paths is None:
+            return None
+        return "heldout" if self.source.select == "test" else "test"
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that rows fall into."""
+        return (*SPLITS, "test") if self.test_split == "test" else SPLITS
 
     @property
     def columns(self) -> Schema | None:
@@ -235,7 +247,7 @@ class Data:
     def names_units(self) -> bool:
         """Whether the source says, by a field of its records, whose each document is."""
         match self.source:
-            case TextFiles():
+            case TextFiles() | Table():
                 return self.source.unit_field is not None
             case Hub():
                 return all(corpus.get("unit_field") for corpus in self.source.corpora)

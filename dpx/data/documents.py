@@ -28,11 +28,13 @@ class Example:
     """What becomes one row: a text, or a pair of texts that are read together, or several such where one is to be chosen.
 
     `label` is the place in the declared list of labels, or of the right one among `texts`. Units are named as those of documents.
+    An example of a test set (`is_test`) stays in it, whatever its unit, and all of them count, equal ones too.
     """
 
     texts: tuple[tuple[str, ...], ...]
     label: int
     unit_id: str | None = None
+    is_test: bool = False
 
     @property
     def paragraphs(self) -> tuple[str, ...]:

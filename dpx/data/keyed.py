@@ -4,7 +4,8 @@ import hashlib
 import random
 from typing import Literal
 
-Split = Literal["protected", "heldout", "public"]
+Split = Literal["protected", "heldout", "public", "test"]
+# Those that a hash of the unit decides; a test set is a split only where files of one are declared.
 SPLITS: tuple[Split, ...] = ("protected", "heldout", "public")
 
 

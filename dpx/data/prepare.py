@@ -20,8 +20,8 @@ from typing import Any
 
 from dpx.console import stage
 from dpx.data.declarations import Data
-from dpx.data.documents import Source
-from dpx.data.keyed import SPLITS, KeyedHash, Split
+from dpx.data.documents import Document, Example, Source
+from dpx.data.keyed import KeyedHash, Split
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source
@@ -36,6 +36,7 @@ Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary"
 _REPORTED_DOCUMENTS = 200
 # Raised whenever the same text under the same settings comes to other rows: what was prepared before is then prepared anew.
 FORMAT = 1
+_NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 
 def say_stage(name: str, documents: int) -> None:
@@ -85,7 +86,7 @@ class _Preparation:
         special = special_ids(pieces)
         columns = self._data.columns
         assert columns is not None
-        writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in SPLITS}
+        writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in self._data.splits}
         with ExitStack() as opened:
             for writer in writers.values():
                 opened.callback(writer.release)
@@ -120,13 +121,21 @@ class _Preparation:
             if number % _REPORTED_DOCUMENTS == 0:
                 self._progress(name, number)
             content, self._read = document.content(), number
-            if document.unit_id is None:
+            unit_id = content if document.unit_id is None else document.unit_id
+            split = self._split(unit_id, document)
+            if document.unit_id is None and not _is_test(document):
                 if int(content, 16) in seen:
                     continue
                 seen.add(int(content, 16))
-            unit_id = content if document.unit_id is None else document.unit_id
-            split = self._keyed.split(unit_id, public_fraction=self._data.public_fraction, heldout_fraction=self._data.heldout_fraction)
             yield split, UnitDocument(unit_id, content, document)
+
+    def _split(self, unit_id: str, document: Document | Example) -> Split:
+        data = self._data
+        if _is_test(document):
+            assert data.test_split is not None
+            return data.test_split
+        heldout_fraction = 0.0 if data.test_split == "heldout" else data.heldout_fraction
+        return self._keyed.split(unit_id, public_fraction=data.public_fraction, heldout_fraction=heldout_fraction)
 
     def _pieces(self) -> list[str]:
         vocabulary = self._data.vocabulary
@@ -155,13 +164,14 @@ class _Preparation:
         return SplitWriter(self._folder, split, schema=schema, vocabulary_size=self._data.vocabulary.size, limit=limit)
 
     def _write_rows(self, pieces: list[str], writers: dict[Split, SplitWriter]) -> None:
-        numbers: dict[str, int] = {}  # stays empty where every document is a unit of its own
+        numbers: dict[tuple[Split, str], int] = {}  # stays empty where every document is a unit of its own
         cutter = RowCutter(self._data, self._keyed, pieces)
         for split, document, rows in cutter.cut(self._documents("rows")):
-            again = document.unit_id in numbers
-            unit = numbers[document.unit_id] if again else writers[split].add_unit(document.unit_id)
+            named = (split, document.unit_id)
+            again = named in numbers
+            unit = numbers[named] if again else writers[split].add_unit(document.unit_id)
             if self._data.names_units:
-                numbers[document.unit_id] = unit
+                numbers[named] = unit
             writers[split].add_document(unit, rows, partial(self._priority, document), again=again)
 
     def _priority(self, document: UnitDocument, row: int) -> int:
@@ -176,13 +186,17 @@ class _Preparation:
         documents = sum(writer.unit_count for writer in writers.values())
         require(documents > 0, f"data={self._data.name}", "the corpus holds no document", "Give it text")
         self._require_several(documents)
-        for split in ("protected", "heldout"):
+        for split in filter(writers.__contains__, _NEEDED):
             require(
                 writers[split].row_count > 0,
                 f"data={self._data.name}",
                 f"of {documents} units none with text fell in the {split} split",
                 "Add documents, raise data.heldout_fraction, or change data.split_salt",
             )
+
+
+def _is_test(document: Document | Example) -> bool:
+    return isinstance(document, Example) and document.is_test
 
 
 def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
@@ -194,7 +208,9 @@ def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
 def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     """Everything that rows depend on; files count by their content, wherever they lie."""
     declared = {name: value for name, value in asdict(data).items() if name not in {"name", "directory", "declared_size"}}
-    declared["source"].pop("paths", None)
+    # What a table's rows are said to be changes none of them; whether there is a test set is in the fingerprint of its files.
+    for name in ("paths", "test_paths", "unit_note"):
+        declared["source"].pop(name, None)
     declared["vocabulary"].pop("path")
     vocabulary = Path(data.vocabulary.path) if data.vocabulary.path else None
     return {

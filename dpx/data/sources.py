@@ -6,6 +6,7 @@ from dpx import packages
 from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
 from dpx.data.declarations import Source as Declared
 from dpx.data.documents import Document, Example, Source
+from dpx.data.labelled import Table
 from dpx.data.protocol import PackageSource
 from dpx.declaration import Refused
 
@@ -36,6 +37,10 @@ def open_source(declared: Declared) -> Source:
             from dpx.data.text_files import TextFilesSource
 
             return TextFilesSource(declared)
+        case Table():
+            from dpx.data.table import TableSource
+
+            return TableSource(declared)
         case Synthetic():
             from dpx.data.synthetic import SyntheticSource
 

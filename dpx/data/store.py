@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
-from dpx.data.keyed import SPLITS, Split
+from dpx.data.keyed import Split
 from dpx.data.schema import Column, Schema, from_json
 from dpx.declaration import Refused, require
 from dpx.durable import write_durably
@@ -70,6 +70,10 @@ class Manifest:
     def schema(self) -> Schema:
         return from_json(self.columns)
 
+    @property
+    def splits(self) -> list[Split]:
+        return list(self.rows)  # type: ignore[arg-type]
+
     def with_checksum(self) -> "Manifest":
         """This manifest, `checksum` filled in; what only says where the content came from is left out of it."""
         content = {name: value for name, value in asdict(self).items() if name not in {"key", "settings", "checksum"}}
@@ -112,7 +116,7 @@ class Store:
     def __init__(self, folder: Path, manifest: Manifest):
         self.folder = folder
         self.manifest = manifest
-        self._columns = {split: self._opened(split) for split in SPLITS}
+        self._columns = {split: self._opened(split) for split in manifest.splits}
 
     def rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], width: int | None = None) -> dict[str, np.ndarray]:
         """The rows asked for, in that order; work and memory grow with n alone.

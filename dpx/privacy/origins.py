@@ -166,7 +166,7 @@ def in_words(released: dict[str, Any]) -> str:
 def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
     """What one protected unit is, as far as two runs must agree on it to be charged together."""
     source = dataclasses.asdict(data)["source"]
-    names = {"kind", "text_field", "unit_field", "document_per"}
+    names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
     # What of another package's source tells documents apart is not known here, so all of it must agree.
     is_own = type(data.source).__module__.partition(".")[0] == "dpx"
     fields = {name: value for name, value in source.items() if name in names or not is_own}

@@ -1,0 +1,83 @@
+"""Files of records: which ones a declared path names, their lines, and what is wrong with one in a line that names it."""
+
+import glob
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dpx.declaration import Refused, require
+
+# A record of more is a damaged file, or a corpus in one line: it would be held in memory several times.
+LONGEST_LINE = 4 * 2**20
+
+
+def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> list[Path]:
+    """The files that declared paths name: files, folders, and patterns where nothing has that very name. Raises `Refused` for none."""
+    declared = [paths] if isinstance(paths, str) else paths
+    found = [file for path in declared for file in _of_path(path, suffixes, key)]
+    kinds = " or ".join((", ".join(suffixes[:-1]), suffixes[-1]))
+    require(bool(found), f"{key}=[{', '.join(declared)}]", "there is no file to read", f"Name {kinds} files, or a folder of them")
+    return found
+
+
+def _of_path(path: str, suffixes: tuple[str, ...], key: str) -> list[Path]:
+    expanded = Path(path).expanduser()
+    if not expanded.exists() and glob.has_magic(path):
+        found = sorted(glob.glob(str(expanded), recursive=True))
+        require(bool(found), path, "no file matches", f"Check {key}; relative paths start at the working directory")
+        return [file for one in found for file in _files(Path(one), suffixes, key)]
+    return _files(expanded, suffixes, key)
+
+
+def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
+    if path.is_dir():
+        return [file for file in sorted(path.rglob("*")) if file.name.endswith(suffixes) and file.is_file()]
+    require(path.exists(), path, "no such file", f"Check {key}; relative paths start at the working directory")
+    require(path.name.endswith(suffixes), path, "not a kind of file that is read", f"Use one of {', '.join(suffixes)}")
+    return [path]
+
+
+def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a UTF-8 file, from 1, without their ends; blank ones are left out unless kept.
+
+    Raises `Refused` for a line that is not UTF-8, or of more than `longest` bytes, of which no more is read.
+    """
+    number = 0
+    with reading(file), _opened(file) as opened:
+        while raw := opened.readline() if longest is None else opened.readline(longest + 1):
+            number += 1
+            if longest is not None and len(raw) > longest:
+                raise Refused(
+                    f"{file}:{number}", f"a line of more than {longest} bytes", "Give each record a line of its own, or shorten it"
+                )
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                place = f"{file}:{number}"
+                raise Refused(place, f"byte {error.start + 1} of the line is not UTF-8", "Convert the file to UTF-8") from None
+            if keep_blank or line.strip():
+                yield number, line
+
+
+def _opened(file: Path) -> io.BufferedIOBase:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
+
+
+class reading:
+    """Turns what the operating system or gzip says about `file` into one line."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error):
+            raise Refused(self._file, f"is not a whole gzip file ({error})", "Copy it again") from None
+        if isinstance(error, FileNotFoundError):
+            raise Refused(self._file, "no such file", "Check data.source.paths") from None
+        if isinstance(error, OSError):
+            raise Refused(self._file, f"cannot be read ({error.strerror or error})", "Check the file and its permissions") from None

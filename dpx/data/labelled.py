@@ -1,0 +1,92 @@
+"""Labelled rows of the user's files, as declared."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+from dpx.data.records import labels_in
+from dpx.data.schema import Schema, classes, texts
+from dpx.declaration import declaration, require
+
+
+@declaration
+class Table:
+    """Labelled texts in `.tsv`, `.csv`, `.jsonl` (each also as `.gz`) and `.parquet` files, one a row.
+
+    A text is the column `text_field`, or that and `pair_field` read together. With `choices_field`, a column that lists `choices` texts
+    (`.jsonl` and `.parquet`), each of them is read with the text, and the label is the place of the right one, from 0.
+
+    `labels` are the values of the column `label_field`, in the order of the classes. `labels=null` takes them from the training rows,
+    sorted; that is learnt from what is protected, and makes the guarantee `none`. A declared label that no training row has is refused
+    unless `allow_unseen_labels`.
+
+    `test_paths` are files of a test set. With `select="dev"` they are read once, after the last step, and what a run is compared by are
+    the held-out rows, a share of the training files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as
+    papers do it, and nothing of the training files is.
+
+    Rows of one `unit_field` (a document, an author) are one unit; without it each row is. `unit_note` says what a row is, where a reader
+    of the statement could take it for more.
+    """
+
+    paths: str | Sequence[str]
+    labels: Sequence[str | int] | None
+    test_paths: str | Sequence[str] | None = None
+    select: Literal["dev", "test"] = "dev"
+    text_field: str = "text"
+    pair_field: str | None = None
+    choices_field: str | None = None
+    choices: int | None = None
+    label_field: str = "label"
+    unit_field: str | None = None
+    unit_note: str | None = None
+    allow_unseen_labels: bool = False
+    kind: Literal["table"] = "table"
+
+    def __post_init__(self) -> None:
+        if self.labels is not None:
+            require_labels(self.classes)
+        fields = [self.text_field, self.pair_field, self.choices_field, self.label_field]
+        repeated = [field for field in fields if field is not None and fields.count(field) > 1]
+        require(
+            not repeated, f"data.source: {', '.join(repeated[:1])}", "one column cannot be two parts of a row", "Name each part's column"
+        )
+        require(
+            self.select == "dev" or self.test_paths is not None,
+            "data.source.select=test",
+            "there is no test set",
+            "Name its files with data.source.test_paths, or use select=dev",
+        )
+        self._require_choices()
+
+    def _require_choices(self) -> None:
+        value = f"data.source.choices={self.choices}"
+        is_given = self.choices_field is not None
+        require(is_given == (self.choices is not None), value, "a number of choices and their column go together", "Give both or none")
+        if self.choices is None:
+            return
+        require(self.choices >= 2, value, "nothing to choose from", "Use 2 or more")
+        require(self.pair_field is None, f"data.source.pair_field={self.pair_field}", "each choice is the second text", "Leave it out")
+        places = [str(place) for place in range(self.choices)]
+        require(
+            self.labels is not None and list(self.classes) == places, value, "its labels are places", f"Use labels=[{','.join(places)}]"
+        )
+
+    @cached_property
+    def classes(self) -> Sequence[str]:
+        """The labels in the order of the classes, read from the training files where none are declared."""
+        if self.labels is not None:
+            return tuple(map(str, self.labels))
+        found = labels_in(self.paths, self.label_field)
+        require(len(found) >= 2, "data.source.labels=null", f"the training rows have {len(found)} labels", "Check data.source.label_field")
+        return found
+
+    def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
+        """Marked texts and their labels."""
+        return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(len(self.classes))}
+
+
+def require_labels(labels: Sequence[str]) -> None:
+    """Raises `Refused` for a list of labels that tells nothing apart."""
+    value = f"data.source.labels=[{', '.join(labels)}]"
+    require(len(labels) >= 2, value, "nothing to tell apart", "Declare 2 labels or more")
+    require(len(set(labels)) == len(labels), value, "a label stands twice", "Declare each label once")

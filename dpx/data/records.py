@@ -1,0 +1,100 @@
+"""Records of `.tsv`, `.csv`, `.jsonl` and `.parquet` files, a row at a time: where each stands, and its fields by column."""
+
+import csv
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpx.data.files import LONGEST_LINE, lines, named, reading
+from dpx.declaration import Refused, require
+from dpx.extras import require_extra
+
+SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+Record = tuple[str, Mapping[str, Any]]  # where it stands, and its fields
+
+
+def labels_in(paths: str | Sequence[str], field: str) -> tuple[str, ...]:
+    """The labels that rows of the declared training files have under `field`, sorted; as numbers where all are."""
+    files = named(paths, SUFFIXES, "data.source.paths")
+    found = {label_of(where, record, field) for file in files for where, record in records(file)}
+    return tuple(sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found))
+
+
+def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
+    if field not in record:
+        there = ", ".join(map(str, list(record)[:8]))
+        raise Refused(where, f"has no column {field!r}, only {there}", "Name the columns with data.source.text_field, label_field, ...")
+    return record[field]
+
+
+def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
+    value = value_of(where, record, field)
+    require(value is not None and value != "", where, f"has no label under {field!r}", "Give every row its label")
+    is_label = isinstance(value, str | int) and not isinstance(value, bool)
+    require(is_label, where, f"has the label {value!r}, neither text nor a whole number", "Write labels as text")
+    return str(value)
+
+
+def records(file: Path) -> Iterator[Record]:
+    kind = file.name.removesuffix(".gz").rpartition(".")[2]
+    is_empty = True
+    for record in {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):
+        is_empty = False
+        yield record
+    require(not is_empty, file, "holds no row", "Remove it, or give it rows")
+
+
+def _jsonl(file: Path) -> Iterator[Record]:
+    for number, line in lines(file, longest=LONGEST_LINE):
+        where = f"{file}:{number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise Refused(where, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+        require(isinstance(record, dict), where, "is no JSON object", "Write one JSON object a line")
+        yield where, record
+
+
+def _tsv(file: Path) -> Iterator[Record]:
+    """Tab-separated, without quoting: a quotation mark is text."""
+    yield from _under_header(file, ((number, line.split("\t")) for number, line in lines(file, longest=LONGEST_LINE)))
+
+
+def _csv(file: Path) -> Iterator[Record]:
+    """Comma-separated; a field in quotation marks may hold commas, line ends and doubled quotation marks."""
+    csv.field_size_limit(LONGEST_LINE)
+    read = csv.reader((line + "\n" for _, line in lines(file, keep_blank=True, longest=LONGEST_LINE)), strict=True)
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        try:
+            yield from ((read.line_num, row) for row in read if row)
+        except csv.Error as error:
+            raise Refused(f"{file}:{read.line_num}", f"is no row of a .csv ({error})", "Correct its quotation marks") from None
+
+    yield from _under_header(file, rows())
+
+
+def _under_header(file: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Record]:
+    _, header = next(rows, (0, []))
+    repeated = [name for name in header if header.count(name) > 1]
+    require(not repeated, file, f"has two columns {(repeated or [''])[0]!r}", "Name each column of its first line once")
+    for number, row in rows:
+        where = f"{file}:{number}"
+        require(len(row) == len(header), where, f"has {len(row)} fields where its header has {len(header)}", "Correct the row")
+        yield where, dict(zip(header, row, strict=True))
+
+
+def _parquet(file: Path) -> Iterator[Record]:
+    require_extra(file, "hub", "pyarrow")
+    parquet, arrow = importlib.import_module("pyarrow.parquet"), importlib.import_module("pyarrow")
+    number = 0
+    try:
+        with reading(file), parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=1024):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"{file} row {number}", record
+    except arrow.ArrowInvalid as error:
+        raise Refused(file, f"is not a whole .parquet file ({str(error).splitlines()[0]})", "Copy it again") from None

@@ -1,0 +1,216 @@
+"""Labelled rows of the user's files, in every format, refused in a line that names the row, and cut into splits."""
+
+import csv
+import gzip
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpx import config
+from dpx.config import recipes
+from dpx.data.declarations import Data, Vocabulary
+from dpx.data.documents import Example
+from dpx.data.labelled import Table
+from dpx.data.prepare import prepare
+from dpx.data.table import TableSource
+from dpx.declaration import Refused
+from dpx.claim import caveats, reasons
+
+from .corpora import PRIVACY, SHARED_DATA, write_vocabulary
+
+LABELS = ["no", "yes"]
+
+
+def read(*paths: Path, **settings: object) -> list[Example]:
+    return list(TableSource(table(*paths, **settings)).documents())
+
+
+def table(*paths: Path, **settings: object) -> Table:
+    return Table(paths=[str(path) for path in paths], **{"labels": LABELS, **settings})  # type: ignore[arg-type]
+
+
+def rows(count: int, start: int = 0) -> list[dict[str, str]]:
+    words = ["river", "stone", "bright", "window", "garden", "market"]
+    return [
+        {"text": f"{words[number % 6]} {'x' * (1 + number % 9)} {number}", "label": LABELS[number % 2], "who": f"author {number // 3}"}
+        for number in range(start, start + count)
+    ]
+
+
+def write_csv(path: Path, records: list[dict[str, str]]) -> Path:
+    with path.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+    return path
+
+
+def test_every_format_gives_the_same_rows(tmp_path: Path):
+    records = rows(6)
+    lines = ["\t".join(record.values()) for record in records]
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress("\n".join(["text\tlabel\twho", *lines]).encode()))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_csv(tmp_path / "a.csv", records)
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
+    expected = [Example(texts=((record["text"],),), label=LABELS.index(record["label"]), unit_id=record["who"]) for record in records]
+    for name in ("a.tsv.gz", "a.jsonl", "a.csv", "a.parquet"):
+        assert read(tmp_path / name, unit_field="who") == expected, name
+
+
+def test_a_csv_field_may_hold_anything_and_a_tsv_has_no_quoting(tmp_path: Path):
+    text = 'a "quoted", text\nof two lines'
+    write_csv(tmp_path / "a.csv", [{"text": text, "label": "yes"}, {"text": "b", "label": "no"}])
+    assert read(tmp_path / "a.csv")[0].texts == ((text,),)
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"half a quotation\tyes\nb\tno\n')
+    assert read(tmp_path / "a.tsv")[0].texts == (('"half a quotation',),)
+
+
+def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    records = [{"text": "a", "second": "b", "ends": ["c", "d"], "label": 1}, {"text": "e", "second": "f", "ends": ["g", "h"], "label": 0}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    first = read(path, pair_field="second", labels=[0, 1])[0]
+    assert first == Example(texts=(("a", "b"),), label=1)
+    chosen = read(path, choices_field="ends", choices=2, labels=["0", "1"])[1]
+    assert chosen == Example(texts=(("e", "g"), ("e", "h")), label=0)
+    assert table(path, labels=None).classes == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        ("text\tlabel\na\tyes\nb\t\n", {}, r":3: has no label under 'label'\. Give every row"),
+        ("text\tlabel\na\tyes\nb\tmaybe\n", {}, r":3: has the label 'maybe', which is not among no, yes\. .*data.source.labels"),
+        ("text\tclass\na\tyes\n", {}, r":2: has no column 'label', only text, class\. Name the columns with data.source"),
+        ("text\tlabel\n \tyes\n", {}, r":2: has an empty text under 'text'\."),
+        ("text\tlabel\nb\tyes\n", {}, r"^data.source.labels: no: no training row has this label\. .*allow_unseen_labels"),
+        ("text\tlabel\nb\n", {}, r":2: has 1 fields where its header has 2"),
+        ("text\ttext\nb\ta\n", {}, "has two columns 'text'"),
+        ("text\tlabel\n" + "x" * 10_000_000 + "\tyes\n", {}, r":2: a line of more than 4194304 bytes\. "),
+        ("text\tlabel\n", {}, "holds no row"),
+        ("text\tlabel\na\tyes\nb\tno\n", {"unit_field": "who"}, r":2: has no column 'who'"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content: str, settings: dict[str, object], message: str):
+    (tmp_path / "a.tsv").write_text(content)
+    with pytest.raises(Refused, match=message) as refused:
+        read(tmp_path / "a.tsv", **settings)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b'text,label\n"a,yes\n', r"a.csv:\d: is no row of a .csv"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: is no JSON object"),
+        ("a.jsonl", b'{"text": 3, "label": "yes"}\n', "a.jsonl:1: has an empty text"),
+        ("a.jsonl", b'{"text": "a", "label": 0.5}\n', "a.jsonl:1: has the label 0.5, neither text nor"),
+        ("a.parquet", b"PAR1 and nothing", "a.parquet: is not a whole .parquet"),
+        ("a.tsv.gz", b"\x1f\x8b\x08", "is not a whole gzip file"),
+        ("a.txt", b"a", "not a kind of file that is read"),
+    ],
+)
+def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, content: bytes, message: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Refused, match=message):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels": ["a"]}, "nothing to tell apart"),
+        ({"pair_field": "text"}, "data.source: text: one column cannot be two parts"),
+        ({"select": "test"}, "data.source.select=test: there is no test set"),
+        ({"choices": 3}, "data.source.choices=3: a number of choices and their column"),
+        ({"choices": 2, "choices_field": "ends"}, r"its labels are places\. Use labels=\[0,1\]"),
+    ],
+)
+def test_what_cannot_be_declared(settings: dict[str, object], message: str):
+    with pytest.raises(Refused, match=message):
+        table(Path("a.csv"), **settings)
+
+
+def data(folder: Path, source: Table) -> Data:
+    vocabulary = Vocabulary(size=256, path=str(write_vocabulary(folder / "vocabulary.txt")))
+    made = {"sequence_length": 16, "pairs": "none", "public_fraction": 0.0, "heldout_fraction": 0.25}
+    return Data(name="rows", source=source, vocabulary=vocabulary, directory=str(folder / "stores"), **made)  # type: ignore[arg-type]
+
+
+def test_a_test_set_is_a_split_of_its_own_or_what_is_held_out(tmp_path: Path):
+    train, test = write_csv(tmp_path / "train.csv", rows(60) + rows(3)), write_csv(tmp_path / "test.csv", rows(4) * 2)
+    dev = prepare(data(tmp_path, table(train, test_paths=str(test))), PRIVACY).manifest
+    assert dev.rows["protected"] + dev.rows["heldout"] == 60, "equal rows are one unit"
+    assert dev.rows["heldout"] > 5 and dev.rows["test"] == 8, "every row of a test set counts"
+    store = prepare(data(tmp_path, table(train, test_paths=str(test), select="test")), PRIVACY)
+    assert store.manifest.rows == {"protected": 60, "heldout": 8, "public": 0}
+    assert store.rows("heldout", np.arange(8))["label"].tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+
+
+def test_a_unit_of_several_rows_is_whole_in_one_split_but_for_the_test_set(tmp_path: Path):
+    train, test = write_csv(tmp_path / "train.csv", rows(60)), write_csv(tmp_path / "test.csv", rows(6))
+    store = prepare(data(tmp_path, table(train, test_paths=str(test), unit_field="who")), PRIVACY)
+    names = {split: set(store.unit_ids(split)) for split in ("protected", "heldout", "test")}
+    assert not names["protected"] & names["heldout"] and len(names["protected"] | names["heldout"]) == 20
+    assert names["test"] == {"author 0", "author 1"} and store.manifest.rows["test"] == 6
+    assert store.manifest.units["protected"] == len(names["protected"])
+
+
+def test_a_row_does_not_move_when_another_is_removed(tmp_path: Path):
+    everything = rows(40)
+    of_all = prepare(data(tmp_path, table(write_csv(tmp_path / "all.csv", everything))), PRIVACY)
+    of_less = prepare(data(tmp_path, table(write_csv(tmp_path / "less.csv", everything[:7] + everything[8:]))), PRIVACY)
+    for split in ("protected", "heldout"):
+        assert set(of_less.unit_ids(split)) <= set(of_all.unit_ids(split))
+
+
+def test_one_file_is_not_both(tmp_path: Path):
+    path = write_csv(tmp_path / "a.csv", rows(4))
+    with pytest.raises(Refused, match="is named for training and as test set"):
+        read(path, test_paths=str(path))
+
+
+def test_the_statement_says_where_labels_come_from_and_what_a_test_set_is(tmp_path: Path):
+    path = write_csv(tmp_path / "a.csv", rows(6))
+    given = ["data=table", f"data.source.paths={path}", "task=classification", "data.declared_size=100"]
+    declared, _ = config.build(recipes.compose([*given, "data.source.labels=[no,yes]", "data.source.unit_note=a line of a poem"]))
+    learnt, _ = config.build(recipes.compose([*given, "data.source.labels=null"]))
+    assert not reasons.reasons_against(declared, None) and not any("test set" in line for line in caveats.not_covered(declared))
+    assert any("a line of a poem" in line for line in caveats.not_covered(declared))
+    assert learnt.data.labels == ("no", "yes") and ["labels" in reason for reason in reasons.reasons_against(learnt, None)] == [True]
+    for select in ("dev", "test"):
+        chosen = recipes.compose([*given, "data.source.labels=[no,yes]", "data.source.test_paths=b.csv", f"data.source.select={select}"])
+        assert any(f"data.source.select={select}" in line for line in caveats.not_covered(config.build(chosen)[0]))
+
+
+PRESETS = {
+    "glue_sst2": (2, 66_000, 872),
+    "glue_mrpc": (2, 3_600, 408),
+    "glue_qnli": (2, 5_400, None),
+    "glue_mnli": (3, 9_800, 9_815),
+    "glue_qqp": (2, 40_000, None),
+    "overruling": (2, 1_800, 480),
+    "casehold": (5, 1_000, None),
+    "ledgar": (100, 1_000, None),
+}
+
+
+@pytest.mark.skipif(not (SHARED_DATA / "sst2").is_dir(), reason="the tasks' files are not here")
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_reads_the_file_it_names(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DPX_DATA", os.fspath(SHARED_DATA))
+    task = {"casehold": ["task=multiple_choice"]}.get(name, ["task=classification", f"task.classes={PRESETS[name][0]}"])
+    experiment, _ = config.build(recipes.compose([f"data={name}", *task]))
+    source = experiment.data.source
+    assert isinstance(source, Table)
+    examples = list(TableSource(source).documents())
+    labels, least, test = PRESETS[name]
+    assert len(source.classes) == labels and {one.label for one in examples} <= set(range(labels))
+    assert sum(not one.is_test for one in examples) >= least and (sum(one.is_test for one in examples) or None) == test
