@@ -90,6 +90,13 @@ class Experiment:
             f"model {self.model.name} has {self.model.positions} positions",
             f"Use data.sequence_length={self.model.positions}, or a model of more positions",
         )
+        rows = self.model.vocabulary_size
+        require(
+            rows is None or rows >= self.data.vocabulary.size,
+            f"data.vocabulary.size={self.data.vocabulary.size}",
+            f"model {self.model.name} has a word table of {rows} rows",
+            f"Use data.vocabulary.size={rows}",
+        )
         self.task.require_fits(self.model, self.data)
         widths_of(self.length_buckets, self.data.sequence_length)
         require(

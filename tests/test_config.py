@@ -18,6 +18,8 @@ from dpx.declaration import Refused
 from dpx.experiment import Experiment
 
 GOLDEN = Path(__file__).parent / "golden"
+SMALL_CHECKPOINT = Path(__file__).parent / "interop" / "checkpoint"
+SMALL_ROWS = ("data.sequence_length=16", "data.vocabulary.size=64")
 
 # What an option needs beside it: the user's files, pairs for a task over pairs, a decoder's task and a decoder for it, rows with labels.
 GIVEN = {
@@ -25,6 +27,8 @@ GIVEN = {
     "train=matching": ["train.paths=[layers/qkv/*]"],
     "init=run": ["init.run=outputs/another"],
     "init=file": ["init.file=weights.npz"],
+    "init=hf": ["init.path=checkpoint"],
+    "model=hf": ["init=hf", f"init.path={SMALL_CHECKPOINT}", "task=classification", "data=random", *SMALL_ROWS],
     "task=mlm_nsp": ["data.pairs=same_document"],
     "task=causal_lm": ["model=decoder_tiny"],
     "task=classification": ["data=random"],

@@ -31,7 +31,7 @@ def test_lock_holds_exact_versions_and_no_address() -> None:
 
 
 def test_extras_and_script_are_there() -> None:
-    assert PROJECT["optional-dependencies"].keys() == {"cuda", "tpu", "hub", "tune", "plots", "bench", "correlated", "dev"}
+    assert PROJECT["optional-dependencies"].keys() == {"cuda", "tpu", "hub", "tune", "plots", "bench", "parity", "correlated", "dev"}
     assert PROJECT["scripts"] == {"dpx": "dpx.__main__:main"}
 
 

@@ -4,23 +4,24 @@ A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, 
 """
 
 from dpx.models.protocol import ExampleModel
-from dpx.models.shape import AnyModel, Decoder
+from dpx.models.shape import AnyModel, Bert, Decoder
 
 
 def forward_matmul_flops(model: AnyModel, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
     """Exact matrix-product FLOPs of one example's forward pass, padding and masked scores included (they are computed).
 
     `slots` positions are decoded over the vocabulary; `pooled_outputs` values come from a pooled token, in a Bert through one more
-    dense map.
+    dense map unless its classifier is linear.
     """
     if isinstance(model, ExampleModel):
         return model.forward_flops(vocabulary_size, sequence_length, pooled_outputs)
     T, H, F, M = sequence_length, model.width, model.feed_forward, slots
     transform = 0 if isinstance(model, Decoder) else H * H
+    is_linear = isinstance(model, Bert) and model.classifier == "linear"
     linear = 2 * T * (3 * H * H + H * H + 2 * H * F)
     attention = 2 * 2 * T * T * H
     head = 2 * M * (transform + H * vocabulary_size)
-    pooled = 2 * (transform + pooled_outputs * H) if pooled_outputs else 0
+    pooled = 2 * ((0 if is_linear else transform) + pooled_outputs * H) if pooled_outputs else 0
     return model.layers * (linear + attention) + head + pooled
 
 

@@ -26,7 +26,8 @@ from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source
 from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
-from dpx.data.vocabulary import SpecialIds, fit, read, special_ids
+from dpx.data.tokenizer import DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_pieces
+from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import Refused, require
 from dpx.durable import put_in_place
@@ -82,17 +83,19 @@ class _Preparation:
         self._read = 0  # documents, in the pass that goes on
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
-        pieces = self._pieces()
-        special = special_ids(pieces)
+        tokenizer = self._tokenizer()
+        special = tokenizer.special
         columns = self._data.columns
         assert columns is not None
         writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in self._data.splits}
         with ExitStack() as opened:
             for writer in writers.values():
                 opened.callback(writer.release)
-            self._write_rows(pieces, writers)
+            self._write_rows(tokenizer, writers)
             files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
-        files[VOCABULARY] = self._write_vocabulary(pieces)
+        files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.pieces))
+        if tokenizer.definition is not None:
+            files[DEFINITION] = self._write(DEFINITION, tokenizer.definition)
         self._require_usable(writers)
         data = self._data
         return Manifest(
@@ -103,7 +106,7 @@ class _Preparation:
             sequence_length=data.sequence_length,
             vocabulary_size=data.vocabulary.size,
             vocabulary_source="protected" if data.vocabulary.fit_on == "protected" else "file" if data.vocabulary.path else "public_split",
-            pieces=len(pieces),
+            pieces=len(tokenizer.pieces),
             **asdict(special),
             most_frequent_public_token_id=_most_frequent(writers["public"], special),
             documents_per_row=2 if data.pairs == "cross_document" else 1,
@@ -137,14 +140,14 @@ class _Preparation:
         heldout_fraction = 0.0 if data.test_split == "heldout" else data.heldout_fraction
         return self._keyed.split(unit_id, public_fraction=data.public_fraction, heldout_fraction=heldout_fraction)
 
-    def _pieces(self) -> list[str]:
+    def _tokenizer(self) -> TextTokenizer:
         vocabulary = self._data.vocabulary
         if vocabulary.path is not None:
-            return read(Path(vocabulary.path), vocabulary.size)
+            return of_path(Path(vocabulary.path).expanduser(), vocabulary.size)
         fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
         texts = (document.read.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
         try:
-            return fit(chain.from_iterable(texts), vocabulary.size)
+            return of_pieces(fit(chain.from_iterable(texts), vocabulary.size))
         except Refused:
             # One document mostly falls in another split: then that is what to say.
             self._require_several(self._read)
@@ -163,9 +166,9 @@ class _Preparation:
         limit = self._privacy.rows_per_unit_max if is_capped else None
         return SplitWriter(self._folder, split, schema=schema, vocabulary_size=self._data.vocabulary.size, limit=limit)
 
-    def _write_rows(self, pieces: list[str], writers: dict[Split, SplitWriter]) -> None:
+    def _write_rows(self, tokenizer: TextTokenizer, writers: dict[Split, SplitWriter]) -> None:
         numbers: dict[tuple[Split, str], int] = {}  # stays empty where every document is a unit of its own
-        cutter = RowCutter(self._data, self._keyed, pieces)
+        cutter = RowCutter(self._data, self._keyed, tokenizer)
         for split, document, rows in cutter.cut(self._documents("rows")):
             named = (split, document.unit_id)
             again = named in numbers
@@ -177,9 +180,9 @@ class _Preparation:
     def _priority(self, document: UnitDocument, row: int) -> int:
         return self._keyed.number("surplus", document.unit_id, document.content, row) >> 64
 
-    def _write_vocabulary(self, pieces: list[str]) -> dict[str, Any]:
-        file = HashedFile(self._folder / VOCABULARY)
-        file.write(("\n".join(pieces) + "\n").encode())
+    def _write(self, name: str, text: str) -> dict[str, Any]:
+        file = HashedFile(self._folder / name)
+        file.write(text.encode())
         return file.close()
 
     def _require_usable(self, writers: dict[Split, SplitWriter]) -> None:
@@ -212,13 +215,13 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name in ("paths", "test_paths", "unit_note"):
         declared["source"].pop(name, None)
     declared["vocabulary"].pop("path")
-    vocabulary = Path(data.vocabulary.path) if data.vocabulary.path else None
+    vocabulary = Path(data.vocabulary.path).expanduser() if data.vocabulary.path else None
     return {
         "data": json.loads(json.dumps(declared, default=list)),
         "unit": privacy.unit,
         "rows_per_unit_max": privacy.rows_per_unit_max,
         "source": source.fingerprint(),
-        "vocabulary": hashlib.sha256(vocabulary.read_bytes()).hexdigest() if vocabulary and vocabulary.is_file() else None,
+        "vocabulary": None if vocabulary is None else fingerprint(vocabulary),
         "format": FORMAT,
         "tokenizers": metadata.version("tokenizers"),
     }

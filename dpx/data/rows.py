@@ -14,7 +14,7 @@ from dpx.data.keyed import KeyedHash, Split
 from dpx.data.pairs import Row, Tokens, paired_rows, single_rows
 from dpx.data.schema import Columns
 from dpx.data.sentences import split_sentences
-from dpx.data.vocabulary import special_ids, tokenizer_of
+from dpx.data.tokenizer import TextTokenizer
 
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, little enough to forget
 
@@ -37,9 +37,9 @@ class UnitDocument:
 class RowCutter:
     """Cuts documents into rows, some megabytes of text at a time; the order of documents is kept."""
 
-    def __init__(self, data: Data, keyed: KeyedHash, pieces: list[str]):
+    def __init__(self, data: Data, keyed: KeyedHash, tokenizer: TextTokenizer):
         self._data, self._keyed = data, keyed
-        self._tokenizer, self._special, self._schema = tokenizer_of(pieces), special_ids(pieces), data.columns or {}
+        self._tokenizer, self._schema = tokenizer, data.columns or {}
         self._last: dict[Split, Sequence[Tokens]] = {}
 
     def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
@@ -54,7 +54,9 @@ class RowCutter:
     def _tokens(self, block: list[tuple[Split, UnitDocument]]) -> Iterator[list[Tokens]]:
         """Pieces of each document as token ids; every piece of the block goes to the tokenizer's threads together."""
         pieces = [document.pieces() for _, document in block]
-        encodings = iter(self._tokenizer.encode_batch_fast([one for document in pieces for one in document], add_special_tokens=False))
+        encodings = iter(
+            self._tokenizer.tokenizer.encode_batch_fast([one for document in pieces for one in document], add_special_tokens=False)
+        )
         for document in pieces:
             yield [next(encodings).ids for _ in document]
 
@@ -68,7 +70,7 @@ class RowCutter:
             # The donor is the document before, of the same split: deleting a document then changes the rows of one other.
             donor = self._last.get(split, ())
             self._last[split] = [sentence for sentence in sentences if sentence] or donor
-        room = data.sequence_length - 3
+        room = data.sequence_length - 2 - self._tokenizer.separators
         return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
 
     def _columns(self, rows: list[Row]) -> Columns:
@@ -80,27 +82,37 @@ class RowCutter:
         """One row: the texts, each cut to fit, and the label."""
         taken = iter(segments)
         texts = [(next(taken), next(taken) if len(text) > 1 else []) for text in example.texts]
-        marked = self._marked([_fitted(*text, self._data.sequence_length) for text in texts])
+        marked = marked_examples(self._tokenizer, texts, self._data.sequence_length)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
 
     def _marked(self, texts: list[tuple[Tokens, Tokens]]) -> Columns:
-        """`tokens` [n,T]: [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding; `segment_start`, `length` [n]."""
-        special = self._special
-        tokens = np.full((len(texts), self._data.sequence_length), special.pad_id, np.int32)
-        places = np.zeros((2, len(texts)), np.int32)
-        for number, (first, second) in enumerate(texts):
-            row = [special.cls_id, *first, special.sep_id]
-            places[0, number] = len(row)
-            row += [*second, special.sep_id] if second else []
-            places[1, number] = len(row)
-            tokens[number, : len(row)] = row
-        return {"tokens": tokens, "segment_start": places[0], "length": places[1]}
+        return _marked(self._tokenizer, texts, self._data.sequence_length)
 
 
-def _fitted(first: Tokens, second: Tokens, sequence_length: int) -> tuple[Tokens, Tokens]:
+def marked_examples(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
+    """Texts of examples (the second empty where there is none), cut to fit and marked."""
+    return _marked(tokenizer, [_fitted(*text, sequence_length, tokenizer.separators) for text in texts], sequence_length)
+
+
+def _marked(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
+    """`tokens` [n,T]: [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding; `segment_start`, `length` [n]."""
+    special = tokenizer.special
+    tokens = np.full((len(texts), sequence_length), special.pad_id, np.int32)
+    places = np.zeros((2, len(texts)), np.int32)
+    for number, (first, second) in enumerate(texts):
+        row = [special.cls_id, *first, special.sep_id]
+        row += [special.sep_id] * (tokenizer.separators - 1) if second else []
+        places[0, number] = len(row)
+        row += [*second, special.sep_id] if second else []
+        places[1, number] = len(row)
+        tokens[number, : len(row)] = row
+    return {"tokens": tokens, "segment_start": places[0], "length": places[1]}
+
+
+def _fitted(first: Tokens, second: Tokens, sequence_length: int, separators: int) -> tuple[Tokens, Tokens]:
     """Both segments with their marks in `sequence_length` positions: the longer one loses its end first (Devlin et al. 2019)."""
-    room = sequence_length - (3 if second else 2)
+    room = sequence_length - (2 + separators if second else 2)
     if len(first) + len(second) <= room:
         return first, second
     of_shorter = min(len(first), len(second), room // 2)

@@ -45,4 +45,17 @@ class FromFile:
     is_random: ClassVar[bool] = False
 
 
-Init = RandomStart | FromRun | FromFile
+@declaration
+class FromCheckpoint:
+    """Weights of the checkpoint in the folder `path`, or of the hub id of that name: `config.json` and safetensors (`dpx.interop`).
+
+    A head that the checkpoint does not have is drawn at random. `provenance="public"` is the user's word, as for a file.
+    """
+
+    path: str
+    provenance: Literal["public"] | None = None
+    kind: Literal["hf"] = "hf"
+    is_random: ClassVar[bool] = False
+
+
+Init = RandomStart | FromRun | FromFile | FromCheckpoint

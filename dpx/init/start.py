@@ -5,15 +5,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpx.data import manifests
+from dpx.data import manifests, tokenizer
 from dpx.data.declarations import Data
 from dpx.data.overlap import are_comparable, share_text
 from dpx.data.store import Store
 from dpx.declaration import Refused, require
 from dpx.experiment import Experiment
 from dpx.init import weights
-from dpx.init.declarations import FromFile, FromRun, Init
+from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, open_parent
+from dpx.interop.checkpoint import Checkpoint
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy.declarations import Privacy
@@ -49,12 +50,14 @@ def receiver_of(experiment: Experiment, vocabulary_size: int) -> Receiver:
 class Start:
     """`origins`: what the starting parameters come from, nearest first; none for random ones.
 
-    `parameters`: nested dicts on the host, `None` to draw them. `private`: the private tree that tells of the origins' data, if any.
+    `parameters`: nested dicts on the host, `None` to draw them; a part above the layers may be missing, and is drawn. `private`: the
+    private tree that tells of the origins' data, if any. `messages`: what was taken, for the user.
     """
 
     origins: tuple[Origin, ...] = ()
     parameters: Any = None
     private: Path | None = None
+    messages: tuple[str, ...] = ()
 
 
 RANDOM = Start()
@@ -77,11 +80,11 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path])
     origins, parent = _decided(init, receiver, store)
     if isinstance(init, FromFile):
         leaves = weights.read_file(Path(init.file))
-        weights.require_no_known_release(Path(init.file), leaves, outputs)
-        weights.require_finite(f"init.file={init.file}", leaves)
-        digest = weights.checksum(leaves)
-        first = dataclasses.replace(origins[0], identity=digest, weights=digest)
-        return Start((first,), weights.nested(leaves))
+        return _from_elsewhere(f"init.file={init.file}", origins[0], leaves, outputs)
+    if isinstance(init, FromCheckpoint):
+        checkpoint = Checkpoint(init.path)
+        taken = checkpoint.taken(receiver.shapes)
+        return _from_elsewhere(checkpoint.asked, origins[0], checkpoint.leaves(taken), outputs, taken.in_words())
     if parent is None:
         return RANDOM
     from dpx.init.parent_weights import parameters_of
@@ -93,6 +96,14 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path])
     weights.require_finite(parent.asked, leaves)
     first = dataclasses.replace(origins[0], weights=weights.checksum(leaves))
     return Start((first, *origins[1:]), weights.nested(leaves), parent.private)
+
+
+def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()) -> Start:
+    """The start from weights that no run is known to have trained."""
+    weights.require_no_known_release(asked, leaves, outputs)
+    weights.require_finite(asked, leaves)
+    digest = weights.checksum(leaves)
+    return Start((dataclasses.replace(origin, identity=digest, weights=digest),), weights.nested(leaves), messages=messages)
 
 
 def related(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Origin:
@@ -109,10 +120,12 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
     if isinstance(init, FromFile):
         weights.require_shapes(f"init.file={init.file}", receiver.shapes, weights.of_file(Path(init.file)))
         return (Origin(kind="file", name=Path(init.file).name, identity="not read yet", provenance=init.provenance),), None
+    if isinstance(init, FromCheckpoint):
+        return (_of_checkpoint(init, receiver, store),), None
     if not isinstance(init, FromRun):
         return (), None
     parent = open_parent(init)
-    _require_same_function(parent, receiver.model)
+    _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}")
     weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
     origins = tuple(related(origin, receiver, store, parent.private) for origin in parent.origins)
     _require_same_vocabulary(parent, origins[0], store)
@@ -125,12 +138,39 @@ def _shaped(leaves: weights.Leaves) -> dict[str, tuple[tuple[int, ...], Any]]:
     return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
 
 
-def _require_same_function(parent: Parent, model: AnyModel) -> None:
+def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None) -> Origin:
+    checkpoint = Checkpoint(init.path)
+    require_not_exported(checkpoint)
+    _require_same_function(checkpoint.asked, checkpoint.model, receiver.model, "model=hf")
+    taken = checkpoint.taken(receiver.shapes)
+    if store is not None:
+        _require_own_tokenizer(checkpoint, store)
+    name = str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name)
+    return Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=taken.as_facts())
+
+
+def require_not_exported(checkpoint: Checkpoint) -> None:
+    """Raises `Refused` for weights that a run of dpx trained: they cost what was spent on them."""
+    of_run = checkpoint.config.get("dpx")
+    require(of_run is None, checkpoint.asked, "holds weights that a run of dpx trained and exported", f"Use init=run init.run={of_run}")
+
+
+def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
+    """Weights mean nothing under another vocabulary."""
+    known = tokenizer.pieces_checksum(checkpoint.folder)
+    require(
+        known is None or known == store.manifest.vocabulary_checksum,
+        checkpoint.asked,
+        "was trained with another vocabulary than this run's data is cut with",
+        f"Add data.vocabulary.path={checkpoint.folder}",
+    )
+
+
+def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str) -> None:
     """What a model computes of its parameters, where their shapes do not tell it."""
-    for name in ("causal", "heads", "gelu", "layer_norm_eps"):
-        theirs, ours = getattr(parent.model, name, None), getattr(model, name, None)
-        fix = f"Use model={parent.model.name}, or other weights"
-        require(theirs == ours, f"model.{name}={ours}", f"{parent.asked} is of a model with {theirs}", fix)
+    for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset"):
+        one, other = getattr(theirs, name, None), getattr(model, name, None)
+        require(one == other, f"model.{name}={other}", f"{asked} is of a model with {one}", f"Use {named}, or other weights")
 
 
 def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None) -> None:

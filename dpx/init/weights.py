@@ -122,8 +122,8 @@ def _damaged(file: Path) -> Refused:
     return Refused(f"init.file={file}", "is cut short, or no .npz of arrays", "Write it with numpy.savez, each parameter under its path")
 
 
-def require_no_known_release(file: Path, leaves: Leaves, outputs: Iterable[Path]) -> None:
-    """Raises `Refused` where a file holds a parameter that a run in one of the folders `outputs` trained and released."""
+def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
+    """Raises `Refused` where what was asked for holds a parameter that a run in one of the folders `outputs` trained and released."""
     held = {digest: path for path, digest in checksums(leaves).items()}
     for params in sorted({found.parent for folder in outputs for found in folder.glob(f"*/release/{PARAMS}/{METADATA}")}):
         known = facts_beside(params)
@@ -132,7 +132,7 @@ def require_no_known_release(file: Path, leaves: Leaves, outputs: Iterable[Path]
             run = params.parent.parent
             require(
                 digest not in held,
-                f"init.file={file}",
+                asked,
                 f"holds, as {held.get(digest)}, what the run {run.name} released as {path}",
                 f"Begin from that run, with what it cost: init=run init.run={run}",
             )

@@ -66,7 +66,7 @@ class BertForPreTraining(nn.Module):
 
 
 class DenseClassifier(nn.Module):
-    """RoBERTa's: dropout, dense, tanh, dropout, output."""
+    """RoBERTa's (dropout, dense, tanh, dropout, output) or DistilBERT's (dense, ReLU, dropout, output)."""
 
     model: Bert
     outputs: int
@@ -74,12 +74,25 @@ class DenseClassifier(nn.Module):
     @nn.compact
     def __call__(self, x: Array, keys_B: Array | None) -> Array:
         model = self.model
-        hidden = jnp.tanh(Dense(model, model.width, name="dense")(drop.of_head(x, keys_B, model, 0)))
+        dense = Dense(model, model.width, name="dense")
+        is_relu = model.classifier == "relu"
+        hidden = jax.nn.relu(dense(x)) if is_relu else jnp.tanh(dense(drop.of_head(x, keys_B, model, 0)))
         return Dense(model, self.outputs, name="out")(drop.of_head(hidden, keys_B, model, 1))
 
 
+def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
+    """What a classifier reads of each text, [B,H] or [B,C,H]: its first token, or the mean over its tokens, padding apart."""
+    x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
+    if model.pool == "cls":
+        return x_BCSH[..., 0, :]
+    is_token = (jnp.arange(x_BCSH.shape[-2]) < length[..., None])[..., None]
+    wide = at_least_float32(x_BCSH)
+    total = jnp.sum(jnp.where(is_token, wide, 0), axis=-2)
+    return (total / jnp.maximum(length, 1)[..., None]).astype(x_BTH.dtype)
+
+
 class BertForClassification(nn.Module):
-    """Logits of `outputs` values from the first token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C]."""
+    """Logits of `outputs` values from each text's `pooled` token: [B,outputs], or [B,C,outputs] for lengths [B,C]."""
 
     model: Bert
     vocabulary_size: int
@@ -90,8 +103,9 @@ class BertForClassification(nn.Module):
         model = self.model
         x_BTH, _ = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, length, keys_B)
         x_BTH = stack(self, model, x_BTH, length, keys_B)
-        first = x_BTH.reshape(*length.shape, -1, model.width)[..., 0, :]
-        if model.classifier == "dense":
-            return at_least_float32(DenseClassifier(model, self.outputs, name="classifier")(first, keys_B))
-        pooled = drop.of_head(jnp.tanh(Dense(model, model.width, name="pooler")(first)), keys_B, model, 0)
-        return at_least_float32(Dense(model, self.outputs, name="classifier")(pooled))
+        h = pooled(x_BTH, length, model)
+        if model.classifier in ("dense", "relu"):
+            return at_least_float32(DenseClassifier(model, self.outputs, name="classifier")(h, keys_B))
+        if model.classifier == "pooler":
+            h = jnp.tanh(Dense(model, model.width, name="pooler")(h))
+        return at_least_float32(Dense(model, self.outputs, name="classifier")(drop.of_head(h, keys_B, model, 0)))

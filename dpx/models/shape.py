@@ -15,10 +15,12 @@ from dpx.models.protocol import Shapes as Shapes
 class Bert:
     """A post-LayerNorm encoder (Devlin et al. 2019) with a masked-token decoder, tied to the word embedding unless `tied` is false.
 
-    RoBERTa (Liu et al. 2019) is such an encoder with one segment, `position_offset=2` (rows of the position table that no token
-    uses) and a classifier of its own: `classifier="dense"` is dropout, dense, tanh, dropout, output; `"pooler"` is BERT's pooler,
-    dropout, output. `dtype` is the compute type; parameters, sums, norms and noise are float32 always. `vocabulary_size=None`
-    takes the data's. `segments=0`: no segment table. `scan=False`: layers stand in line in the compiled program, not in a loop.
+    RoBERTa (Liu et al. 2019) is such an encoder with one segment and `position_offset=2` (rows of the position table that no token
+    uses), DistilBERT (Sanh et al. 2019) one without segments. `classifier`: `"pooler"` is BERT's (dense, tanh, dropout, output),
+    `"dense"` RoBERTa's (dropout, dense, tanh, dropout, output), `"relu"` DistilBERT's (dense, ReLU, dropout, output), `"linear"`
+    dropout and output alone. It reads a text's first token, or with `pool="mean"` the mean over its tokens. `dtype` is the compute
+    type; parameters, sums, norms and noise are float32 always. `vocabulary_size=None` takes the data's. `segments=0`: no segment table.
+    `scan=False`: layers stand in line in the compiled program, not in a loop.
     """
 
     causal: ClassVar[bool] = False
@@ -37,7 +39,8 @@ class Bert:
     layer_norm_eps: float = 1.0e-12
     initialiser_range: float = 0.02
     tied: bool = True
-    classifier: Literal["pooler", "dense"] = "pooler"
+    classifier: Literal["pooler", "dense", "relu", "linear"] = "pooler"
+    pool: Literal["cls", "mean"] = "cls"
     scan: bool = True
 
     def __post_init__(self) -> None:
@@ -60,8 +63,10 @@ class Bert:
         }
         if self.segments:
             shapes["embeddings/segment"] = (self.segments, H)
-        if outputs and self.classifier == "dense":
+        if outputs and self.classifier in ("dense", "relu"):
             return shapes | dense_shapes("classifier/dense", H, H) | dense_shapes("classifier/out", H, outputs)
+        if outputs and self.classifier == "linear":
+            return shapes | dense_shapes("classifier", H, outputs)
         if outputs:
             return shapes | dense_shapes("pooler", H, H) | dense_shapes("classifier", H, outputs)
         shapes |= dense_shapes("mlm/transform", H, H) | norm_shapes("mlm/norm", H) | {"mlm/output_bias": (V,)}

@@ -38,8 +38,9 @@ class Origin:
 
     `identity` is the name of its ledger; of a file, the checksum of its values. `relation` is that of its data to the data of the run that
     holds this record. `runs` are its charges, `reasons` why it has no guarantee, `against` what else takes the guarantee from the run that
-    holds this record. `claim` is what it stated. `data` holds checksums of its prepared data, `None` for some that nobody knows; they
-    never leave private/. `weights` is the checksum of what was taken from it, empty for one further back.
+    holds this record. `claim` is what it stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of its
+    prepared data, `None` for some that nobody knows; they never leave private/. `weights` is the checksum of what was taken from it,
+    empty for one further back.
     """
 
     kind: Literal["run", "file"]
@@ -74,7 +75,8 @@ class Origin:
         line = self.as_line()
         if self.kind == "file":
             word = "the user's word that nothing of the protected data went into it" if self.provenance == "public" else None
-            return {name: line[name] for name in ("kind", "name", "identity", "weights", "provenance")} | {"word": word}
+            told = {"claim": line["claim"]} if line["claim"] else {}
+            return {name: line[name] for name in ("kind", "name", "identity", "weights", "provenance")} | {"word": word} | told
         return {name: value for name, value in line.items() if name not in ("data", "provenance")} | {"composed": self.is_composed}
 
 

@@ -176,7 +176,7 @@ def _fresh(epochs: Epochs, step: Step, start: Start, why: str) -> Beginning:
     epochs.ledger.note_origins(start.origins)
     epoch, secret = epochs.open(0, None, why)
     key, given = secret.key("init"), resting.given(start.parameters)
-    messages = tuple(f"beginning from {origin.label}" for origin in start.origins[:1])
+    messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1]), *start.messages)
     return Beginning(epoch, 0, secret, step.init(key, *given), messages, resting.keep(private, step, key, *given))
 
 

@@ -50,6 +50,9 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
         plain.pop("train")
     if experiment.init.is_random:
         plain.pop("init")
+    # Nor was there any other pooling.
+    if plain["model"].get("pool") == "cls":
+        plain["model"].pop("pool")
     # Two classes may hold the same values; of dpx's own the values tell which it is.
     if outside := rests_on.parts(experiment):
         plain["rests_on"] = {part.key: part.kind for part in outside}

@@ -40,9 +40,12 @@ FAMILIES: dict[str, tuple[type[Model], dict, Task]] = {
     "decoder_untied": (Decoder, {"tied": False, "gelu": "exact"}, CausalLanguageModel()),
     "bert_classifier": (Bert, {}, CLASSES),
     "roberta_classifier": (Bert, ROBERTA, CLASSES),
+    "distilbert_classifier": (Bert, {"segments": 0, "classifier": "relu"}, CLASSES),
+    "mean_classifier": (Bert, {"pool": "mean", "classifier": "linear"}, CLASSES),
     "decoder_classifier": (Decoder, {}, CLASSES),
     "bert_choices": (Bert, {}, MultipleChoice(choices=3)),
     "roberta_choices": (Bert, ROBERTA, MultipleChoice(choices=3)),
+    "mean_choices": (Bert, {"pool": "mean"}, MultipleChoice(choices=3)),
     "decoder_choices": (Decoder, {}, MultipleChoice(choices=3)),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpx import config
+from dpx.claim import caveats, reasons
 from dpx.config import recipes
 from dpx.data.declarations import Data, Vocabulary
 from dpx.data.documents import Example
@@ -17,7 +18,6 @@ from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
 from dpx.data.table import TableSource
 from dpx.declaration import Refused
-from dpx.claim import caveats, reasons
 
 from .corpora import PRIVACY, SHARED_DATA, write_vocabulary
 

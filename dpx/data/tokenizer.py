@@ -1,0 +1,138 @@
+"""How text becomes token ids: WordPiece over a list of pieces, or a checkpoint's own tokenizer with its own marks."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
+
+from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
+from dpx.declaration import Refused, require
+
+DEFINITION = "tokenizer.json"
+_PIECES = "vocab.txt"
+# What the marks are called where a checkpoint does not say; GPT-2 has one mark for all.
+_END_OF_TEXT = "<|endoftext|>"
+_ROLES = {
+    "pad_id": ("pad_token", ("[PAD]", "<pad>", _END_OF_TEXT)),
+    "unk_id": ("unk_token", ("[UNK]", "<unk>", _END_OF_TEXT)),
+    "cls_id": ("cls_token", ("[CLS]", "<s>", _END_OF_TEXT)),
+    "sep_id": ("sep_token", ("[SEP]", "</s>", _END_OF_TEXT)),
+    "mask_id": ("mask_token", ("[MASK]", "<mask>", _END_OF_TEXT)),
+}
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """`pieces` by id, the ids of the marks, how many separators stand between the texts of a pair, and, of a checkpoint's own tokenizer,
+    its `definition`, the text of a `tokenizer.json`."""
+
+    tokenizer: Tokenizer
+    pieces: list[str]
+    special: SpecialIds
+    separators: int = 1
+    definition: str | None = None
+
+
+def of_pieces(pieces: list[str]) -> TextTokenizer:
+    """The lower-casing BERT tokenizer."""
+    return TextTokenizer(tokenizer_of(pieces), pieces, special_ids(pieces))
+
+
+def of_path(path: Path, size: int) -> TextTokenizer:
+    """Of a file of pieces, one a line, or of a checkpoint's folder or `tokenizer.json`. Raises `Refused` for one that cannot be used."""
+    files = _of_checkpoint(path)
+    if files is None:
+        return of_pieces(read(path, size))
+    found = _loaded(*files)
+    fix = f"Set data.vocabulary.size={len(found.pieces)}"
+    require(len(found.pieces) <= size, path, f"holds {len(found.pieces)} pieces but data.vocabulary.size={size}", fix)
+    return found
+
+
+def fingerprint(path: Path) -> str | None:
+    """Of every file that the tokenizer at `path` is read from; `None` where there is none."""
+    files = _of_checkpoint(path)
+    if files is None:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())).hexdigest()
+
+
+def pieces_checksum(folder: Path) -> str | None:
+    """As a store's manifest names its vocabulary; `None` for a folder without a tokenizer."""
+    files = _of_checkpoint(folder)
+    if files is None:
+        return None
+    return hashlib.sha256(as_lines(_loaded(*files).pieces).encode()).hexdigest()
+
+
+def as_lines(pieces: list[str]) -> str:
+    return "\n".join(pieces) + "\n"
+
+
+def _of_checkpoint(path: Path) -> tuple[Path, Path, Path] | None:
+    """The definition (or pieces), and what says how they are used, of a checkpoint; `None` for a file of pieces or nothing."""
+    if path.is_file() and path.suffix == ".json":
+        return path, path.with_name("tokenizer_config.json"), path.with_name("special_tokens_map.json")
+    for name in (DEFINITION, _PIECES) if path.is_dir() else ():
+        if (path / name).is_file():
+            return path / name, path / "tokenizer_config.json", path / "special_tokens_map.json"
+    require(not path.is_dir(), path, f"holds no {DEFINITION} and no {_PIECES}", "Name a checkpoint's folder, or a file of pieces")
+    return None
+
+
+def _loaded(file: Path, *about: Path) -> TextTokenizer:
+    facts = {key: value for one in about if one.is_file() for key, value in _json(one).items()}
+    if file.name == _PIECES:
+        tokenizer = _of_vocab_txt(file, facts)
+    else:
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare exceptions
+            raise Refused(file, f"is no tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    by_id = {number: piece for piece, number in tokenizer.get_vocab(with_added_tokens=True).items()}
+    pieces = [by_id.get(number, "") for number in range(max(by_id) + 1)]
+    special = _special(file, tokenizer, facts)
+    return TextTokenizer(tokenizer, pieces, special, _separators(tokenizer), tokenizer.to_str())
+
+
+def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
+    """BERT's, as it was before there were definitions: lower-casing unless `do_lower_case` says otherwise."""
+    pieces = read(file, 1 << 31)
+    is_lower = facts.get("do_lower_case", True)
+    tokenizer = tokenizer_of(pieces)
+    tokenizer.normalizer = BertNormalizer(lowercase=is_lower, strip_accents=facts.get("strip_accents"))  # type: ignore[assignment]
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return tokenizer
+
+
+def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:
+    found = {}
+    for role, (key, usual) in _ROLES.items():
+        named = facts.get(key)
+        named = named.get("content") if isinstance(named, dict) else named
+        ids = [tokenizer.token_to_id(token) for token in (named, *usual) if isinstance(token, str)]
+        ids = [number for number in ids if number is not None]
+        require(bool(ids), file, f"has no {key.replace('_', ' ')}", "Name it in tokenizer_config.json")
+        found[role] = ids[0]
+    return SpecialIds(**found)
+
+
+def _separators(tokenizer: Tokenizer) -> int:
+    """Marks that its own template puts between two texts."""
+    texts = tokenizer.encode("a", "a", add_special_tokens=True).sequence_ids
+    return max(1, len(texts[texts.index(0) : texts.index(1)]) - texts.count(0)) if {0, 1} <= set(texts) else 1
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise Refused(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,115 @@
+"""Weights of a checkpoint as the parameters of a model here: which are taken, which must be drawn, and which tensors are left out.
+
+What stands above the layers (a pooler, a head) may be new. Whatever else is missing, or of another shape, is refused by name: a
+misspelt or truncated file must not become a model that is random in parts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dpx.declaration import require
+from dpx.init.weights import Leaves, Shapes
+from dpx.interop.folder import CONFIG, folder_of, read_json
+from dpx.interop.layouts import LAYOUTS, Layout, Part
+from dpx.interop.shape import model_of
+from dpx.interop.tensors import Tensors
+from dpx.models.shape import Model
+
+# Files of the first years name the parameters of a LayerNorm so.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """By path: `parts` of a model's parameters that a checkpoint holds, those `made_new`; and the tensors `left_out`."""
+
+    parts: Mapping[str, Part]
+    made_new: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def as_facts(self) -> dict[str, Any]:
+        return {"loaded": sorted(self.parts), "made_new": list(self.made_new), "left_out": list(self.left_out)}
+
+    def in_words(self) -> tuple[str, ...]:
+        found = [f"loaded {len(self.parts)} parameters"]
+        found += [f"made new: {', '.join(self.made_new)}"] if self.made_new else []
+        found += [f"left out: {_shortened(self.left_out)}"] if self.left_out else []
+        return tuple(found)
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+class Checkpoint:
+    """A folder's `config.json` and the headers of its weights; values are read by `leaves`."""
+
+    def __init__(self, path: str):
+        self.asked = f"init.path={path}"
+        self.folder = folder_of(path)
+        self.config = read_json(self.folder / CONFIG)
+
+    @cached_property
+    def model(self) -> Model:
+        return model_of(self.config, str(self.folder / CONFIG))
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.config["model_type"]]
+
+    @cached_property
+    def _tensors(self) -> Tensors:
+        return Tensors(self.folder)
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        """Today's name of each tensor, and the one in the file."""
+        found = {}
+        for name in self._tensors.shapes:
+            old = next((old for old in _OLD_NAMES if name.endswith(old)), None)
+            found[name if old is None else name.removesuffix(old) + _OLD_NAMES[old]] = name
+        return found
+
+    def taken(self, expected: Shapes) -> Taken:
+        """What it gives a model of the parameters `expected`. Raises `Refused` for the first one below the heads that it does not give."""
+        layers, stored = self.model.layers, self._stored
+        prefix = self.layout.prefix if any(name.startswith(self.layout.prefix) for name in stored) else ""
+        parts = self.layout.parts(prefix)
+        shapes = {name: self._tensors.shapes[old] for name, old in stored.items()}
+        new_groups = set()
+        for path in sorted(expected):
+            problem = _problem(parts.get(path), tuple(expected[path]), shapes, layers)
+            if problem is None:
+                continue
+            group = path.split("/")[0]
+            require(group not in ("embeddings", "layers", "final_norm"), self.asked, f"{problem} for {path}", _FIX)
+            new_groups.add(group)
+        found = {path: parts[path] for path in expected if path.split("/")[0] not in new_groups}
+        used = {name for part in found.values() for name in part.tensors(layers)}
+        # A tied table may be stored twice.
+        ignored = (*self.layout.ignored, *(self.layout.decoder.names if self.model.tied else ()))
+        left_out = sorted(name for name in stored if name not in used and not name.endswith(ignored))
+        return Taken(found, tuple(sorted(path for path in expected if path not in found)), tuple(left_out))
+
+    def leaves(self, taken: Taken) -> Leaves:
+        """The parameters taken, by path, as float32."""
+        layers = self.model.layers
+        names = [name for part in taken.parts.values() for name in part.tensors(layers)]
+        values = dict(self._tensors.read(self._stored[name] for name in names))
+        return {path: part.ours(lambda name: values[self._stored[name]], layers) for path, part in taken.parts.items()}
+
+
+_FIX = "Use model=hf, or a checkpoint of this model; a file may be cut short or hold tensors under other names"
+
+
+def _problem(part: Part | None, own: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], layers: int) -> str | None:
+    """What keeps a checkpoint from giving a parameter of the shape `own`, in words."""
+    if part is None:
+        return "has nothing"
+    missing = [name for name in part.tensors(layers) if name not in shapes]
+    if missing:
+        return f"lacks {missing[0]}"
+    shape = part.shape(shapes, layers)
+    return None if shape == own else f"holds {part.names[0].format(0)} of shape {shape}, not {own},"

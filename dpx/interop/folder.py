@@ -1,0 +1,77 @@
+"""A checkpoint's folder: where it lies, what it declares (`config.json`), and which files hold its weights. Nothing in it is executed."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from dpx.declaration import Refused, require
+from dpx.extras import is_installed
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
+# All that a model and its tokenizer are read from.
+_DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
+
+
+def folder_of(path: str) -> Path:
+    """The folder that `init.path` names: itself, or the copy of a hub id's files that `huggingface_hub` keeps on this machine.
+
+    Raises `Refused` where there is none.
+    """
+    place = Path(path).expanduser()
+    asked = f"init.path={path}"
+    require(not place.is_file(), asked, _said_of_file(place), "Name the folder that holds config.json and model.safetensors")
+    if place.is_dir():
+        return place
+    is_id = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+    require(is_id and is_installed("huggingface_hub"), asked, "no such folder", "Name a folder that holds config.json")
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(path, allow_patterns=_DOWNLOADED))
+    except Exception as error:  # the library raises whatever its storage and network layers raise
+        reason = f"is no folder, and could not be fetched as a hub id ({type(error).__name__})"
+        raise Refused(asked, reason, "Name a folder, or check the id and the network") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Raises `Refused` where the file is missing or no JSON object."""
+    require(file.is_file(), file.parent, f"holds no {file.name}", "Name the folder of a checkpoint")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise Refused(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
+    require(isinstance(found, dict), file, "is no JSON object", "Copy the file again")
+    return found
+
+
+def weight_files(folder: Path) -> dict[str, list[str] | None]:
+    """The files with the names of the tensors each should hold, `None` where a single file holds all. Refuses pickles."""
+    if (folder / INDEX).is_file():
+        return _of_index(folder)
+    if (folder / WEIGHTS).is_file():
+        return {WEIGHTS: None}
+    pickles = sorted(file.name for file in folder.glob("*") if file.name.endswith(_PICKLES))
+    if pickles:
+        reason = f"holds its weights as {pickles[0]}, which can run code when it is read"
+        raise Refused(folder, reason, "Convert it to safetensors: model.save_pretrained(folder, safe_serialization=True)")
+    others = sorted(file.name for file in folder.glob("*.safetensors"))
+    raise Refused(folder, f"holds no {WEIGHTS}" + (f", only {others[0]}" if others else ""), f"Name the weights {WEIGHTS}, or its index")
+
+
+def _of_index(folder: Path) -> dict[str, list[str] | None]:
+    names = read_json(folder / INDEX).get("weight_map")
+    is_map = isinstance(names, dict) and bool(names) and all(isinstance(file, str) for file in names.values())
+    require(is_map, folder / INDEX, "names no file of any tensor", "Copy the file again")
+    assert isinstance(names, dict)
+    found: dict[str, list[str] | None] = {}
+    for name, file in names.items():
+        is_beside = Path(file).name == file and file.endswith(".safetensors")
+        require(is_beside, folder / INDEX, f"names {file}, which is no safetensors file beside it", "Copy the checkpoint again")
+        require((folder / file).is_file(), folder / file, f"is not there, but {INDEX} names it", "Copy the checkpoint again")
+        (found.setdefault(file, []) or []).append(name)
+    return found
+
+
+def _said_of_file(file: Path) -> str:
+    return "is a file that can run code when it is read" if file.name.endswith(_PICKLES) else "is a file"

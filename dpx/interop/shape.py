@@ -1,0 +1,151 @@
+"""The shape of a checkpoint's model, from its `config.json`: BERT, RoBERTa, DistilBERT and GPT-2. No jax.
+
+`model=hf` stands for that shape: it is written out into the config before anything is built, so a run's config says it without the file.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from dpx.declaration import Refused, declaration, require
+from dpx.interop.folder import CONFIG, folder_of, read_json
+from dpx.models.shape import Bert, Decoder, Model
+
+_GELUS = {"gelu": "exact", "gelu_python": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+
+
+@declaration
+class OfCheckpoint:
+    """The model that the folder `path` holds, and what its config does not say: the compute type, dropout, and what a classifier is.
+
+    `classifier=null` is the family's own; it reads a text's first token (`pool="cls"`), or the mean over its tokens.
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    dropout: float = 0.0
+    classifier: Literal["pooler", "dense", "relu", "linear"] | None = None
+    pool: Literal["cls", "mean"] = "cls"
+    scan: bool = True
+
+
+TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
+
+
+def written_out(declared: OfCheckpoint) -> dict[str, Any]:
+    """The node of a config that declares the checkpoint's model by itself."""
+    folder = folder_of(declared.path)
+    kind, values = declared_shape(read_json(folder / CONFIG), str(folder / CONFIG))
+    values |= {"dtype": declared.dtype, "dropout": declared.dropout, "scan": declared.scan}
+    if kind is Bert:
+        values["pool"] = declared.pool
+        values["classifier"] = declared.classifier or values["classifier"]
+    else:
+        require(
+            declared.pool == "cls" and declared.classifier is None,
+            f"model.pool={declared.pool}, model.classifier={declared.classifier}",
+            "a decoder's classifier reads the last token",
+            "Leave model.pool and model.classifier as they are",
+        )
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **values}
+
+
+def model_of(config: Mapping[str, Any], where: str) -> Model:
+    """The model that a `config.json` declares."""
+    kind, values = declared_shape(config, where)
+    return kind(**values)
+
+
+def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], dict[str, Any]]:
+    """Its declaration and the values of its fields. Raises `Refused`, naming `where`, for what dpx has no model for."""
+    family = config.get("model_type")
+    if family not in _FAMILIES:
+        raise Refused(where, f"is of model_type {family!r}, which is not read", f"Use one of {', '.join(sorted(_FAMILIES))}")
+    try:
+        return _FAMILIES[family](config, where)
+    except KeyError as error:
+        raise Refused(where, f"does not say {error.args[0]}", "Copy the file again") from None
+
+
+def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, ...], usual: str = "gelu") -> str:
+    named = config.get(key, usual)
+    kind = _GELUS.get(named)
+    require(kind in allowed, where, f"has the activation {key}={named}, which dpx does not have here", "Use another checkpoint")
+    assert kind is not None
+    return kind
+
+
+def _require(config: Mapping[str, Any], where: str, **expected: Any) -> None:
+    for key, value in expected.items():
+        require(
+            config.get(key, value) in (value, None), where, f"has {key}={config.get(key)}; dpx has {value} alone", "Use another checkpoint"
+        )
+
+
+def _bert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
+    _require(config, where, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    _gelu(config, "hidden_act", where, ("exact",))
+    layers, width = config["num_hidden_layers"], config["hidden_size"]
+    return Bert, {
+        "name": f"{config['model_type']}_{layers}x{width}",
+        "layers": layers,
+        "width": width,
+        "heads": config["num_attention_heads"],
+        "feed_forward": config["intermediate_size"],
+        "positions": config["max_position_embeddings"],
+        "segments": config.get("type_vocab_size", 2),
+        "vocabulary_size": config["vocab_size"],
+        "layer_norm_eps": config.get("layer_norm_eps", 1e-12),
+        "initialiser_range": config.get("initializer_range", 0.02),
+        "tied": config.get("tie_word_embeddings", True),
+        "classifier": "pooler",
+    }
+
+
+def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
+    kind, values = _bert(config, where)
+    # The first rows of its position table belong to padding; the first token's is the one after.
+    offset = config.get("pad_token_id", 1) + 1
+    return kind, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": "dense"}
+
+
+def _distilbert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
+    _gelu(config, "activation", where, ("exact",))
+    return Bert, {
+        "name": f"distilbert_{config['n_layers']}x{config['dim']}",
+        "layers": config["n_layers"],
+        "width": config["dim"],
+        "heads": config["n_heads"],
+        "feed_forward": config["hidden_dim"],
+        "positions": config["max_position_embeddings"],
+        "segments": 0,
+        "vocabulary_size": config["vocab_size"],
+        "layer_norm_eps": 1e-12,
+        "initialiser_range": config.get("initializer_range", 0.02),
+        "tied": config.get("tie_word_embeddings", True),
+        "classifier": "relu",
+    }
+
+
+def _gpt2(config: Mapping[str, Any], where: str) -> tuple[type[Decoder], dict[str, Any]]:
+    _require(config, where, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    return Decoder, {
+        "name": f"gpt2_{config['n_layer']}x{config['n_embd']}",
+        "layers": config["n_layer"],
+        "width": config["n_embd"],
+        "heads": config["n_head"],
+        "feed_forward": config.get("n_inner") or 4 * config["n_embd"],
+        "positions": config["n_positions"],
+        "vocabulary_size": config["vocab_size"],
+        "layer_norm_eps": config.get("layer_norm_epsilon", 1e-5),
+        "initialiser_range": config.get("initializer_range", 0.02),
+        "gelu": _gelu(config, "activation_function", where, ("exact", "tanh"), "gelu_new"),
+        "tied": config.get("tie_word_embeddings", True),
+    }
+
+
+_FAMILIES: dict[str, Callable[[Mapping[str, Any], str], tuple[type[Model], dict[str, Any]]]] = {
+    "bert": _bert,
+    "roberta": _roberta,
+    "distilbert": _distilbert,
+    "gpt2": _gpt2,
+}

@@ -1,0 +1,77 @@
+"""Writes `logits/`: what transformers computes of small checkpoints. Run once, in an environment with the extra `parity`:
+
+python -m tests.interop.make_logits
+"""
+
+import json
+
+import numpy as np
+import torch
+import transformers
+
+from tests.interop.cases import CLASSES, LOGITS, SHAPES, VOCABULARY, inputs, values
+
+
+def config_of(model_type: str, shape: tuple[int, int, int, int]) -> dict:
+    layers, width, heads, forward = shape
+    if model_type == "gpt2":
+        sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_inner": forward, "n_positions": 16}
+        return sizes | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    if model_type == "distilbert":
+        return {"n_layers": layers, "dim": width, "n_heads": heads, "hidden_dim": forward, "max_position_embeddings": 16}
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": forward}
+    roberta = {"type_vocab_size": 1, "max_position_embeddings": 18, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+    return sizes | (roberta if model_type == "roberta" else {"max_position_embeddings": 16})
+
+
+HEADS = {
+    "bert": {"body": "BertModel", "lm": "BertForPreTraining", "classes": "BertForSequenceClassification"},
+    "roberta": {"lm": "RobertaForMaskedLM", "classes": "RobertaForSequenceClassification"},
+    "distilbert": {"lm": "DistilBertForMaskedLM", "classes": "DistilBertForSequenceClassification"},
+    "gpt2": {"body": "GPT2Model", "lm": "GPT2LMHeadModel", "classes": "GPT2ForSequenceClassification"},
+}
+
+
+def computed(model, model_type: str) -> dict[str, np.ndarray]:
+    """Hidden states at real tokens and logits."""
+    given = inputs(model_type)
+    place = np.arange(given["tokens"].shape[1])
+    more = {}
+    if model_type == "bert":
+        is_second = (place >= given["segment_start"][:, None]) & (place < given["length"][:, None])
+        more = {"token_type_ids": torch.tensor(is_second.astype(np.int64))}
+    mask = torch.tensor((place < given["length"][:, None]).astype(np.int64))
+    with torch.no_grad():
+        out = model(torch.tensor(given["tokens"].astype(np.int64)), attention_mask=mask, output_hidden_states=True, **more)
+    found = {"hidden": out.hidden_states[-1].numpy()}
+    for name in ("logits", "prediction_logits", "seq_relationship_logits"):
+        if name in out:
+            found[name.replace("prediction_", "").replace("seq_relationship_logits", "next_sentence")] = getattr(out, name).numpy()
+    return found
+
+
+def main() -> None:
+    LOGITS.mkdir(exist_ok=True)
+    for model_type, heads in HEADS.items():
+        for letter, shape in SHAPES.items():
+            for head, kind in heads.items():
+                config = transformers.AutoConfig.for_model(
+                    model_type, vocab_size=VOCABULARY, num_labels=CLASSES, **config_of(model_type, shape)
+                )
+                model = getattr(transformers, kind)(config).eval()
+                state = model.state_dict()
+                tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
+                kept = {name: tuple(leaf.shape) for name, leaf in state.items() if name not in tied and leaf.dtype == torch.float32}
+                loaded = model.load_state_dict({name: torch.tensor(values(name, at)) for name, at in kept.items()}, strict=False)
+                assert not set(loaded.missing_keys) - tied and not loaded.unexpected_keys, loaded
+                model.tie_weights()
+                name = f"{model_type}_{head}_{letter}"
+                asked = {"config": json.loads(config.to_json_string(use_diff=False)), "tensors": kept}
+                asked["config"] |= {"architectures": [kind]}
+                (LOGITS / f"{name}.json").write_text(json.dumps(asked, sort_keys=True) + "\n")
+                np.savez(LOGITS / f"{name}.npz", **computed(model, model_type))
+                print(name, {key: value.shape for key, value in computed(model, model_type).items()})
+
+
+if __name__ == "__main__":
+    main()

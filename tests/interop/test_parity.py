@@ -1,0 +1,100 @@
+"""Small checkpoints of every family and head give the hidden states and logits that transformers gives, and come back bit for bit."""
+
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.clipping import ops
+from dpx.init.weights import nested
+from dpx.interop.checkpoint import Checkpoint
+from dpx.models.bert import BertForPreTraining
+from dpx.models.decoder import DecoderForCausalLM
+from dpx.models.modules import Embeddings, LayerNorm, stack
+from dpx.models.shape import Bert, Model
+from dpx.task.classification import Objective
+from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
+from dpx.task.mlm import segments
+
+from . import cases
+from .cases import CLASSES, VOCABULARY, Case, inputs
+
+NAMES = cases.names()
+
+
+class Encoder(nn.Module):
+    """A model without its head."""
+
+    model: Model
+
+    @nn.compact
+    def __call__(self, tokens_BT, segment_BT, length_B):
+        x_BTH, _ = Embeddings(self.model, VOCABULARY, name="embeddings")(tokens_BT, segment_BT, length_B, None)
+        x_BTH = stack(self, self.model, x_BTH, length_B, None)
+        return LayerNorm(self.model, name="final_norm")(x_BTH) if self.model.causal else x_BTH
+
+
+def asked(name: str):
+    return {key: jnp.asarray(value) for key, value in inputs(name.split("_")[0]).items()}
+
+
+def shapes_of(model: Model, name: str):
+    if "_classes_" in name:
+        return Classification(classes=CLASSES).parameter_shapes(model, VOCABULARY)
+    if not isinstance(model, Bert):
+        return CausalLanguageModel().parameter_shapes(model, VOCABULARY)
+    return MaskedLanguageModel(next_sentence=name.startswith("bert_lm")).parameter_shapes(model, VOCABULARY)
+
+
+def logits_of(model: Model, name: str, params):
+    given = asked(name)
+    tokens, length = given["tokens"], given["length"]
+    segment = segments(tokens.shape[1], given["segment_start"], length)
+    if "_classes_" in name:
+        module = Objective(model, Classification(classes=CLASSES), VOCABULARY).module
+        return {"logits": module.apply({"params": params}, tokens, segment, length)}
+    if not isinstance(model, Bert):
+        return {"logits": DecoderForCausalLM(model, VOCABULARY).apply({"params": params}, tokens, length, None, ops.decode)}
+    slots = jnp.tile(jnp.arange(tokens.shape[1]), (len(tokens), 1))
+    module = BertForPreTraining(model, VOCABULARY, name.startswith("bert_lm"))
+    logits, pairs = module.apply({"params": params}, tokens, segment, length, slots)  # type: ignore[misc]
+    return {"logits": logits} | ({} if pairs is None else {"next_sentence": pairs})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_states_and_logits_are_those_of_transformers(name: str, tmp_path: Path):
+    case = Case.read(name)
+    checkpoint = Checkpoint(str(case.write(tmp_path)))
+    model = checkpoint.model
+    taken = checkpoint.taken(shapes_of(model, name))
+    is_whole = "_body_" not in name or not isinstance(model, Bert)
+    assert not taken.made_new if is_whole else all(path.startswith("mlm/") for path in taken.made_new)
+    assert not taken.left_out if is_whole else set(taken.left_out) == {"pooler.dense.weight", "pooler.dense.bias"}
+    params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(taken)))
+    given = asked(name)
+    is_token = np.asarray(jnp.arange(given["tokens"].shape[1]) < given["length"][:, None])
+    segment = segments(given["tokens"].shape[1], given["segment_start"], given["length"])
+    with jax.default_matmul_precision("highest"):
+        found = {"hidden": Encoder(model).apply({"params": params}, given["tokens"], segment, given["length"])}
+        found |= logits_of(model, name, params) if "_body_" not in name else {}
+    assert found.keys() == case.expected.keys()
+    for key, expected in case.expected.items():
+        of_tokens = found[key].ndim == 3
+        mine, theirs = (np.asarray(one)[is_token] if of_tokens else np.asarray(one) for one in (found[key], expected))
+        np.testing.assert_allclose(mine, theirs, atol=1e-5, rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_comes_back_bit_for_bit(name: str, tmp_path: Path):
+    case = Case.read(name)
+    checkpoint = Checkpoint(str(case.write(tmp_path)))
+    taken = checkpoint.taken(shapes_of(checkpoint.model, name))
+    back = {}
+    for path, leaf in checkpoint.leaves(taken).items():
+        back |= taken.parts[path].theirs(leaf)
+    assert back.keys() | set(taken.left_out) >= case.tensors.keys() - {"cls.predictions.decoder.bias", "lm_head.decoder.bias"}
+    for tensor, values in back.items():
+        assert values.tobytes() == cases.values(tensor, case.tensors[tensor]).tobytes(), tensor

@@ -1,0 +1,159 @@
+"""What cannot be read is said in one line that names it, before any array of the model exists."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpx import config
+from dpx.config import recipes
+from dpx.declaration import Refused
+from dpx.interop import tensors
+from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.folder import INDEX, WEIGHTS
+from dpx.interop.shape import model_of
+
+from . import cases
+from .cases import Case
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Case.read("bert_body_a").write(tmp_path / "model")
+
+
+def shapes(checkpoint: Checkpoint):
+    return checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=2)  # type: ignore[call-arg]
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(Refused) as found:
+        checkpoint = Checkpoint(str(folder))
+        checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    return {name: cases.values(name, shape) for name, shape in Case.read("bert_body_a").tensors.items()}
+
+
+def test_a_pickle_is_never_opened(folder: Path):
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
+    assert "pytorch_model.bin, which can run code when it is read. Convert it to safetensors" in refused(folder)
+    assert "is a file that can run code" in refused(folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("kept", [4, 200, -5])
+def test_a_file_that_is_cut_short(folder: Path, kept: int):
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:kept])
+    assert "is no whole safetensors file" in refused(folder) and "Copy it again" in refused(folder)
+
+
+def test_a_file_that_is_misnamed(folder: Path):
+    (folder / WEIGHTS).rename(folder / "weights.safetensors")
+    assert f"holds no {WEIGHTS}, only weights.safetensors" in refused(folder)
+    (folder / WEIGHTS).write_bytes(b"PK\x03\x04 a zip, say")
+    assert "is no whole safetensors file" in refused(folder)
+
+
+def test_a_tensor_under_another_name_leaves_no_random_layer(folder: Path):
+    held = stored(folder)
+    held["encoder.layer.1.output.dense.weights"] = held.pop("encoder.layer.1.output.dense.weight")
+    tensors.write(folder / WEIGHTS, held)
+    assert "lacks encoder.layer.1.output.dense.weight for layers/down/kernel" in refused(folder)
+
+
+def test_a_table_of_another_vocabulary(folder: Path):
+    held = stored(folder)
+    held["embeddings.word_embeddings.weight"] = held["embeddings.word_embeddings.weight"][:-1]
+    tensors.write(folder / WEIGHTS, held)
+    assert "holds embeddings.word_embeddings.weight of shape (63, 16), not (64, 16)" in refused(folder)
+
+
+def test_shards_by_their_index(folder: Path):
+    held = stored(folder)
+    names = sorted(held)
+    halves = {"model-1.safetensors": names[:9], "model-2.safetensors": names[9:]}
+    for file, part in halves.items():
+        tensors.write(folder / file, {name: held[name] for name in part})
+    (folder / WEIGHTS).unlink()
+    (folder / INDEX).write_text(json.dumps({"weight_map": {name: file for file, part in halves.items() for name in part}}))
+    checkpoint = Checkpoint(str(folder))
+    leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+    np.testing.assert_array_equal(leaves["embeddings/word"], held["embeddings.word_embeddings.weight"])
+    (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
+    assert f"model-2.safetensors: is not there, but {INDEX} names it" in refused(folder)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../../elsewhere.safetensors"}}))
+    assert "names ../../elsewhere.safetensors, which is no safetensors file beside it" in refused(folder)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", np.float16), ("BF16", None)])
+def test_half_precision_is_widened(folder: Path, kind: str, dtype: type | None):
+    held = stored(folder)
+    if dtype is not None:
+        tensors_of = {name: values.astype(dtype) for name, values in held.items()}
+        raw = {name: (values.tobytes(), kind) for name, values in tensors_of.items()}
+        expected = tensors_of["embeddings.LayerNorm.bias"].astype(np.float32)
+    else:
+        cut = {name: (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16) for name, values in held.items()}
+        raw = {name: (values.tobytes(), kind) for name, values in cut.items()}
+        expected = (cut["embeddings.LayerNorm.bias"].astype(np.uint32) << 16).view(np.float32)
+    header, place = {}, 0
+    for name, (data, written) in raw.items():
+        header[name] = {"dtype": written, "shape": list(held[name].shape), "data_offsets": [place, place + len(data)]}
+        place += len(data)
+    encoded = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(encoded)) + encoded + b"".join(data for data, _ in raw.values()))
+    checkpoint = Checkpoint(str(folder))
+    leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+    assert leaves["embeddings/norm/bias"].dtype == np.float32
+    np.testing.assert_array_equal(leaves["embeddings/norm/bias"], expected)
+
+
+def test_a_head_of_other_classes_is_made_new_and_said(tmp_path: Path):
+    checkpoint = Checkpoint(str(Case.read("bert_classes_a").write(tmp_path)))
+    taken = checkpoint.taken(checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=5))  # type: ignore[call-arg]
+    assert taken.made_new == ("classifier/bias", "classifier/kernel") and taken.left_out == ("classifier.bias", "classifier.weight")
+    assert any("classifier/kernel" in line for line in taken.in_words())
+
+
+def test_names_of_the_first_years(folder: Path):
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): values
+        for name, values in stored(folder).items()
+    }
+    tensors.write(folder / WEIGHTS, renamed)
+    checkpoint = Checkpoint(str(folder))
+    leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+    np.testing.assert_array_equal(leaves["embeddings/norm/scale"], renamed["embeddings.LayerNorm.gamma"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5"}, "is of model_type 't5', which is not read. Use one of bert, distilbert, gpt2, roberta"),
+        ({"hidden_act": "relu"}, "has the activation hidden_act=relu"),
+        ({"position_embedding_type": "relative_key"}, "has position_embedding_type=relative_key; dpx has absolute alone"),
+        ({"hidden_size": None}, "does not say hidden_size"),
+    ],
+)
+def test_a_config_that_dpx_has_no_model_for(changes: dict[str, object], message: str):
+    found = {key: value for key, value in (Case.read("bert_body_a").config | changes).items() if value is not None or key not in changes}
+    with pytest.raises(Refused) as refusal:
+        model_of(found, "config.json")
+    assert message in str(refusal.value)
+
+
+def test_a_model_from_config_json_is_written_out(folder: Path):
+    given = ["init=hf", f"init.path={folder}", "model=hf", "data=random", "task=classification", "data.vocabulary.size=64"]
+    cfg = recipes.compose([*given, "data.sequence_length=16"])
+    node = config.resolved(cfg)["model"]
+    assert node["_target_"] == "dpx.models.shape.Bert" and (node["layers"], node["width"], node["vocabulary_size"]) == (2, 16, 64)
+    assert config.build(cfg)[0].model.name == "bert_2x16"
+    with pytest.raises(Refused, match="no such folder"):
+        config.build(recipes.compose(["init=hf", "init.path=./nowhere", "model=hf"]))

@@ -1,0 +1,95 @@
+"""A run from a checkpoint on labelled rows: what it begins from, what it states, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config
+from dpx.config import recipes
+from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.declaration import Refused
+from dpx.init.weights import by_path
+from dpx.job.plan import plan
+from dpx.training.checkpoint import released
+
+from ..training.sharing import run_job
+from .cases import Case
+
+WORDS = [f"{first}{second}" for first in "bdfgklm" for second in "aeiou"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with its tokenizer, and a table that it has never seen."""
+    root = tmp_path_factory.mktemp("hf")
+    folder = Case.read("bert_body_a").write(root / "model")
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    draws = np.random.RandomState(1)
+    rows = [f"{' '.join(draws.choice(WORDS, 6))},{number % 2}" for number in range(80)]
+    (root / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    return root
+
+
+def composed(place: Path, *overrides: str):
+    given = ["init=hf", f"init.path={place}/model", "model=hf", "data=table", f"data.source.paths={place}/rows.csv", "task=classification"]
+    given += ["data.source.labels=[0,1]", "data.vocabulary.size=64", "data.public_fraction=0", "data.heldout_fraction=0.2"]
+    given += ["data.sequence_length=12", f"data.directory={place}/data", "steps=2", "microbatch=8", "batch_schedule.size=8"]
+    given += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-3", "schedule.evaluation_rows=16"]
+    return recipes.compose([*given, *overrides])
+
+
+def train(place: Path, name: str, *overrides: str) -> Path:
+    cfg = composed(place, *overrides)
+    experiment, job = config.build(cfg)
+    run_job((experiment, job, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg)))), place / "outputs" / name, None, None)
+    return place / "outputs" / name
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Path:
+    return train(place, "head", "train=last_layer", "init.provenance=public")
+
+
+def test_what_rests_is_the_checkpoint_and_the_statement_says_what_was_loaded(place: Path, trained: Path):
+    stated = json.loads((trained / "release" / "privacy.json").read_text())
+    assert stated["guarantee"] == "dp" and any("public" in line for line in stated["assumptions"])
+    (origin,) = stated["init"]["origins"]
+    assert origin["claim"]["made_new"] == ["classifier/bias", "classifier/kernel"] and not origin["claim"]["left_out"]
+    assert "layers/qkv/kernel" in origin["claim"]["loaded"]
+    leaves = by_path(released(trained / "release" / "params"))
+    from dpx.interop.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint(str(place / "model"))
+    held = checkpoint.leaves(checkpoint.taken({path: leaf.shape for path, leaf in leaves.items()}))
+    for path, values in held.items():
+        is_head = path.startswith("pooler")
+        assert (values.tobytes() == np.asarray(leaves[path]).tobytes()) is not is_head, path
+
+
+def test_its_config_says_the_shape_without_the_file(trained: Path):
+    model = OmegaConf.load(trained / "release" / "config.yaml")["model"]
+    assert model["_target_"] == "dpx.models.shape.Bert" and model["layers"] == 2
+
+
+def test_unknown_provenance_leaves_no_guarantee_and_a_plan_reads_no_weights(place: Path):
+    document = plan(config.build(composed(place))[0])
+    assert any("unknown provenance" in reason for reason in document["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=micro"], r"holds embeddings.LayerNorm.bias of shape \(16,\), not \(32,\), for embeddings/norm/bias. Use model=hf"),
+        (["model=micro", "model.heads=4"], "model.heads=4: .* is of a model with 2. Use model=hf"),
+        (["data.vocabulary.path={place}/other.txt"], "was trained with another vocabulary than this run's data is cut with"),
+        (["train=lora", "train.rank=17"], "rank=17: is none of a matrix"),
+        (["train=matching", "train.paths=[layers/query/*]"], "layers/query.*: picks no parameter. The nearest are layers/"),
+    ],
+)
+def test_what_does_not_fit_the_checkpoint_is_refused(place: Path, overrides: list[str], words: str):
+    (place / "other.txt").write_text("\n".join([*SPECIAL_TOKENS, *reversed(WORDS)]) + "\n")
+    with pytest.raises(Refused, match=words):
+        train(place, "refused", *(one.replace("{place}", str(place)) for one in overrides))

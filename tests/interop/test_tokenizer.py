@@ -1,0 +1,88 @@
+"""A checkpoint's own tokenizer cuts and marks text as the `tokenizers` library does by the same files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.implementations import ByteLevelBPETokenizer
+from tokenizers.processors import RobertaProcessing
+
+from dpx.data import tokenizer as text_tokenizer
+from dpx.data.rows import marked_examples
+from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.declaration import Refused
+
+TEXTS = ["The quick brown fox.", "Jumps over, über the lazy dog!", "the fox"]
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "u", "##ber", ".", ",", "!", "The", "Jumps"]
+
+
+@pytest.fixture
+def wordpieces(tmp_path: Path) -> Path:
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def byte_pairs(tmp_path: Path) -> Path:
+    """In RoBERTa's form: <s> A </s></s> B </s>."""
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(TEXTS * 3, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"], show_progress=False)
+    inner: Tokenizer = trained._tokenizer
+    inner.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)  # type: ignore[assignment]
+    inner.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def cut(folder: Path, texts: list[tuple[str, str]], length: int = 48):
+    own = text_tokenizer.of_path(folder, 1000)
+    ids = [tuple(own.tokenizer.encode(one, add_special_tokens=False).ids if one else [] for one in text) for text in texts]
+    return own, marked_examples(own, ids, length)  # type: ignore[arg-type]
+
+
+def test_byte_pairs_are_marked_as_the_file_says(byte_pairs: Path):
+    whole = Tokenizer.from_file(str(byte_pairs / "tokenizer.json"))
+    own, rows = cut(byte_pairs, [(TEXTS[0], ""), (TEXTS[0], TEXTS[1])])
+    assert own.separators == 2 and (own.special.pad_id, own.special.cls_id, own.special.sep_id) == (1, 0, 2)
+    for number, encoded in enumerate((whole.encode(TEXTS[0]), whole.encode(TEXTS[0], TEXTS[1]))):
+        assert rows["tokens"][number, : rows["length"][number]].tolist() == encoded.ids
+        assert (rows["tokens"][number, rows["length"][number] :] == 1).all()
+    second = rows["segment_start"][1]
+    assert own.tokenizer.decode(rows["tokens"][1, second : rows["length"][1] - 1].tolist()) == TEXTS[1]
+    assert rows["segment_start"][0] == rows["length"][0]
+
+
+def test_what_is_too_long_is_cut_with_every_mark_in_place(byte_pairs: Path):
+    own, rows = cut(byte_pairs, [(TEXTS[0], TEXTS[1])], length=12)
+    assert rows["length"][0] == 12 and np.count_nonzero(rows["tokens"][0] == own.special.sep_id) == 3
+
+
+@pytest.mark.parametrize("is_lower", [True, False])
+def test_pieces_of_a_checkpoint_follow_its_own_case(wordpieces: Path, is_lower: bool):
+    (wordpieces / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": is_lower}))
+    own, _ = cut(wordpieces, [(TEXTS[0], "")])
+    assert own.tokenizer.encode(TEXTS[0], add_special_tokens=False).tokens[0] == ("the" if is_lower else "The")
+    assert own.pieces[:5] == list(SPECIAL_TOKENS) and own.definition is not None
+    (wordpieces / "tokenizer.json").write_text(own.definition)
+    again = text_tokenizer.of_path(wordpieces, 1000)
+    assert again.pieces == own.pieces and again.tokenizer.encode(TEXTS[1]).ids == own.tokenizer.encode(TEXTS[1]).ids
+
+
+def test_the_marks_of_gpt2_are_one(tmp_path: Path):
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(TEXTS, vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False)
+    trained._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    own = text_tokenizer.of_path(tmp_path, 1000)
+    assert set(vars(own.special).values()) == {0} and own.separators == 1
+
+
+def test_what_holds_no_tokenizer_is_said(tmp_path: Path, wordpieces: Path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refused, match="holds no tokenizer.json and no vocab.txt"):
+        text_tokenizer.of_path(tmp_path / "empty", 1000)
+    with pytest.raises(Refused, match="holds 20 pieces but data.vocabulary.size=10. Set data.vocabulary.size=20"):
+        text_tokenizer.of_path(wordpieces, 10)
+    (wordpieces / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(Refused, match="tokenizer.json: is no tokenizer"):
+        text_tokenizer.of_path(wordpieces, 1000)
