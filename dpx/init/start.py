@@ -14,7 +14,7 @@ from dpx.experiment import Experiment
 from dpx.init import weights
 from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, open_parent
-from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.checkpoint import Checkpoint, Taken
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy.declarations import Privacy
@@ -143,10 +143,18 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     require_not_exported(checkpoint)
     _require_same_function(checkpoint.asked, checkpoint.model, receiver.model, "model=hf")
     taken = checkpoint.taken(receiver.shapes)
+    _require_trained(taken, receiver.train)
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
     name = str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name)
     return Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=taken.as_facts())
+
+
+def _require_trained(taken: Taken, train: Trained) -> None:
+    """What was made new is random: where it rests, what is learnt would be read out by random numbers."""
+    resting = [path for path in taken.made_new if not train.selection().picks(path)]
+    fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
+    require(not resting, f"train={train.kind}", f"{', '.join(resting[:2])} would be made new, and rest as it was drawn", fix)
 
 
 def require_not_exported(checkpoint: Checkpoint) -> None:

@@ -39,14 +39,16 @@ class Everything(Part):
 
 @declaration
 class Biases(Part):
-    """Biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022)."""
+    """Biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022); with `head` all that
+    stands above the layers too, as a head that was made new needs."""
 
+    head: bool = False
     kind: Literal["bias"] = "bias"
 
     def selection(self) -> Any:
         from dpx.models import trainable
 
-        return trainable.BIAS
+        return _with_head(trainable.BIAS, self.head)
 
 
 @declaration
@@ -105,6 +107,7 @@ class Adapters(Part):
     alpha: float
     targets: Sequence[str] = ("query", "value")
     dropout: float = 0.0
+    head: bool = False
     kind: Literal["lora", "lora_ffa"] = "lora"
 
     def __post_init__(self) -> None:
@@ -120,13 +123,19 @@ class Adapters(Part):
     def selection(self) -> Any:
         from dpx.models import trainable
 
-        return trainable.LORA if self.kind == "lora" else trainable.LORA_FFA
+        return _with_head(trainable.LORA if self.kind == "lora" else trainable.LORA_FFA, self.head)
 
     def prepared(self, params: Any, key: Any) -> Any:
         """With adapters drawn by `key`; what the model computes stays what it was."""
         from dpx.models.lora import add_adapters
 
         return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets), dropout=self.dropout)
+
+
+def _with_head(selection: Any, head: bool) -> Any:
+    from dpx.models import trainable
+
+    return trainable.either(selection, trainable.LAST_LAYER) if head else selection
 
 
 Trained = Everything | Biases | LastLayer | TopLayers | Matching | Adapters

@@ -48,6 +48,8 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     # A run from before there was a choice trained everything, from random parameters.
     if experiment.train.is_all:
         plain.pop("train")
+    elif plain["train"].get("head") is False:
+        plain["train"].pop("head")
     if experiment.init.is_random:
         plain.pop("init")
     # Nor was there any other pooling.
