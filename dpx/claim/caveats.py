@@ -5,7 +5,7 @@ from typing import Any
 
 from dpx.audit.declarations import Canaries
 from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
-from dpx.data.declarations import Source, Vocabulary
+from dpx.data.declarations import Data, Vocabulary
 from dpx.data.labelled import Table
 from dpx.declaration import Refused
 from dpx.experiment import Experiment
@@ -33,7 +33,7 @@ TWO_PASSES = (
 
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee says nothing about."""
-    found = [*NOT_COVERED, *_of_table(experiment.data.source), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
+    found = [*NOT_COVERED, *_of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
     if experiment.is_private and experiment.clipping.method == "ghost":
         found.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":
@@ -42,11 +42,16 @@ def not_covered(experiment: Experiment) -> list[str]:
     return found
 
 
-def _of_table(source: Source) -> list[str]:
+def _of_table(data: Data) -> list[str]:
     """What is read of labelled rows without protection, and what a row of them is not."""
+    source = data.source
     if not isinstance(source, Table):
         return []
     found = [f"text beyond the row that is protected: {source.unit_note}"] if source.unit_note else []
+    if data.test_split != "heldout":
+        share = f"{data.heldout_fraction:g} of the training files' units"
+        chosen = "whatever is chosen by them, every step that ran is charged"
+        found.append(f"the dev rows ({share}), which are neither trained on nor in N; {chosen}")
     if source.test_paths is None:
         return found
     read = {

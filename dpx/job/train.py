@@ -53,6 +53,8 @@ def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
     for name, value in results["heldout"].items():
         if name not in ("loss", metric):
             table.add_row(f"held-out {name.replace('_', ' ')}", f"{value:.4g}")
+    for name, value in results.get("test", {}).items():
+        table.add_row(f"test set {name.replace('_', ' ')}", f"{value:.4g}")
     for origin in claim.get("init", {}).get("origins", []):
         table.add_row("began from", in_words(origin))
     table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))

@@ -46,10 +46,14 @@ class Objective:
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example cross-entropy of the label and the count `correct`, float32 or wider."""
+        losses_B, correct_B = class_losses(self.logits(params, batch, dropout_key), batch["label"])
+        return losses_B, {"correct": correct_B}
+
+    def logits(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> Float[Array, "B K"]:
+        """Of each class, or of each choice, float32 or wider."""
         tokens, length = batch["tokens"], batch["length"]
         segment = segments(tokens.shape[-1], batch["segment_start"], length)
         side_by_side = (tokens.shape[0], -1)
         keys_B = dropout_keys(self.model, params, dropout_key, batch["record"])
         logits: Any = self.module.apply({"params": params}, tokens.reshape(side_by_side), segment.reshape(side_by_side), length, keys_B)
-        losses_B, correct_B = class_losses(logits.reshape(side_by_side), batch["label"])
-        return losses_B, {"correct": correct_B}
+        return logits.reshape(side_by_side)

@@ -8,7 +8,7 @@ by id or class).
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from dpx.data.declarations import Data
 from dpx.data.schema import Schema, classes, require_gives, texts
 from dpx.declaration import Refused, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
+from dpx.task.metrics import of_confusion
 from dpx.task.protocol import OneText, PackageTask
 
 
@@ -163,9 +164,10 @@ class _Labels:
     def slots(self, sequence_length: int) -> int:
         return 0
 
-    def figures(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss and accuracy per example."""
-        return _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
+    def figures(self, totals: dict[str, Any]) -> dict[str, float]:
+        """Loss and accuracy per example; where answers were counted too (`confusion`), F1 and Matthews' correlation."""
+        found = _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
+        return found | (of_confusion(np.asarray(totals["confusion"], np.float64)) if "confusion" in totals else {})
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
@@ -239,7 +241,7 @@ def _share(answers: np.ndarray, answer: int) -> float:
     return float(answers[answer : answer + 1].sum()) / max(float(answers.sum()), 1.0)
 
 
-def _loss(totals: dict[str, float]) -> dict[str, float]:
+def _loss(totals: dict[str, Any]) -> dict[str, float]:
     return {"loss": totals["loss"] / max(totals["examples"], 1.0)}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from dpx.clipping import ops
 from dpx.clipping.probes import session_of
@@ -56,3 +56,9 @@ def class_losses(logits_BK: Array, label_B: Array) -> tuple[Array, Array]:
     """Cross-entropy of the label and whether its logit was the first of the largest."""
     picked_B = jnp.take_along_axis(logits_BK, label_B[:, None], axis=1)[:, 0]
     return jax.nn.logsumexp(logits_BK, axis=-1) - picked_B, (jnp.argmax(logits_BK, axis=-1) == label_B).astype(logits_BK.dtype)
+
+
+def confusion(answered_B: Int[Array, " B"], label_B: Int[Array, " B"], is_padding_B: Array, classes: int) -> Float[Array, "K K"]:
+    """How often each true class (rows) was answered by each (columns), padding apart."""
+    weight_B = jnp.where(is_padding_B, 0.0, 1.0)
+    return jnp.zeros((classes, classes)).at[label_B, answered_B].add(weight_B)

@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.data.keyed import Split
 from dpx.data.length_buckets import by_width
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.experiment import Experiment
+from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
 from dpx.training import checkpoint
 
@@ -30,30 +32,40 @@ class HeldOut:
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
     baselines: dict[str, float]
-    figures: Callable[[dict[str, float]], dict[str, float]]
+    figures: Callable[[dict[str, Any]], dict[str, float]]
 
     def __call__(self, params: Any) -> dict[str, float]:
         """The task's figures of all held-out rows."""
-        totals: dict[str, float] = {}
+        totals: dict[str, Any] = {}
         for rows, is_padding_B in self.batches:
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
-                totals[name] = totals.get(name, 0.0) + float(value)
+                totals[name] = totals.get(name, 0.0) + (np.asarray(value, np.float64) if np.ndim(value) else float(value))
         return self.figures(totals)
 
 
-def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int, widths: Sequence[int]) -> HeldOut:
-    """Cuts the first `rows_wanted` held-out rows (all, where there are fewer) into batches of `batch_rows`, padded to one of `widths`."""
-    count = min(rows_wanted, store.manifest.rows["heldout"])
+def held_out(
+    objective: Any, store: Store, rows_wanted: int | None, batch_rows: int, widths: Sequence[int], split: Split = "heldout"
+) -> HeldOut:
+    """Cuts the first `rows_wanted` rows of a split (all, where there are fewer or `None` are wanted) into batches of `batch_rows`, padded
+    to one of `widths`."""
+    there = store.manifest.rows[split]
+    count = there if rows_wanted is None else min(rows_wanted, there)
     key = jnp.asarray(_MASK_KEY, jnp.uint32)
 
     def sums(params: Any, rows: dict[str, Any], is_padding_B: Any) -> dict[str, Any]:
-        losses_B, counts = objective.losses(params, objective.batch(key, rows))
+        batch = objective.batch(key, rows)
+        losses_B, counts = objective.losses(params, batch)
         total = lambda values_B: jnp.sum(jnp.where(is_padding_B, 0.0, values_B))  # noqa: E731
-        return {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
+        found = {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
+        if hasattr(objective, "logits"):
+            # The same logits again: the compiler computes them once.
+            logits_BK = objective.logits(params, batch)
+            found["confusion"] = confusion(jnp.argmax(logits_BK, axis=-1), batch["label"], is_padding_B, logits_BK.shape[-1])
+        return found
 
     batches, counted = [], np.zeros(1, np.int64)
     answers = jax.jit(lambda rows: objective.answers(objective.batch(key, rows)))
-    for rows, is_padding_B in _batches(store, count, batch_rows, widths):
+    for rows, is_padding_B in _batches(store, split, count, batch_rows, widths):
         answer_BM, is_asked_BM = jax.device_get(answers(rows))
         found = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
         found[: len(counted)] += counted
@@ -63,13 +75,15 @@ def held_out(objective: Any, store: Store, rows_wanted: int, batch_rows: int, wi
     return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.figures)
 
 
-def _batches(store: Store, count: int, batch_rows: int, widths: Sequence[int]) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """The first `count` held-out rows; the last batch of a width is filled up with its last row, as padding."""
-    longest_n = store.lengths("heldout", np.arange(count), 1)
+def _batches(
+    store: Store, split: Split, count: int, batch_rows: int, widths: Sequence[int]
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """The first `count` rows of a split; the last batch of a width is filled up with its last row, as padding."""
+    longest_n = store.lengths(split, np.arange(count), 1)
     for width, places in by_width(longest_n, widths):
         for start in range(0, len(places), batch_rows):
             numbers = np.arange(start, start + batch_rows)
-            yield store.rows("heldout", places[np.minimum(numbers, len(places) - 1)], width), numbers >= len(places)
+            yield store.rows(split, places[np.minimum(numbers, len(places) - 1)], width), numbers >= len(places)
 
 
 def of_released(experiment: Experiment, params: Path) -> dict[str, float]:

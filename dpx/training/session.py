@@ -6,7 +6,8 @@ norms and held-out figures are telemetry of private text and stay under `private
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from dpx import interruption
@@ -57,6 +58,7 @@ class Session:
     objective: Any
     released: Released
     planted: Planted | None = None
+    test_set: Callable[[], HeldOut] | None = None
     final: State | None = None
     verdict: dict[str, Any] | None = None
     stated: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -88,6 +90,7 @@ class Session:
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
             runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, beginning.resting)
             evaluate = held_out(ready.objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
+            has_test = "test" in store.manifest.splits
             yield cls(
                 folder=folder,
                 runtime=runtime,
@@ -102,6 +105,7 @@ class Session:
                 objective=ready.objective,
                 released=Released(folder.release / "telemetry.jsonl"),
                 planted=planted,
+                test_set=partial(held_out, ready.objective, store, None, BATCH_ROWS, experiment.widths, "test") if has_test else None,
             )
 
     def train(self) -> dict[str, Any]:
@@ -139,7 +143,7 @@ class Session:
             "metric": metric,
             "heldout": figures,
             "baselines": self.evaluate.baselines | {"untrained": untrained[metric]},
-        }
+        } | self._tested(state)
         self.writer.hparams(_hparams(experiment, self.runtime.calibrated) | _claimed(self.stated), [f"heldout/{name}" for name in figures])
         write_json(self.folder.private / "results.json", results)
         return results
@@ -155,6 +159,10 @@ class Session:
     def _evaluated(self, state: State) -> dict[str, float]:
         """Held-out figures of the model's own parameters."""
         return self.evaluate(without(self._merged(state), CANARIES))
+
+    def _tested(self, state: State) -> dict[str, Any]:
+        """Figures of the test set, where it is a split of its own: read here alone, after the last step."""
+        return {} if self.test_set is None else {"test": self.test_set()(without(self._merged(state), CANARIES))}
 
     def _merged(self, state: State) -> Any:
         """What is trained and what rests, as the model takes them."""

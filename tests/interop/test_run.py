@@ -30,6 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draws = np.random.RandomState(1)
     rows = [f"{' '.join(draws.choice(WORDS, 6))},{number % 2}" for number in range(80)]
     (root / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    (root / "test.csv").write_text("\n".join(["text,label", *rows[:10]]) + "\n")
     return root
 
 
@@ -50,7 +51,7 @@ def train(place: Path, name: str, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(place: Path) -> Path:
-    return train(place, "head", "train=last_layer", "init.provenance=public")
+    return train(place, "head", "train=last_layer", "init.provenance=public", f"data.source.test_paths={place}/test.csv")
 
 
 def test_what_rests_is_the_checkpoint_and_the_statement_says_what_was_loaded(place: Path, trained: Path):
@@ -67,6 +68,15 @@ def test_what_rests_is_the_checkpoint_and_the_statement_says_what_was_loaded(pla
     for path, values in held.items():
         is_head = path.startswith("pooler")
         assert (values.tobytes() == np.asarray(leaves[path]).tobytes()) is not is_head, path
+
+
+def test_the_test_set_is_read_at_the_end_and_apart_from_the_dev_rows(trained: Path):
+    results = json.loads((trained / "private" / "results.json").read_text())
+    assert results["test"].keys() == results["heldout"].keys() == {"loss", "accuracy", "macro_f1", "micro_f1", "matthews"}
+    assert results["test"]["accuracy"] * 10 == pytest.approx(round(results["test"]["accuracy"] * 10))
+    assert not any("test" in name for line in (trained / "private" / "metrics.jsonl").read_text().splitlines() for name in json.loads(line))
+    stated = (trained / "release" / "privacy.json").read_text()
+    assert "data.source.select=dev" in stated and "accuracy" not in stated
 
 
 def test_its_config_says_the_shape_without_the_file(trained: Path):

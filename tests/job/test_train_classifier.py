@@ -42,7 +42,8 @@ def _read(folder, *place):
 def test_a_run_is_measured_by_its_labels_against_always_the_same_class(trained):
     experiment, folder = trained
     results, store = _read(folder, "private", "results.json"), prepare(experiment.data, experiment.privacy)
-    assert results["metric"] == "accuracy" and results["heldout"].keys() == {"loss", "accuracy"}
+    assert results["metric"] == "accuracy" and results["heldout"].keys() == {"loss", "accuracy", "macro_f1", "micro_f1", "matthews"}
+    assert results["heldout"]["micro_f1"] == pytest.approx(results["heldout"]["accuracy"])
     labels = store.rows("heldout", np.arange(min(64, store.manifest.rows["heldout"])))["label"]
     assert results["baselines"].keys() == {"most_frequent_class", "untrained"}
     assert results["baselines"]["most_frequent_class"] == np.bincount(labels).max() / len(labels)
