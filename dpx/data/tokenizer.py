@@ -99,7 +99,7 @@ def _loaded(file: Path, *about: Path) -> TextTokenizer:
     by_id = {number: piece for piece, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     pieces = [by_id.get(number, "") for number in range(max(by_id) + 1)]
     special = _special(file, tokenizer, facts)
-    return TextTokenizer(tokenizer, pieces, special, _separators(tokenizer), tokenizer.to_str())
+    return TextTokenizer(tokenizer, pieces, special, separators_of(tokenizer), tokenizer.to_str())
 
 
 def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
@@ -124,7 +124,7 @@ def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> Spec
     return SpecialIds(**found)
 
 
-def _separators(tokenizer: Tokenizer) -> int:
+def separators_of(tokenizer: Tokenizer) -> int:
     """Marks that its own template puts between two texts."""
     texts = tokenizer.encode("a", "a", add_special_tokens=True).sequence_ids
     return max(1, len(texts[texts.index(0) : texts.index(1)]) - texts.count(0)) if {0, 1} <= set(texts) else 1

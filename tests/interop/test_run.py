@@ -8,45 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.config import recipes
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import Refused
 from dpx.init.weights import by_path
 from dpx.job.plan import plan
 from dpx.training.checkpoint import released
 
-from ..training.sharing import run_job
-from .cases import Case
-
-WORDS = [f"{first}{second}" for first in "bdfgklm" for second in "aeiou"]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with its tokenizer, and a table that it has never seen."""
-    root = tmp_path_factory.mktemp("hf")
-    folder = Case.read("bert_body_a").write(root / "model")
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
-    draws = np.random.RandomState(1)
-    rows = [f"{' '.join(draws.choice(WORDS, 6))},{number % 2}" for number in range(80)]
-    (root / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    (root / "test.csv").write_text("\n".join(["text,label", *rows[:10]]) + "\n")
-    return root
-
-
-def composed(place: Path, *overrides: str):
-    given = ["init=hf", f"init.path={place}/model", "model=hf", "data=table", f"data.source.paths={place}/rows.csv", "task=classification"]
-    given += ["data.source.labels=[0,1]", "data.vocabulary.size=64", "data.public_fraction=0", "data.heldout_fraction=0.2"]
-    given += ["data.sequence_length=12", f"data.directory={place}/data", "steps=2", "microbatch=8", "batch_schedule.size=8"]
-    given += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-3", "schedule.evaluation_rows=16"]
-    return recipes.compose([*given, *overrides])
-
-
-def train(place: Path, name: str, *overrides: str) -> Path:
-    cfg = composed(place, *overrides)
-    experiment, job = config.build(cfg)
-    run_job((experiment, job, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg)))), place / "outputs" / name, None, None)
-    return place / "outputs" / name
+from .conftest import WORDS, composed, train
 
 
 @pytest.fixture(scope="module")

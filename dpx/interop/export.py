@@ -1,0 +1,97 @@
+"""A run's released weights as a folder that `transformers` loads: safetensors, `config.json`, tokenizer, statement and model card."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from dpx.claim import agreement
+from dpx.data import tokenizer as text_tokenizer
+from dpx.data.prepare import prepare
+from dpx.data.store import VOCABULARY, Store
+from dpx.declaration import Refused, require
+from dpx.durable import put_in_place
+from dpx.experiment import Experiment
+from dpx.init.weights import PARAMS, Leaves, by_path, checksums, facts_beside
+from dpx.interop import tensors
+from dpx.interop.card import card
+from dpx.interop.folder import CONFIG, WEIGHTS
+from dpx.interop.written import Written, written
+from dpx.models.lora import merge_adapters
+from dpx.training.checkpoint import on_host
+
+_MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "sep_token": "sep_id", "mask_token": "mask_id"}
+
+
+def export(experiment: Experiment, folder: Path, to: Path) -> Written:
+    """Writes `to`, whole or not at all. Raises `Refused` where it is there, where the run's parts do not agree, and for a model that
+    transformers has no class for."""
+    require(not to.exists(), to, "is already there", "Delete it, or name another folder with job.to")
+    agreement.check(folder)
+    release = folder / "release"
+    leaves = _released(release / PARAMS)
+    store = prepare(experiment.data, experiment.privacy)
+    model, task = experiment.model, experiment.task
+    rows = model.vocabulary_size or store.manifest.vocabulary_size
+    found = written(model, task, leaves, rows, experiment.data.labels, store.manifest)
+    statement = json.loads((release / "privacy.json").read_text())
+    unfinished = to.with_name(f".{to.name}.{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    try:
+        tensors.write(unfinished / WEIGHTS, found.tensors)
+        # What a later init=hf is refused by: these weights cost what was spent on them.
+        config = found.config | {"dpx": folder.name}
+        (unfinished / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        _write_tokenizer(unfinished, store, found.family, model.positions)
+        shutil.copyfile(release / "privacy.json", unfinished / "privacy.json")
+        shutil.copyfile(release / "config.yaml", unfinished / "dpx_config.yaml")
+        command = f"python -m dpx job=export run=outputs/{folder.name}"
+        told = card(statement, name=experiment.name, architecture=found.architecture, trained=experiment.train.kind, command=command)
+        (unfinished / "README.md").write_text(told)
+        put_in_place(unfinished, to)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return found
+
+
+def _released(params: Path) -> Leaves:
+    """The released parameters, adapters merged into what they adapt."""
+    require(params.is_dir(), f"run={params.parent.parent}", "holds no released parameters", "Let it train to its end, or name another run")
+    tree: Any = on_host(params)
+    known = facts_beside(params).get("weights")
+    if known is None or known != checksums(by_path(tree)):
+        raise Refused(params, "holds other weights than the run's ledger was closed with", "Restore the folder")
+    if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
+        tree = jax.tree.map(np.asarray, merge_adapters(tree))
+    return by_path(tree)
+
+
+def _write_tokenizer(to: Path, store: Store, family: str, positions: int) -> None:
+    """`tokenizer.json` with the marks that rows were given, and what says how it is used."""
+    path = store.folder / text_tokenizer.DEFINITION
+    pieces = store.pieces()
+    if path.is_file():
+        own = Tokenizer.from_file(str(path))
+    else:
+        own = text_tokenizer.of_path(store.folder / VOCABULARY, len(pieces)).tokenizer
+        own.add_special_tokens([pieces[getattr(store.manifest, role)] for role in _MARKS.values()])
+    marks = {name: pieces[getattr(store.manifest, role)] for name, role in _MARKS.items()}
+    first, last = (marks["cls_token"], store.manifest.cls_id), (marks["sep_token"], store.manifest.sep_id)
+    between = " ".join([f"{last[0]}:0"] * text_tokenizer.separators_of(own))
+    # RoBERTa and GPT-2 have one segment; BERT's second text is of segment 1.
+    second = 1 if family == "bert" else 0
+    own.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        single=f"{first[0]}:0 $A:0 {last[0]}:0",
+        pair=f"{first[0]}:0 $A:0 {between} $B:{second} {last[0]}:{second}",
+        special_tokens=sorted({first, last}),
+    )
+    own.save(str(to / text_tokenizer.DEFINITION))
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if family == "bert" else ["input_ids", "attention_mask"]
+    settings = marks | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "model_input_names": inputs}
+    (to / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -1,0 +1,98 @@
+"""A model here as a checkpoint that `transformers` reads: its class, its `config.json`, its tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpx.declaration import Refused, require
+from dpx.init.weights import Leaves
+from dpx.interop.layouts import LAYOUTS
+from dpx.models.shape import AnyModel, Bert, Decoder
+from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
+
+_WORDS: dict[type, str] = {MaskedLanguageModel: "ForMaskedLM", Classification: "ForSequenceClassification"}
+# The model's class without a head's ending, and endings by task.
+_CLASSES: dict[str, tuple[str, Mapping[type, str]]] = {
+    "bert": ("Bert", {**_WORDS, MultipleChoice: "ForMultipleChoice"}),
+    "roberta": ("Roberta", _WORDS),
+    "distilbert": ("DistilBert", _WORDS),
+    "gpt2": ("GPT2", {CausalLanguageModel: "LMHeadModel", Classification: "ForSequenceClassification"}),
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """`architecture` names the class that computes what the model here does."""
+
+    family: str
+    architecture: str
+    config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+
+
+def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, labels: Sequence[str], special: Any) -> Written:
+    """Raises `Refused` for a model or a head that no class of transformers has; `special` has the ids of the marks."""
+    family = family_of(model, task)
+    layout = LAYOUTS[family]
+    parts = layout.parts(layout.prefix)
+    unknown = sorted(path for path in leaves if path not in parts)
+    require(not unknown, f"model={model.name}", f"{', '.join(unknown[:1])} has no place in {family}", "Export a model of BERT's family")
+    tensors = {name: values for path, leaf in leaves.items() for name, values in parts[path].theirs(np.asarray(leaf)).items()}
+    architecture = _architecture(model, task, family)
+    assert isinstance(model, Bert | Decoder)
+    config = {"architectures": [architecture], "model_type": family, "torch_dtype": "float32"}
+    config |= _sizes(model, family) | {"vocab_size": vocabulary_size, "pad_token_id": special.pad_id}
+    config |= {"tie_word_embeddings": model.tied, "initializer_range": model.initialiser_range}
+    if isinstance(task, Classification):
+        names = list(labels) if labels else [str(number) for number in range(task.classes)]
+        config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    return Written(family, architecture, config, tensors)
+
+
+def family_of(model: AnyModel, task: Task) -> str:
+    """Of which family a model is, by what it computes."""
+    if isinstance(model, Decoder):
+        return "gpt2"
+    if not isinstance(model, Bert):
+        raise Refused(f"model={model.name}", "is of no family that transformers has", "Export a model of dpx")
+    has_classifier = isinstance(task, Classification | MultipleChoice)
+    fix = "Train with model.pool=cls and the classifier of the model's own family"
+    require(not has_classifier or model.pool == "cls", f"model.pool={model.pool}", "no classifier of transformers reads a mean", fix)
+    if model.position_offset:
+        family, own = "roberta", "dense"
+    elif model.segments:
+        family, own = "bert", "pooler"
+    else:
+        family, own = "distilbert", "relu"
+    reason = f"is not the classifier of {family}"
+    require(not has_classifier or model.classifier == own, f"model.classifier={model.classifier}", reason, fix)
+    return family
+
+
+def _architecture(model: AnyModel, task: Task, family: str) -> str:
+    name, heads = _CLASSES[family]
+    if isinstance(task, MaskedLanguageModel) and task.next_sentence:
+        return "BertForPreTraining"
+    head = heads.get(type(task))
+    if head is None:
+        raise Refused(f"task={task.name} with model={model.name}", f"{name} has no class for it in transformers", "Export another task")
+    return name + head
+
+
+def _sizes(model: Bert | Decoder, family: str) -> dict[str, Any]:
+    if isinstance(model, Decoder):
+        activation = {"tanh": "gelu_new", "exact": "gelu"}[model.gelu]
+        sizes = {"n_layer": model.layers, "n_embd": model.width, "n_head": model.heads, "n_inner": model.feed_forward}
+        sizes |= {"n_positions": model.positions, "activation_function": activation, "layer_norm_epsilon": model.layer_norm_eps}
+        return sizes | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
+    if family == "distilbert":
+        require(model.layer_norm_eps == 1e-12, f"model.layer_norm_eps={model.layer_norm_eps}", "DistilBERT has 1e-12 alone", "Keep it")
+        sizes = {"n_layers": model.layers, "dim": model.width, "n_heads": model.heads, "hidden_dim": model.feed_forward}
+        sizes |= {"max_position_embeddings": model.positions, "activation": "gelu", "sinusoidal_pos_embds": False}
+        return sizes | dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), model.dropout)
+    sizes = {"num_hidden_layers": model.layers, "hidden_size": model.width, "num_attention_heads": model.heads}
+    sizes |= {"intermediate_size": model.feed_forward, "max_position_embeddings": model.positions + model.position_offset}
+    sizes |= {"type_vocab_size": model.segments, "layer_norm_eps": model.layer_norm_eps, "hidden_act": "gelu"}
+    return sizes | dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), model.dropout)

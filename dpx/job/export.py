@@ -1,0 +1,26 @@
+"""`job=export`: a finished run's released weights in the layout of another library, with a model card."""
+
+from pathlib import Path
+from typing import Literal
+
+from dpx.console import wide
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder
+
+
+@declaration
+class Export:
+    """Exports the run that `run=` names to the folder `to` (`release/hf` of the run, where none is named); adapters are merged."""
+
+    format: Literal["hf"] = "hf"
+    to: str | None = None
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        began = (folder.release / "config.yaml").is_file()
+        require(began, "run", "no run is named that could be exported", "Add run=<folder>")
+        from dpx.interop.export import export
+
+        to = Path(self.to).expanduser() if self.to else folder.release / "hf"
+        found = export(experiment, folder.path, to)
+        wide().print(f"{to}: a {found.architecture} of {len(found.tensors)} tensors, with its tokenizer and a model card", highlight=False)

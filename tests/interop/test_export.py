@@ -1,0 +1,158 @@
+"""Exported weights: bit for bit those of the run, in the layout of transformers, with a statement and without a figure of private text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+
+from dpx import config
+from dpx.data.prepare import prepare
+from dpx.declaration import Refused
+from dpx.init.weights import nested
+from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.written import family_of, written
+from dpx.models.shape import Bert
+from dpx.run_folder import RunFolder
+from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
+from dpx.task.objective import objective
+from dpx.training.checkpoint import released
+
+from . import cases
+from .cases import CLASSES, VOCABULARY, Case
+from .conftest import train
+
+
+def export(run: Path, *overrides: str) -> Path:
+    cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": {"_target_": "dpx.job.export.Export"}})
+    experiment, job = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides))))  # type: ignore[arg-type]
+    job(experiment, RunFolder(run))
+    return run / "release" / "hf"
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    """Adapters and a new head on a checkpoint."""
+    return train(place, "adapted", "train=lora", "train.head=true", "train.rank=2", "init.provenance=public")
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    return export(run)
+
+
+def test_a_folder_holds_all_that_transformers_reads(exported: Path, run: Path):
+    names = {path.name for path in exported.iterdir()}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "privacy.json",
+        "dpx_config.yaml",
+        "README.md",
+    }
+    declared = json.loads((exported / "config.json").read_text())
+    assert declared["architectures"] == ["BertForSequenceClassification"] and declared["label2id"] == {"0": 0, "1": 1}
+    assert (exported / "privacy.json").read_bytes() == (run / "release" / "privacy.json").read_bytes()
+
+
+def test_its_card_is_the_statement_and_no_figure(exported: Path, run: Path):
+    card, results = (exported / "README.md").read_text(), json.loads((run / "private" / "results.json").read_text())
+    stated = json.loads((run / "release" / "privacy.json").read_text())
+    assert f"guarantee: **{stated['guarantee']}**" in card and f"{stated['epsilon']['rdp']:.4g}" in card and "train=lora" in card
+    assert all(line in card for line in (*stated["not_covered"], *stated["assumptions"]))
+    assert not any(word in card for word in ("accuracy", "f1", "matthews", str(results["heldout"]["loss"])[:6]))
+
+
+def test_logits_are_the_runs_with_adapters_merged(exported: Path, run: Path):
+    experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
+    store = prepare(experiment.data, experiment.privacy)
+    of = objective(experiment.model, experiment.task, VOCABULARY, store.manifest)
+    checkpoint = Checkpoint(str(exported))
+    assert checkpoint.model == Bert(**{**vars(experiment.model), "name": checkpoint.model.name})  # type: ignore[arg-type]
+    taken = checkpoint.taken(of.task.parameter_shapes(experiment.model, VOCABULARY))
+    assert not taken.made_new and not taken.left_out
+    batch = of.batch(jnp.zeros(2, jnp.uint32), store.rows("protected", np.arange(8)))
+    params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(taken)))
+    own = of.logits(released(run / "release" / "params"), batch)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(of.logits(params, batch), own, atol=1e-5)  # type: ignore[attr-defined]
+
+
+def test_the_exported_tokenizer_marks_text_as_rows_were_marked(exported: Path, run: Path):
+    experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
+    store = prepare(experiment.data, experiment.privacy)
+    rows, own, pieces = store.rows("protected", np.arange(5)), Tokenizer.from_file(str(exported / "tokenizer.json")), store.pieces()
+    for tokens, length in zip(rows["tokens"], rows["length"], strict=True):
+        text = " ".join(pieces[token] for token in tokens[1 : length - 1])
+        assert own.encode(text).ids == tokens[:length].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in cases.names() if "_body_" not in name])
+def test_every_family_goes_out_as_it_came_in(name: str, tmp_path: Path):
+    case = Case.read(name)
+    checkpoint = Checkpoint(str(case.write(tmp_path)))
+    model = checkpoint.model
+    is_classifier, is_encoder = "_classes_" in name, isinstance(model, Bert)
+    lm = MaskedLanguageModel(next_sentence=name.startswith("bert")) if is_encoder else CausalLanguageModel()
+    task = Classification(classes=CLASSES) if is_classifier else lm
+    leaves = checkpoint.leaves(checkpoint.taken(task.parameter_shapes(model, VOCABULARY)))
+    special = type("Special", (), {"pad_id": case.config.get("pad_token_id") or 0})
+    found = written(model, task, leaves, VOCABULARY, [], special)
+    assert found.family == case.config["model_type"] and found.architecture == case.config["architectures"][0]
+    assert found.tensors.keys() <= case.tensors.keys()
+    for tensor, values in found.tensors.items():
+        assert values.tobytes() == cases.values(tensor, case.tensors[tensor]).tobytes(), tensor
+    written_to = tmp_path / "again"
+    written_to.mkdir()
+    shutil.copyfile(tmp_path / "model.safetensors", written_to / "model.safetensors")
+    (written_to / "config.json").write_text(json.dumps(found.config))
+    assert Checkpoint(str(written_to)).model == model
+
+
+def test_what_has_no_class_is_refused(exported: Path, run: Path):
+    for changes in ({"pool": "mean"}, {"classifier": "linear"}):
+        model = Bert(name="m", layers=1, width=8, heads=1, feed_forward=8, **changes)  # type: ignore[arg-type]
+        with pytest.raises(Refused, match="Train with model.pool=cls and the classifier of the model's own family"):
+            family_of(model, Classification(classes=2))
+    with pytest.raises(Refused, match="is already there. Delete it, or name another folder with job.to"):
+        export(run)
+
+
+def test_exported_weights_are_no_free_start(exported: Path, place: Path):
+    with pytest.raises(Refused, match="holds weights that a run of dpx trained and exported. Use init=run init.run=adapted"):
+        train(place, "laundered", f"init.path={exported}", "init.provenance=public")
+
+
+def test_a_changed_ledger_or_other_weights_are_not_exported(run: Path, tmp_path: Path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    shutil.rmtree(copy / "release" / "hf", ignore_errors=True)
+    ledger = (copy / "private" / "ledger").read_text().splitlines(keepends=True)
+    (copy / "private" / "ledger").write_text("".join(ledger[:-1]))
+    with pytest.raises(Refused):
+        export(copy)
+    assert not (copy / "release" / "hf").exists()
+
+
+@pytest.mark.slow
+def test_transformers_computes_the_same_logits(exported: Path, run: Path):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
+    store = prepare(experiment.data, experiment.privacy)
+    of = objective(experiment.model, experiment.task, VOCABULARY, store.manifest)
+    rows = store.rows("protected", np.arange(8))
+    own = of.logits(released(run / "release" / "params"), of.batch(jnp.zeros(2, jnp.uint32), rows))  # type: ignore[attr-defined]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(str(exported)).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(exported))
+    pieces = store.pieces()
+    texts = [
+        " ".join(pieces[token] for token in tokens[1 : length - 1]) for tokens, length in zip(rows["tokens"], rows["length"], strict=True)
+    ]
+    with torch.no_grad():
+        theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.numpy()
+    np.testing.assert_allclose(own, theirs, atol=1e-5)
