@@ -200,6 +200,13 @@ class Data:
         return self.source.classes if isinstance(self.source, Table) else getattr(self.source, "labels", ())
 
     @property
+    def known_as(self) -> Sequence[str]:
+        """Names under which the data is known to others."""
+        if isinstance(self.source, Hub):
+            return [str(corpus["name"]).split("/")[-1] for corpus in self.source.corpora]
+        return self.source.known_as if isinstance(self.source, Table) else ()
+
+    @property
     def learns_labels(self) -> bool:
         """Whether the list of labels is learnt from the protected rows."""
         return isinstance(self.source, Table) and self.source.labels is None

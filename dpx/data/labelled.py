@@ -25,7 +25,8 @@ class Table:
     papers do it, and nothing of the training files is.
 
     Rows of one `unit_field` (a document, an author) are one unit; without it each row is. `unit_note` says what a row is, where a reader
-    of the statement could take it for more.
+    of the statement could take it for more. `known_as` are names under which these rows are known, to be found among what a checkpoint
+    was trained on.
     """
 
     paths: str | Sequence[str]
@@ -39,6 +40,7 @@ class Table:
     label_field: str = "label"
     unit_field: str | None = None
     unit_note: str | None = None
+    known_as: Sequence[str] = ()
     allow_unseen_labels: bool = False
     kind: Literal["table"] = "table"
 

@@ -212,7 +212,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     """Everything that rows depend on; files count by their content, wherever they lie."""
     declared = {name: value for name, value in asdict(data).items() if name not in {"name", "directory", "declared_size"}}
     # What a table's rows are said to be changes none of them; whether there is a test set is in the fingerprint of its files.
-    for name in ("paths", "test_paths", "unit_note"):
+    for name in ("paths", "test_paths", "unit_note", "known_as"):
         declared["source"].pop(name, None)
     declared["vocabulary"].pop("path")
     vocabulary = Path(data.vocabulary.path).expanduser() if data.vocabulary.path else None

@@ -3,6 +3,7 @@
 Parameters that were trained before carry what they were trained on, so a run answers for what it starts from (`dpx.privacy.origins`).
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
@@ -49,10 +50,12 @@ class FromFile:
 class FromCheckpoint:
     """Weights of the checkpoint in the folder `path`, or of the hub id of that name: `config.json` and safetensors (`dpx.interop`).
 
-    A head that the checkpoint does not have is drawn at random. `provenance="public"` is the user's word, as for a file.
+    A head that the checkpoint does not have is drawn at random. `provenance="public"` is the user's word, as for a file. `trained_on`
+    names data that it was trained on, beside what its model card lists; where this run's data may be among it, there is no guarantee.
     """
 
     path: str
+    trained_on: Sequence[str] = ()
     provenance: Literal["public"] | None = None
     kind: Literal["hf"] = "hf"
     is_random: ClassVar[bool] = False

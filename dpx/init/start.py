@@ -15,6 +15,7 @@ from dpx.init import weights
 from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, open_parent
 from dpx.interop.checkpoint import Checkpoint, Taken
+from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy.declarations import Privacy
@@ -109,7 +110,9 @@ def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs:
 def related(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Origin:
     """`origin` as it stands to the data of the run that starts from it; `private` holds manifests of the origin's data, if any."""
     if origin.kind == "file":
-        return origin
+        may_hold = among(receiver.data.known_as, origin.claim.get("trained_on", ()))
+        reason = f"{origin.name} was trained on {', '.join(may_hold)}, which may hold this run's data"
+        return dataclasses.replace(origin, against=list(dict.fromkeys([*origin.against, reason]))) if may_hold else origin
     origin = dataclasses.replace(origin, relation=_relation(origin, receiver, store, private), against=())
     mismatch = unit_mismatch(origin, receiver.data, receiver.privacy)
     learnt = _learnt_from_protected(origin, store, private)
@@ -147,7 +150,9 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
     name = str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name)
-    return Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=taken.as_facts())
+    told = taken.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
+    origin = Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=told)
+    return related(origin, receiver, store, None)
 
 
 def _require_trained(taken: Taken, train: Trained) -> None:

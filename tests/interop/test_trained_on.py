@@ -1,0 +1,63 @@
+"""Data that a checkpoint has seen is found by the names its card and its user give, and takes the guarantee away."""
+
+from pathlib import Path
+
+import pytest
+
+from dpx import config
+from dpx.interop.trained_on import among, named_by_card
+from dpx.job.plan import plan
+
+from .conftest import composed
+
+CARD = """---
+language: en
+datasets:
+- wikipedia
+- embedding-data/QQP
+---
+# A model
+## Evaluation
+Scored on [SST-2](https://a) and | CoLA | 1 |
+## Training data
+We train on [Books](https://b).
+| Dataset | Rows |
+|---|---|
+| AllNLI ([SNLI](https://c) and [MultiNLI](https://d)) | 5 |
+| Poems, handwritten | 2 |
+## Intended use
+[MRPC](https://e)
+"""
+
+
+def test_a_card_names_what_it_was_trained_on_and_not_what_it_was_measured_by(tmp_path: Path):
+    (tmp_path / "README.md").write_text(CARD)
+    named = named_by_card(tmp_path)
+    assert named == ["wikipedia", "embedding-data/QQP", "Books", "Dataset", "SNLI", "MultiNLI", "Poems, handwritten"]
+    assert named_by_card(tmp_path / "elsewhere") == []
+    (tmp_path / "README.md").write_text("---\n: [\n---\nno heading")
+    assert named_by_card(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("known_as", "found"),
+    [
+        (["qqp"], ["embedding-data/QQP"]),
+        (["sst2"], ["SST-2", "the sst 2 set"]),
+        (["squad"], ["SQuAD2.0"]),
+        (["nli"], []),
+        (["Stanford Sentiment Treebank"], []),
+        ([], []),
+    ],
+)
+def test_a_name_is_found_as_words(known_as: list[str], found: list[str]):
+    assert among(known_as, ["embedding-data/QQP", "SST-2", "the sst 2 set", "sst25k", "MultiNLI", "SQuAD2.0", "stanford parser"]) == found
+
+
+def test_data_that_may_have_been_seen_has_no_guarantee(place: Path):
+    given = ["train=last_layer", "init.provenance=public", "data.source.known_as=[poems]"]
+    apart = plan(config.build(composed(place, *given, "init.trained_on=[wikipedia]"))[0])
+    seen = plan(config.build(composed(place, *given, "init.trained_on=[Poems of Tiny]"))[0])
+    assert apart["guarantee"] == "dp" and not apart["reasons"]
+    assert seen["guarantee"] == "none" and any("Poems of Tiny, which may hold this run's data" in reason for reason in seen["reasons"])
+    assert seen["init"]["origins"][0]["claim"]["trained_on"] == ["Poems of Tiny"]
