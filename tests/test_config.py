@@ -39,6 +39,7 @@ GIVEN = {
     "data=glue_mnli": ["task=classification", "task.classes=3"],
     "data=glue": ["task=classification"],
     "data=overruling": ["task=classification"],
+    "job=predict": ["job.input=rows.csv", "job.output=predictions"],
     "model=decoder": ["task=causal_lm"],
 }
 

@@ -37,6 +37,13 @@ def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
     return str(value)
 
 
+def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
+    value = value_of(where, record, field)
+    require(isinstance(value, str) and bool(value.strip()), where, f"has an empty text under {field!r}", "Give it text, or remove the row")
+    require(len(value) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
+    return value
+
+
 def records(file: Path) -> Iterator[Record]:
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
     is_empty = True

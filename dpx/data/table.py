@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpx.data.documents import Example
-from dpx.data.files import LONGEST_LINE, named, reading
+from dpx.data.files import named, reading
 from dpx.data.labelled import Table
-from dpx.data.records import SUFFIXES, label_of, records, value_of
+from dpx.data.records import SUFFIXES, label_of, records, text_of, value_of
 from dpx.declaration import Refused, require
 
 
@@ -61,21 +61,14 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
     if label not in place:
         known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
         raise Refused(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
-    text = _text(where, record, declared.text_field)
+    text = text_of(where, record, declared.text_field)
     pairs: tuple[tuple[str, ...], ...]
     if declared.choices_field is not None:
         pairs = tuple((text, choice) for choice in _choices(where, record, declared.choices_field, declared.choices))
     else:
-        pairs = ((text,) if declared.pair_field is None else (text, _text(where, record, declared.pair_field)),)
+        pairs = ((text,) if declared.pair_field is None else (text, text_of(where, record, declared.pair_field)),)
     unit_id = None if declared.unit_field is None else _name(where, record, declared.unit_field)
     return Example(texts=pairs, label=place[label], unit_id=unit_id, is_test=is_test)
-
-
-def _text(where: str, record: Mapping[str, Any], field: str) -> str:
-    value = value_of(where, record, field)
-    require(isinstance(value, str) and bool(value.strip()), where, f"has an empty text under {field!r}", "Give it text, or remove the row")
-    require(len(value) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
-    return value
 
 
 def _choices(where: str, record: Mapping[str, Any], field: str, count: int | None) -> list[str]:

@@ -1,0 +1,69 @@
+"""`job=predict`: labels and scores of the rows of a file, by a run's classifier or an exported one."""
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from dpx.console import wide
+from dpx.data.labelled import Table
+from dpx.data.records import SUFFIXES, records, text_of
+from dpx.declaration import declaration, require
+from dpx.experiment import Experiment
+from dpx.run_folder import RunFolder
+
+
+@declaration
+class Predict:
+    """Reads `input` (a file as of data=table; no label is read) and writes `output`.jsonl and `output`.csv, a line a row, in its order.
+
+    The classifier is that of the run that `run=` names, or of the folder `checkpoint`. Columns are those the run was trained on, where
+    none are named.
+    """
+
+    input: str
+    output: str
+    checkpoint: str | None = None
+    text_field: str | None = None
+    pair_field: str | None = None
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        source, read = experiment.data.source, Path(self.input).expanduser()
+        require(read.is_file() and read.name.endswith(SUFFIXES), read, "no file that is read", f"Name one of {', '.join(SUFFIXES)}")
+        fields = [self.text_field or "text", self.pair_field]
+        if self.checkpoint is None and isinstance(source, Table):
+            fields = [self.text_field or source.text_field, self.pair_field or source.pair_field]
+        texts = (tuple(text_of(where, row, field) for field in fields if field) for where, row in records(read))
+        from dpx.training.prediction import of_checkpoint, of_run
+
+        if self.checkpoint is not None:
+            classifier = of_checkpoint(self.checkpoint)
+        else:
+            from dpx.claim import agreement
+
+            began = (folder.release / "params").is_dir()
+            require(began, "run", "no finished run is named", "Add run=<folder>, or job.checkpoint=<exported folder>")
+            agreement.check(folder.path)
+            classifier = of_run(experiment, folder.release / "params")
+        output = Path(self.output).expanduser()
+        output.parent.mkdir(parents=True, exist_ok=True)
+        count = _write(output, list(classifier.labels), classifier.scores(texts))
+        wide().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
+
+
+def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
+    """How many rows were written to both files."""
+    count = 0
+    with ExitStack() as opened:
+        lines = opened.enter_context(Path(f"{output}.jsonl").open("w", encoding="utf-8"))
+        csv_file = opened.enter_context(Path(f"{output}.csv").open("w", newline="", encoding="utf-8"))
+        writer = csv.writer(csv_file)
+        writer.writerow(["row", "label", *(f"score_{label}" for label in labels)])
+        for count, scores_K in enumerate(scores, start=1):
+            rounded, label = [round(float(score), 6) for score in scores_K], labels[int(scores_K.argmax())]
+            lines.write(json.dumps({"row": count, "label": label, "scores": dict(zip(labels, rounded, strict=True))}) + "\n")
+            writer.writerow([count, label, *rounded])
+    return count

@@ -1,0 +1,56 @@
+"""Labels and scores of a file's rows are the same from a run and from its exported folder, and are those of its logits."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config
+from dpx.declaration import Refused
+from dpx.run_folder import RunFolder
+
+from .conftest import train
+
+
+def predict(run: Path, given: Path, output: Path, **options: str):
+    node = {"_target_": "dpx.job.predict.Predict", "input": str(given), "output": str(output), **options}
+    cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": node})
+    experiment, job = config.build(cfg)  # type: ignore[arg-type]
+    job(experiment, RunFolder(run))
+    with Path(f"{output}.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    lines = [json.loads(line) for line in Path(f"{output}.jsonl").read_text().splitlines()]
+    assert [(str(line["row"]), line["label"]) for line in lines] == [(row["row"], row["label"]) for row in rows]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    return train(place, "classifier", "train=last_layer", "init.provenance=public")
+
+
+def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Path):
+    cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": {"_target_": "dpx.job.export.Export"}})
+    experiment, job = config.build(cfg)  # type: ignore[arg-type]
+    job(experiment, RunFolder(run))
+    own = predict(run, place / "rows.csv", tmp_path / "own")
+    assert len(own) == 80 and {line["label"] for line in own} <= {"0", "1"}
+    for line in own:
+        assert sum(line["scores"].values()) == pytest.approx(1, abs=1e-5)
+        assert line["label"] == max(line["scores"], key=line["scores"].__getitem__)
+    exported = predict(run, place / "rows.csv", tmp_path / "exported", checkpoint=str(run / "release" / "hf"))
+    scores = [np.array([list(line["scores"].values()) for line in lines]) for lines in (own, exported)]
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+
+
+def test_what_cannot_be_predicted_is_said_in_a_line(run: Path, place: Path, tmp_path: Path):
+    (tmp_path / "a.csv").write_text("words,label\na,1\n")
+    with pytest.raises(Refused, match=r"a.csv:2: has no column 'text', only words, label"):
+        predict(run, tmp_path / "a.csv", tmp_path / "out")
+    with pytest.raises(Refused, match="no file that is read"):
+        predict(run, tmp_path / "none.csv", tmp_path / "out")
+    with pytest.raises(Refused, match="names no labels in its config.json|has no classifier/bias"):
+        predict(run, place / "rows.csv", tmp_path / "out", checkpoint=str(place / "model"))
