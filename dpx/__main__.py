@@ -18,7 +18,7 @@ try:
     from dpx import config, interruption, packages
     from dpx.config import search_path
     from dpx.config.command_line import as_refused
-    from dpx.console import closed_pipe, wide
+    from dpx.console import closed_pipe, wide_console
     from dpx.launch import resolvers, sweep
     from dpx.launch.launcher import Launcher
 except ModuleNotFoundError as missing:
@@ -65,7 +65,7 @@ def main() -> None:
 def _show_sweep(launcher: Launcher) -> None:
     """A search ends with a table of its own: of all trials, also those of earlier launches."""
     if launcher.is_sweep and launcher.study is None:
-        sweep.show(launcher.outcomes, wide())
+        sweep.show(launcher.outcomes, wide_console())
 
 
 def _answer(error: Exception) -> int:

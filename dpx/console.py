@@ -6,14 +6,14 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
-def closed_pipe() -> Refused:
+def closed_pipe() -> ConfigError:
     """The answer where the reader of standard output has gone (`| head`), to which nothing more is written."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return Refused("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
+    return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
 
 
 def _refuse_closed_pipe(self: Console) -> NoReturn:
@@ -24,7 +24,7 @@ def _refuse_closed_pipe(self: Console) -> NoReturn:
 Console.on_broken_pipe = _refuse_closed_pipe
 
 
-def wide() -> Console:
+def wide_console() -> Console:
     """The terminal, or 160 columns where there is none: a table cut to 80 says nothing in a log."""
     console = Console()
     return console if console.is_terminal else Console(width=160)

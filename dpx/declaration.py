@@ -16,7 +16,7 @@ _MARK = "__declaration__"
 _CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
-class Refused(ValueError):
+class ConfigError(ValueError):
     """A value that cannot stand: reads `<value>: <reason>. <fix>` on one line."""
 
     def __init__(self, value: Any, reason: str, fix: str):
@@ -39,6 +39,6 @@ def is_declaration(value: Any) -> bool:
 
 
 def require(condition: bool, value: Any, reason: str, fix: str) -> None:
-    """Raises `Refused` unless `condition`."""
+    """Raises `ConfigError` unless `condition`."""
     if not condition:
-        raise Refused(value, reason, fix)
+        raise ConfigError(value, reason, fix)

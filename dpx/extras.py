@@ -2,17 +2,17 @@
 
 import importlib.util
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 # Extra -> what must be importable for it.
 PACKAGES = {"hub": "datasets", "tune": "optuna", "plots": "matplotlib", "correlated": "jax_privacy"}
 
 
-def missing(value: object, extra: str, package: str | None = None) -> Refused:
+def missing(value: object, extra: str, package: str | None = None) -> ConfigError:
     """The refusal of `value`, which needs `package` (that of `PACKAGES` where none is named) from `extra`."""
     package = package or PACKAGES[extra]
     fix = f"Install the extra {extra}: pip install 'dpx[{extra}]', in a checkout '.[{extra}]'"
-    return Refused(value, f"needs {package}, which is not installed", fix)
+    return ConfigError(value, f"needs {package}, which is not installed", fix)
 
 
 def is_installed(package: str) -> bool:
@@ -21,6 +21,6 @@ def is_installed(package: str) -> bool:
 
 
 def require_extra(value: object, extra: str, package: str | None = None) -> None:
-    """Raises `Refused` where `value` needs an extra that is not installed."""
+    """Raises `ConfigError` where `value` needs an extra that is not installed."""
     if not is_installed(package or PACKAGES[extra]):
         raise missing(value, extra, package)

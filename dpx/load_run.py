@@ -24,7 +24,7 @@ class Loaded:
 
 
 def load(run: str | Path) -> Loaded:
-    """The run in folder `run`, or of that experiment name; raises `Refused` where it released no parameters, or its parts disagree."""
+    """The run in folder `run`, or of that experiment name; raises `ConfigError` where it released no parameters, or its parts disagree."""
     cfg, path = config.load(str(run))
     require((path / "release" / "params").exists(), f"run={path}", "holds no released parameters", "Let it train to its end")
     from dpx.claim import agreement

@@ -33,7 +33,7 @@ class WarmUpThen:
         )
 
     def require_fits(self, steps: int) -> None:
-        """Raises `Refused` where a run of `steps` would never reach the peak rate."""
+        """Raises `ConfigError` where a run of `steps` would never reach the peak rate."""
         require(
             self.warmup_steps <= steps,
             f"lr_schedule.warmup_steps={self.warmup_steps}",

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Literal
 
-from dpx.declaration import Refused, declaration, require
+from dpx.declaration import ConfigError, declaration, require
 
 
 @declaration
@@ -48,7 +48,7 @@ class Mesh:
         return self.fsdp * self.tensor
 
     def make(self):
-        """The `jax.sharding.Mesh`, automatic axis types; raises `Refused` when the machine has too few devices."""
+        """The `jax.sharding.Mesh`, automatic axis types; raises `ConfigError` when the machine has too few devices."""
         import jax
         import numpy as np
 
@@ -78,7 +78,7 @@ def simulate_devices(mesh: Mesh, devices: int | None) -> None:
     if flag in flags:
         return
     if "jax" in sys.modules:
-        raise Refused(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in a process of its own")
+        raise ConfigError(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in a process of its own")
     kept = [other for other in flags if not other.startswith(flag.partition("=")[0])]
     os.environ["XLA_FLAGS"] = " ".join([*kept, flag])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

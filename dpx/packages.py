@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 GROUP = "dpx.packages"
 OWN = "dpx"
@@ -46,7 +46,7 @@ def conf_directory() -> Path:
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate
-    raise Refused("conf/config.yaml", f"neither beside nor inside {package}", "Install dpx again")
+    raise ConfigError("conf/config.yaml", f"neither beside nor inside {package}", "Install dpx again")
 
 
 def listed() -> tuple[Package, ...]:
@@ -72,19 +72,19 @@ def version_of(name: str) -> str:
 
 
 def require_listed(value: str, name: str) -> None:
-    """Raises `Refused` unless `name`, which `value` names, is dpx or a package that may be used. Imports nothing."""
+    """Raises `ConfigError` unless `name`, which `value` names, is dpx or a package that may be used. Imports nothing."""
     if name == OWN:
         return
     package = named(name)
     if package is None:
         known = ", ".join([OWN, *(one.name for one in usable())])
-        raise Refused(
+        raise ConfigError(
             value,
             f"{name} is no package of dpx that is installed here (there are: {known})",
             "Install the package that brings it, or name another",
         )
     if package.set_aside:
-        raise Refused(value, f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them")
+        raise ConfigError(value, f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them")
 
 
 def folders() -> list[tuple[str, Path]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.durable import sync_directory
 
 SECRET_BYTES = 32
@@ -41,13 +41,13 @@ class RootSecret:
 
     def __init__(self, secret: bytes, strength_bits: int = 64):
         if len(secret) != SECRET_BYTES:
-            raise Refused("root secret", f"holds {len(secret)} bytes instead of {SECRET_BYTES}", "Start a new run folder")
+            raise ConfigError("root secret", f"holds {len(secret)} bytes instead of {SECRET_BYTES}", "Start a new run folder")
         self._secret = secret
         self.strength_bits = strength_bits
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> "RootSecret":
-        """Draws a secret, durable at `path` (mode 0600) before this returns; raises `Refused` if `path` exists."""
+        """Draws a secret, durable at `path` (mode 0600) before this returns; raises `ConfigError` if `path` exists."""
         path = Path(path)
         secret = secrets.token_bytes(SECRET_BYTES)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -58,7 +58,7 @@ class RootSecret:
             # A link, unlike a rename, fails when another process came first, so a secret is never replaced.
             os.link(draft, path)
         except FileExistsError:
-            raise Refused(path.name, "a root secret is already here", "Load it, or use another folder") from None
+            raise ConfigError(path.name, "a root secret is already here", "Load it, or use another folder") from None
         finally:
             os.close(handle)
             with contextlib.suppress(FileNotFoundError):
@@ -68,11 +68,11 @@ class RootSecret:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RootSecret":
-        """Reads the secret of an earlier `create`; raises `Refused` when it is missing or cut short."""
+        """Reads the secret of an earlier `create`; raises `ConfigError` when it is missing or cut short."""
         try:
             return cls(Path(path).read_bytes())
         except FileNotFoundError:
-            raise Refused(Path(path).name, "no root secret is here", "Start a new run folder") from None
+            raise ConfigError(Path(path).name, "no root secret is here", "Start a new run folder") from None
 
     @classmethod
     def from_seed(cls, seed: int) -> "RootSecret":

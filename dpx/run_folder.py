@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.durable import write_durably
 
 
@@ -31,7 +31,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes the trees and holds the folder for this process; raises `Refused` where another process holds it."""
+        """Makes the trees and holds the folder for this process; raises `ConfigError` where another process holds it."""
         self.release.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(self.private, 0o700)
@@ -39,14 +39,14 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise Refused(
+                raise ConfigError(
                     self.path, "another process is running in this folder", "Wait for it, or give replicate=1 for a second run"
                 ) from None
             yield
 
     @contextlib.contextmanager
     def read_by_another(self) -> Iterator[None]:
-        """Keeps a process from training in this folder while a run elsewhere reads it; raises `Refused` where one does."""
+        """Keeps a process from training in this folder while a run elsewhere reads it; raises `ConfigError` where one does."""
         if not (self.private / "lock").is_file():
             yield
             return
@@ -54,7 +54,7 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
-                raise Refused(self.path, "another process is training in this folder", "Wait for it, or stop it first") from None
+                raise ConfigError(self.path, "another process is training in this folder", "Wait for it, or stop it first") from None
             yield
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dpx.batch_schedule import Constant, Linear, Staged, runs
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 LITERAL = Staged(sizes=[262144, 458752, 655360, 851968, 1048576], stage_steps=1875)
 FIVE_STAGES = Staged(sizes=[262144, 458752, 655360, 851968, 1048576], stage_steps=1500)
@@ -24,5 +24,5 @@ def test_runs_merge_equal_neighbours_and_cover_every_step():
 
 def test_a_batch_of_nothing_is_refused():
     for make in (lambda: Constant(size=0), lambda: Staged(sizes=[], stage_steps=3), lambda: Linear(start=1, end=0, ramp_steps=2)):
-        with pytest.raises(Refused):
+        with pytest.raises(ConfigError):
             make()

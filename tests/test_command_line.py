@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.launch.launcher import _check_noise
 
 
@@ -36,8 +36,8 @@ def test_composition_errors(overrides: list[str], line: str) -> None:
 def test_a_refusal_is_found_below_what_wraps_it() -> None:
     try:
         try:
-            raise Refused("x=1", "wrong", "Use 2")
-        except Refused as inner:
+            raise ConfigError("x=1", "wrong", "Use 2")
+        except ConfigError as inner:
             raise RuntimeError("around it") from inner
     except RuntimeError as outer:
         assert str(as_refused(outer)) == "x=1: wrong. Use 2."
@@ -75,10 +75,10 @@ def test_a_comma_list_names_both_things_it_could_be() -> None:
 
 @pytest.mark.parametrize(("overrides", "refused"), [(["noise.epsilon=2"], True), (["noise=multiplier"], True), (["steps=3"], False)])
 def test_noise_beside_a_mechanism_without_noise_is_refused(overrides: list[str], refused: bool) -> None:
-    with pytest.raises(Refused, match="mechanism=none adds no noise") if refused else contextlib.nullcontext():
+    with pytest.raises(ConfigError, match="mechanism=none adds no noise") if refused else contextlib.nullcontext():
         _check_noise(recipes.compose(["mechanism=none", *overrides]), ("mechanism=none", *overrides))
     _check_noise(recipes.compose(overrides), tuple(overrides))
 
 
 def test_paths_with_two_dots_survive() -> None:
-    assert str(Refused("../a.txt", "no such file.", "Name a file that exists.")) == "../a.txt: no such file. Name a file that exists."
+    assert str(ConfigError("../a.txt", "no such file.", "Name a file that exists.")) == "../a.txt: no such file. Name a file that exists."

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from dpx import config, packages
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -180,7 +180,7 @@ def test_no_golden_config_is_left_over() -> None:
     ],
 )
 def test_bad_config_is_refused_with_value_reason_and_fix(overrides: list[str], line: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigError) as refused:
         config.build(recipes.compose(overrides))
     assert str(refused.value) == line
 
@@ -190,7 +190,7 @@ def test_a_short_runs_default_warm_up_is_no_longer_than_it() -> None:
 
 
 def test_all_missing_values_are_listed_at_once() -> None:
-    with pytest.raises(Refused, match="data.source.paths, steps"):
+    with pytest.raises(ConfigError, match="data.source.paths, steps"):
         config.build(recipes.compose(["data=text", "steps=???"]))
 
 

@@ -9,7 +9,7 @@ from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.data.declarations import Hub
 from dpx.data.hub import HubSource
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.benchmark import require_installed
 from dpx.report import drawing
 
@@ -25,7 +25,7 @@ from dpx.report import drawing
 )
 def test_a_missing_extra_is_one_line(extra, needs_it, monkeypatch):
     monkeypatch.setattr(extras, "is_installed", lambda package: False)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigError) as refused:
         needs_it()
     end = f"which is not installed. Install the extra {extra}: pip install 'dpx[{extra}]', in a checkout '.[{extra}]'."
     assert str(refused.value).endswith(end)

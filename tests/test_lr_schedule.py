@@ -2,14 +2,16 @@
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.lr_schedule import WarmUpThen
 
 
 def test_a_warm_up_longer_than_the_run_does_not_fit():
     schedule = WarmUpThen(learning_rate=1.0, warmup_steps=300, decay="linear")
     schedule.require_fits(300)
-    with pytest.raises(Refused, match="^lr_schedule.warmup_steps=300: the run of 250 steps would end before its warm-up. Use 250 or fewer"):
+    with pytest.raises(
+        ConfigError, match="^lr_schedule.warmup_steps=300: the run of 250 steps would end before its warm-up. Use 250 or fewer"
+    ):
         schedule.require_fits(250)
 
 
@@ -37,5 +39,5 @@ def test_exponential_reaches_its_final_fraction():
     schedule = WarmUpThen(learning_rate=1.0, warmup_steps=10, decay="exponential", final_fraction=0.01)
     assert schedule.at(109, 110) == pytest.approx(0.01)
     assert schedule.at(59, 110) == pytest.approx(0.1)
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         WarmUpThen(learning_rate=1.0, warmup_steps=10, decay="exponential")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpx import randomness
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.randomness import BitStream, RootSecret, sync_directory
 
 
@@ -35,17 +35,17 @@ def test_every_byte_of_the_secret_reaches_every_key():
 
 def test_a_secret_is_never_replaced(tmp_path):
     before = RootSecret.create(tmp_path / "root_secret").key("x")
-    with pytest.raises(Refused, match="already here"):
+    with pytest.raises(ConfigError, match="already here"):
         RootSecret.create(tmp_path / "root_secret")
     assert np.array_equal(RootSecret.load(tmp_path / "root_secret").key("x"), before)
     assert os.listdir(tmp_path) == ["root_secret"]
 
 
 def test_missing_or_short_secret_is_refused(tmp_path):
-    with pytest.raises(Refused, match="no root secret"):
+    with pytest.raises(ConfigError, match="no root secret"):
         RootSecret.load(tmp_path / "root_secret")
     (tmp_path / "root_secret").write_bytes(b"short")
-    with pytest.raises(Refused, match="5 bytes instead of 32"):
+    with pytest.raises(ConfigError, match="5 bytes instead of 32"):
         RootSecret.load(tmp_path / "root_secret")
 
 

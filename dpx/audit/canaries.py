@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 
 from dpx.audit.declarations import Canaries
 from dpx.data.store import Manifest, Store
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.declarations import Privacy
 from dpx.randomness import RootSecret
 from dpx.run_folder import write_json
@@ -37,7 +37,7 @@ class Planted:
 def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret, fork: str | None) -> Planted:
     """Coins and texts: those of an earlier start (a fork's parent's too), else drawn from the root secret and made durable.
 
-    Raises `Refused` for a fork of a run that was not audited alike: its state knows other canaries.
+    Raises `ConfigError` for a fork of a run that was not audited alike: its state knows other canaries.
     """
     path = private / COINS
     if not path.exists():
@@ -59,18 +59,18 @@ def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str,
 
 
 def require_same_audit(fork: str, audit: Any) -> None:
-    """Raises `Refused` where the parent of a fork was audited otherwise."""
+    """Raises `ConfigError` where the parent of a fork was audited otherwise."""
     if isinstance(audit, Canaries):
         _of_parent(fork, audit)
     elif (Path(fork.rpartition("@")[0]) / "private" / COINS).exists():
-        raise Refused(f"fork={fork}", "its state holds canaries", "Give the audit=canaries of the parent")
+        raise ConfigError(f"fork={fork}", "its state holds canaries", "Give the audit=canaries of the parent")
 
 
 def _of_parent(fork: str, audit: Canaries) -> dict[str, Any]:
     path = Path(fork.rpartition("@")[0]) / "private" / COINS
     known = json.loads(path.read_text()) if path.exists() else {"gradients": 0, "coins": []}
     if (known["gradients"], len(known["coins"])) != (audit.gradients, audit.count):
-        raise Refused(f"fork={fork}", f"its {len(known['coins'])} canaries are not those of this audit", "Give the audit of the parent")
+        raise ConfigError(f"fork={fork}", f"its {len(known['coins'])} canaries are not those of this audit", "Give the audit of the parent")
     return known
 
 

@@ -82,7 +82,7 @@ class Canaries:
         return privacy.rows_per_unit_max if privacy.unit_mode == "group" else 1
 
     def require_fits(self, privacy: Privacy) -> None:
-        """Raises `Refused` where a canary that is out would not be a neighbour of one that is in."""
+        """Raises `ConfigError` where a canary that is out would not be a neighbour of one that is in."""
         require(
             privacy.adjacency != "replace_one",
             f"audit=canaries with privacy.adjacency={privacy.adjacency}",

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from dpx.audit import one_run, trade_off
 from dpx.audit.declarations import Primary
 from dpx.audit.guesses import Guesses, guess
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.privacy import closed_form
 
 # By the score's name: the scores of its canaries and their coins.
@@ -83,7 +83,7 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
     """Every bound the scores allow; `claim(delta)` is the epsilon that is claimed at `delta`.
 
     `is_gaussian` says that the claim is a Gaussian curve: without that, `gaussian_dp` proves nothing and is left out.
-    Raises `Refused` where the primary cannot be had.
+    Raises `ConfigError` where the primary cannot be had.
     """
     declared = (primary.score, primary.estimator, primary.guesses, primary.delta)
     require(primary.score in scored, f"score={primary.score}", "no canary has this score", f"Use {', '.join(scored)}")
@@ -114,13 +114,13 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
 
 
 def require_passes(document: dict[str, Any]) -> None:
-    """Raises `Refused` where a bound of `Verdict.as_json` exceeds its claim."""
+    """Raises `ConfigError` where a bound of `Verdict.as_json` exceeds its claim."""
     refuting = [bound for bound in (document["primary"], *document["others"]) if bound["refutes"]]
     if refuting:
         worst = max(refuting, key=lambda bound: bound["epsilon"] - bound["claim"])
         reason = f"the lower bound {worst['epsilon']:.3f} ({worst['estimator']}, {worst['score']}, {worst['guesses']} guesses)"
         reason += f" exceeds the claim {worst['claim']:.3f}"
-        raise Refused("audit", reason, "Release nothing of this mechanism before its noise and clip are mended")
+        raise ConfigError("audit", reason, "Release nothing of this mechanism before its noise and clip are mended")
 
 
 def _plug_in(score: str, scores_M: np.ndarray, is_in_M: np.ndarray, delta: float, claim: Callable[[float], float]) -> Bound:

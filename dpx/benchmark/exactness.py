@@ -39,10 +39,10 @@ class Case:
     def gradients(self) -> list[Any]:
         """Each example's own gradient, float64."""
         with jax.enable_x64(True):
-            wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), self.params)
+            params_f64 = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), self.params)
             one = jax.jit(jax.grad(lambda params, row: self.objective.losses(params, row)[0][0]))
             rows = [jax.tree.map(lambda leaf, b=b: leaf[b : b + 1], self.batch) for b in range(EXAMPLES)]
-            return [jax.tree.map(np.asarray, one(wide, row)) for row in rows]
+            return [jax.tree.map(np.asarray, one(params_f64, row)) for row in rows]
 
 
 class Exactness:

@@ -60,7 +60,9 @@ def vocabulary_size(model: AnyModel, data: Data) -> int:
 def model_flops(model: AnyModel, task: Task, data: Data) -> int:
     """Matrix-product FLOPs that training on one example needs, whatever a program does beside them."""
     length = data.sequence_length
-    return training_matmul_flops(model, vocabulary_size(model, data), length, task.slots(length), pooled_outputs=task.pooled_outputs)
+    return training_matmul_flops(
+        model, vocabulary_size(model, data), length, task.masked_positions(length), pooled_outputs=task.pooled_outputs
+    )
 
 
 def identity(setting: Setting, clipping: str, dtype: str, physical_batch: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Every parameter belongs to a Linear, an Embedding or a LayerNorm, the kinds whose per-example gradients those libraries know.
 
-B: examples, T: tokens, H: width, N: heads, M: masked slots, V: vocabulary.
+B: examples, T: tokens, H: width, N: heads, M: masked positions, V: vocabulary.
 """
 
 # torch and opacus are in the extra `bench`.
@@ -42,7 +42,7 @@ class Layer(nn.Module):
 
 
 class TorchBert(nn.Module):
-    """(tokens, segments, positions [B,T], bias [B,1,1,T], slots [B,M]) -> logits [B,M,V] and, with `next_sentence`, [B,2].
+    """(tokens, segments, positions [B,T], bias [B,1,1,T], masked positions [B,M]) -> logits [B,M,V] and, with `next_sentence`, [B,2].
 
     `is_tied` shares the word table with the decoder, as BERT does.
     """
@@ -62,11 +62,11 @@ class TorchBert(nn.Module):
         self.pooler = nn.Linear(model.width, model.width) if next_sentence else None
         self.next_sentence = nn.Linear(model.width, 2) if next_sentence else None
 
-    def forward(self, token_BT: Tensor, segment_BT: Tensor, position_BT: Tensor, bias_B11T: Tensor, slot_BM: Tensor) -> Any:
+    def forward(self, token_BT: Tensor, segment_BT: Tensor, position_BT: Tensor, bias_B11T: Tensor, masked_position_BM: Tensor) -> Any:
         x_BTH = self.norm(self.word(token_BT) + self.position(position_BT) + self.segment(segment_BT))
         for layer in self.layers:
             x_BTH = layer(x_BTH, bias_B11T)
-        x_BMH = torch.gather(x_BTH, 1, slot_BM[:, :, None].expand(-1, -1, x_BTH.shape[2]))
+        x_BMH = torch.gather(x_BTH, 1, masked_position_BM[:, :, None].expand(-1, -1, x_BTH.shape[2]))
         logits_BMV = self.decoder(self.transform_norm(F.gelu(self.transform(x_BMH))))
         if self.pooler is None or self.next_sentence is None:
             return logits_BMV, None
@@ -77,20 +77,20 @@ Rows = dict[str, Tensor]
 
 
 def inputs(rows: Rows, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The model's arguments for a masked batch as ours holds it (tokens, slots, segment_start, length, ...)."""
+    """The model's arguments for a masked batch as ours holds it (tokens, masked_positions, segment_start, length, ...)."""
     B, T = rows["tokens"].shape
     position_BT = torch.arange(T).repeat(B, 1)
     is_real_BT = position_BT < rows["length"][:, None]
     segment_BT = ((position_BT >= rows["segment_start"][:, None]) & is_real_BT).long()
     bias_B11T = torch.where(is_real_BT, 0.0, MASKED_SCORE).to(dtype)[:, None, None, :]
-    return rows["tokens"].long(), segment_BT, position_BT, bias_B11T, rows["slots"].long()
+    return rows["tokens"].long(), segment_BT, position_BT, bias_B11T, rows["masked_positions"].long()
 
 
 def losses(outputs: Any, rows: Rows) -> Tensor:
-    """Per example: mean cross-entropy over its slots, + next-sentence cross-entropy."""
+    """Per example: mean cross-entropy over its masked positions, + next-sentence cross-entropy."""
     logits_BMV, next_B2 = outputs
     loss_BM = F.cross_entropy(logits_BMV.flatten(0, 1), rows["labels"].long().flatten(), reduction="none").view(rows["labels"].shape)
-    weight_BM = rows["is_slot"].to(loss_BM.dtype)
+    weight_BM = rows["has_label"].to(loss_BM.dtype)
     losses_B = (loss_BM * weight_BM).sum(1) / weight_BM.sum(1).clamp(min=1)
     return losses_B if next_B2 is None else losses_B + F.cross_entropy(next_B2, rows["is_next"].long(), reduction="none")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpx.benchmark.setting import Program, Setting, identity, vocabulary_size
 from dpx.benchmark.torch_bert import Rows, TorchBert, inputs, losses
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.models.shape import AnyModel, Bert
 from dpx.task.declarations import MaskedLanguageModel, Task
 from dpx.training.synthetic_rows import synthetic_rows
@@ -41,10 +41,10 @@ def programs(setting: Setting) -> list[Program]:
 
 
 def bert_of(model: AnyModel, task: Task) -> tuple[Bert, MaskedLanguageModel]:
-    """The model and task, which are what the peers are written for; raises `Refused` otherwise."""
+    """The model and task, which are what the peers are written for; raises `ConfigError` otherwise."""
     if isinstance(model, Bert) and isinstance(task, MaskedLanguageModel):
         return model, task
-    raise Refused(f"model={model.name}", "the torch peers are written for BERT and masked words", "Leave them out")
+    raise ConfigError(f"model={model.name}", "the torch peers are written for BERT and masked words", "Leave them out")
 
 
 def _programs(setting: Setting, variant: str) -> list[Program]:
@@ -166,14 +166,14 @@ def _dtype(model: TorchBert) -> torch.dtype:
 
 
 def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabulary: int) -> Rows:
-    """Random rows with slots and labels: the shapes of a masked batch; the labels are the tokens that stand there."""
+    """Random rows with masked positions and labels: the shapes of a masked batch; the labels are the tokens that stand there."""
     rows = synthetic_rows(task, examples, length, vocabulary)
     drawn = np.random.default_rng(1)
     order = np.argsort(drawn.random((examples, length)) + 2 * (np.arange(length) >= rows["length"][:, None]), axis=1)
-    slots = order[:, : task.slots(length)]
+    masked_positions = order[:, : task.masked_positions(length)]
     wanted = np.maximum(1, (task.masking_rate * rows["length"]).astype(int))
-    rows |= {"slots": slots, "labels": np.take_along_axis(rows["tokens"], slots, 1)}
-    rows["is_slot"] = np.arange(slots.shape[1]) < wanted[:, None]
+    rows |= {"masked_positions": masked_positions, "labels": np.take_along_axis(rows["tokens"], masked_positions, 1)}
+    rows["has_label"] = np.arange(masked_positions.shape[1]) < wanted[:, None]
     return {name: torch.tensor(value) for name, value in rows.items()}
 
 
@@ -183,14 +183,14 @@ def clipped_sum_error(declared: Bert, task: MaskedLanguageModel, variant: str) -
     rows = masked_rows(task, 5, 12, 16)
     probe = Subject.make(variant, model, task, 16, 1.0).model
     values = {name: torch.randn(p.shape, generator=torch.Generator(DEVICE).manual_seed(2)) * 0.3 for name, p in probe.named_parameters()}
-    wide = TorchBert(model, 16, task.next_sentence, is_tied=variant != "opacus_ghost").double()
-    _set(wide, values)
+    model_f64 = TorchBert(model, 16, task.next_sentence, is_tied=variant != "opacus_ghost").double()
+    _set(model_f64, values)
     gradients = []
     for b in range(5):
         alone = {name: value[b : b + 1] for name, value in rows.items()}
-        wide.zero_grad()
-        losses(wide(*inputs(alone, torch.float64)), alone).sum().backward()
-        gradients.append({name: p.grad.clone() for name, p in wide.named_parameters() if p.grad is not None})
+        model_f64.zero_grad()
+        losses(model_f64(*inputs(alone, torch.float64)), alone).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model_f64.named_parameters() if p.grad is not None})
     norms = [torch.sqrt(torch.stack([leaf.square().sum() for leaf in one.values()]).sum()).item() for one in gradients]
     clipping_norm = 0.5 * min(norms)
     subject = Subject.make(variant, model, task, 16, clipping_norm)

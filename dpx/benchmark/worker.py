@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dpx.benchmark.setting import Setting
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mesh import simulate_devices
 
 # Threads that spin while they wait would slow whoever is timed meanwhile.
@@ -38,7 +38,7 @@ class Worker:
             self._process.join()
             raise RuntimeError(f"a benchmark process died with exit code {self._process.exitcode} (out of memory?)") from None
         if kind == "refused":
-            raise Refused(*value)
+            raise ConfigError(*value)
         if kind == "failed":
             raise RuntimeError(f"a benchmark process failed: {value}")
         return value
@@ -73,7 +73,7 @@ def serve(connection: Connection, module: str, setting: Setting) -> None:
             began = time.perf_counter()
             programs[index].call()
             connection.send(("seconds", time.perf_counter() - began))
-    except Refused as refused:
+    except ConfigError as refused:
         connection.send(("refused", (refused.value, refused.reason, refused.fix)))
     except Exception:
         connection.send(("failed", traceback.format_exc()))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.chain import RESTORE, Mark, mark_of
 from dpx.privacy.ledger import Ledger, Runs, decode
 
@@ -26,8 +26,8 @@ Found = tuple[str, Mark | None, Any]
 def check(folder: Path) -> Ledger | None:
     """The ledger of the run in `folder`, once every part of the folder was held against it.
 
-    `None` where nothing of a run is in the private tree: a release/ that was handed on cannot be checked. Raises `Refused`, naming what is
-    missing, where the ledger does not reach as far as what follows from it.
+    `None` where nothing of a run is in the private tree: a release/ that was handed on cannot be checked. Raises `ConfigError`, naming
+    what is missing, where the ledger does not reach as far as what follows from it.
     """
     artefacts = list(_artefacts(folder))
     if not (folder / LEDGER).is_file():
@@ -57,9 +57,9 @@ def seal(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _disagreement(folder: Path, missing: str, followers: list[str]) -> Refused:
+def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigError:
     several = ", ".join(followers[:3]) + (f" and {len(followers) - 3} more" if len(followers) > 3 else "")
-    return Refused(f"{folder / LEDGER}, beside {several}", missing, RESTORE)
+    return ConfigError(f"{folder / LEDGER}, beside {several}", missing, RESTORE)
 
 
 def _keys(folder: Path) -> list[str]:
@@ -100,7 +100,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise Refused(path, "is cut short, or was changed by hand", "Restore the file, or move it away and start the run again") from error
+        raise ConfigError(
+            path, "is cut short, or was changed by hand", "Restore the file, or move it away and start the run again"
+        ) from error
 
 
 def _unmarked(ledger: Ledger, content: Any) -> str | None:

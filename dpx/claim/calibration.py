@@ -8,7 +8,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from dpx import batch_schedule, packages
 from dpx.claim import rests_on
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
@@ -37,7 +37,8 @@ class Calibrated:
 
 
 def calibrate(experiment: Experiment, size: int) -> Calibrated:
-    """Checks the claim against `size`, the counted number of what is drawn (rows, or units), and solves for the noise; raises `Refused`.
+    """Checks the claim against `size`, the counted number of what is drawn (rows, or units), and solves for the noise; raises
+    `ConfigError`.
 
     Where nothing was counted yet `size` is the declared number.
     """
@@ -71,7 +72,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
 
 
 def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
-    """Raises `Refused` for a mechanism or a sampler from outside that says by none of `methods` itself what a step of it costs: another
+    """Raises `ConfigError` for a mechanism or a sampler from outside that says by none of `methods` itself what a step of it costs: another
     draw or other noise under an inherited claim would be charged for what it is not."""
     kinds = [kind for kind in type(part).__mro__ if rests_on.package_of(kind) != packages.OWN]
     require(
@@ -263,7 +264,7 @@ def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None
 
 
 def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.Charges) -> dict[str, accounting.Composition]:
-    """`charges` composed by every accountant that has a bound for them, the run's own first; raises `Refused` if its own has none."""
+    """`charges` composed by every accountant that has a bound for them, the run's own first; raises `ConfigError` if its own has none."""
     own, orders = accountant_of(accountant)
     accounting.check_delta(privacy.delta, own)
     composed = {own: accounting.compose(charges, own, privacy.adjacency, orders)}
@@ -271,7 +272,7 @@ def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.C
         if other != own and privacy.delta >= accounting.SMALLEST_DELTA[other]:
             try:
                 composed[other] = accounting.compose(charges, other, privacy.adjacency)
-            except Refused:
+            except ConfigError:
                 continue
     return composed
 

@@ -7,7 +7,7 @@ from dpx.audit.declarations import Canaries
 from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
 from dpx.data.declarations import Data, Vocabulary
 from dpx.data.labelled import Table
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, approximations, ledger, origins
 from dpx.privacy.declarations import Accountant, GdpClt
@@ -130,7 +130,7 @@ def _under_assumed_sampler(sampler: Sampler, delta: float, runs: Runs) -> list[d
     for accountant in ("pld", "rdp"):
         try:
             value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
-        except Refused:
+        except ConfigError:
             # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
             continue
         found.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})

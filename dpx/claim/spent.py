@@ -88,7 +88,7 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
 
 
 def require_bound(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> None:
-    """Raises `Refused` where the run's accountant has no bound for its own steps and those of what it begins from together."""
+    """Raises `ConfigError` where the run's accountant has no bound for its own steps and those of what it begins from together."""
     if experiment.is_private and origins.charged(begins_from):
         Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
 

@@ -36,7 +36,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
     def summed(keep_U: Array | None) -> Any:
         return _totals(params, program, leaves, records, parts, keep_U)
 
-    # The masks cost a pass over every record, and almost never anything is masked: both ways stand ready. Padding may hold anything.
+    # Padding may hold anything. The masks cost a pass over every record: `cond` picks the unmasked path when nothing is masked.
     is_sound = jnp.all(clipped.is_finite_B)
     total = jax.lax.cond(is_sound, lambda: summed(None), lambda: summed(clipped.is_counted_B))
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))

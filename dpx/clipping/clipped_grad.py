@@ -16,11 +16,11 @@ from dpx.clipping import reach
 from dpx.clipping.example_loss import Reader, Route, Tracer
 from dpx.clipping.frozen import bound
 from dpx.clipping.methods import sum_by
-from dpx.clipping.probes import Session, is_probed, session_of, shapes_of
+from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import Program, traced, with_counts
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, batch_size
 from dpx.clipping.weights import Weights
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def clipped_grad(
     lookups are clipped as by `dpx.clipped_sum`, and a parameter with any other reader gets a copy for each example (exact, at the cost
     of a gradient for each). `strict` refuses copies; `explain` computes nothing and returns the route of every parameter. `frozen` is as
     for `dpx.clipped_sum`: the loss takes it with `params` as one nested dict, and nothing is kept for it.
-    Raises `Refused` for a loss that is not one floating number, parameters that are not floating, and copies where `strict`; with
+    Raises `ConfigError` for a loss that is not one floating number, parameters that are not floating, and copies where `strict`; with
     `frozen` (which may be empty) also for a parameter that is in both trees, or that no path from the loss reaches.
     """
     examples = batch_size(batch)
@@ -77,7 +77,7 @@ def clipped_grad(
         return sum_by(method, losses, params, batch, weights=weights, checked=False, **options)
     except NotImplementedError as error:
         reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
-        raise Refused("the loss", reason, "Use functions that jax.vmap has a rule for") from error
+        raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
 
 
 def _check_no_copies(readers: Mapping[str, Mapping[tuple, Reader]], routes: Mapping[str, Route]) -> None:
@@ -85,7 +85,7 @@ def _check_no_copies(readers: Mapping[str, Mapping[tuple, Reader]], routes: Mapp
         if route == "copies":
             names = ", ".join(sorted({reader.primitive for reader in readers[path].values()}))
             reason = f"is read by {names} in a way that needs a gradient for each example"
-            raise Refused(path, reason, "Leave out strict, or use products and lookups of it")
+            raise ConfigError(path, reason, "Leave out strict, or use products and lookups of it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _readers(one: _One, params: Any, batch: Any) -> Mapping[str, Mapping[tuple, 
     found: dict[str, dict[tuple, Reader]] = {}
 
     def run(values: list[Any], example: list[Any], tick: Any) -> None:
-        tracer = Tracer(Session(shapes), tick, readers=found)
+        tracer = Tracer(ProbeSession(shapes), tick, readers=found)
         followed = [tracer.parameter(path, value) for path, value in zip(shapes, values, strict=True)]
         for value in tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *example]):
             tracer.plain(value, "return")

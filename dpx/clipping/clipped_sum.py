@@ -47,7 +47,7 @@ def clipped_sum(
     none), and the norm clipped is that of the sum of their gradients. A unit with a non-finite gradient contributes zero as a whole.
     With `frozen`, a nested dict like `params`, the loss takes both as one tree: what is in `params` is trained, what is `frozen`
     rests. Nothing is recorded, kept or summed for what rests, and nothing below the lowest trained parameter is differentiated.
-    Raises `Refused` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
+    Raises `ConfigError` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
     has no rule for units of several rows; with `frozen` (which may be empty) also for a parameter that is in both trees, or that
     no path from the loss reaches.
     """

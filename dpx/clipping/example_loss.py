@@ -19,9 +19,9 @@ from jax.interpreters import batching
 from jaxtyping import Array
 
 from dpx.clipping import norms
-from dpx.clipping.probes import Op, Session, bound
+from dpx.clipping.probes import Op, ProbeSession, bound
 from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 Route = Literal["product", "lookup", "elementwise", "copies"]
 
@@ -55,7 +55,7 @@ class Tracer:
     `shared`: those with several readers, whose norm is not had from kept gradients. `readers`: by parameter and place.
     """
 
-    session: Session
+    session: ProbeSession
     tick: Any
     copied: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
@@ -227,11 +227,11 @@ def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
     return [ShapedArray(leaf.shape, leaf.dtype) for leaf in outputs]
 
 
-def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Session, outputs: tuple) -> Any:
+def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: ProbeSession, outputs: tuple) -> Any:
     """The op of all examples: `given` is (parameter, *inputs, tick), and the tick always has the examples' axis."""
     parameter, *inputs, tick = given
     if axes[0] is not None:
-        raise Refused(path, "is mapped over with the examples", "Give parameters without the example's axis")
+        raise ConfigError(path, "is mapped over with the examples", "Give parameters without the example's axis")
     B = tick.shape[axes[-1]]
     moved = [
         jnp.broadcast_to(x, (B, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -247,7 +247,7 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Se
 batching.primitive_batchers[one_p] = _batched
 
 
-def _form(op: Product, x_B: Array, path: str, session: Session) -> norms.Form:
+def _form(op: Product, x_B: Array, path: str, session: ProbeSession) -> norms.Form:
     E, p, d = op.sizes()
     R = session.rows_per_unit
     T, U = R * x_B[0].size // (E * p), x_B.shape[0] // R

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 FIX = "Give nested dicts that hold every parameter once, in one of the two"
 
@@ -17,7 +17,7 @@ FIX = "Give nested dicts that hold every parameter once, in one of the two"
 def merged(params: Any, frozen: Any) -> Any:
     """Both trees as one; `params` as they are where nothing is frozen.
 
-    Raises `Refused` for a parameter that is in both, and for trees that are no nested dicts.
+    Raises `ConfigError` for a parameter that is in both, and for trees that are no nested dicts.
     """
     return _merged(params, frozen, "") if jax.tree.leaves(frozen) else params
 
@@ -39,7 +39,7 @@ def bound(losses_fn: Any, frozen: Any) -> Any:
     return lambda params, *rest: losses_fn(merged(params, frozen), *rest)
 
 
-def missing(error: Exception) -> Refused:
+def missing(error: Exception) -> ConfigError:
     """What is said where a loss fails with the parameters it was given in two trees."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return Refused("params and frozen", f"are together not what the loss takes ({type(error).__name__}: {first})", FIX)
+    return ConfigError("params and frozen", f"are together not what the loss takes ({type(error).__name__}: {first})", FIX)

@@ -20,7 +20,7 @@ from dpx.clipping.groups import Squares
 from dpx.clipping.probes import ELSEWHERE, leaf_names
 from dpx.clipping.program import Program
 from dpx.clipping.sites import Layer, Reference, Site
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def parts_of(site: Site) -> list[Part]:
 
 
 def norms_of(program: Program, per_layer: bool = False) -> Norms:
-    """Raises `Refused` for a parameter that no op reads, and for uses of one whose cross-term nobody knows."""
+    """Raises `ConfigError` for a parameter that no op reads, and for uses of one whose cross-term nobody knows."""
     parts = [part for site in program.sites for part in parts_of(site) if part.is_trained]
     uses: dict[tuple[str, tuple[int, ...]], list[tuple[Part, int]]] = {}
     for part in parts:
@@ -109,9 +109,9 @@ def _check_read(program: Program, uses: Mapping[tuple[str, tuple[int, ...]], lis
             kinds[path].add(tuple(isinstance(entry, Layer) for entry in reference.taken))
     for path, found in kinds.items():
         if not found:
-            raise Refused(path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
+            raise ConfigError(path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
         if len(found) > 1:
-            raise Refused(path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
+            raise ConfigError(path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
 
 
 def _check_rules(path: str, uses: list[tuple[Part, int]]) -> None:
@@ -119,7 +119,7 @@ def _check_rules(path: str, uses: list[tuple[Part, int]]) -> None:
         if _place_name(part.site, place) not in jax.eval_shape(part.site.op.gradients, *_static(part.site)):
             names = sorted({other.site.op.name for other, _ in uses})
             how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} again and again, or in part"
-            raise Refused(path, f"{how}, and {part.site.op.name} has no rule for the products between uses", ELSEWHERE)
+            raise ConfigError(path, f"{how}, and {part.site.op.name} has no rule for the products between uses", ELSEWHERE)
 
 
 def _check_groups(parts: list[Part], shared: Mapping[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]) -> None:
@@ -127,13 +127,13 @@ def _check_groups(parts: list[Part], shared: Mapping[tuple[str, tuple[int, ...]]
     for part in parts:
         if groups.is_stacked(part.first.path) and part.layer is None:
             reason = "stands under `layers` and is not used layer by layer, as clip=per_layer has it"
-            raise Refused(part.first.path, reason, "Rename it, or use clip=flat")
+            raise ConfigError(part.first.path, reason, "Rename it, or use clip=flat")
     for (path, _), uses in shared.items():
         for part, place in uses:
             own, whole = part.site.leaves[place], part.first
             assert own is not None
             if groups.group(own.path, _index(own)) != groups.group(whole.path, _index(whole)):
-                raise Refused(path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
+                raise ConfigError(path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
 
 
 def _index(reference: Reference) -> int | None:

@@ -118,10 +118,10 @@ def gram(a_BTp: Array, g_BTd: Array) -> Float[Array, " B"]:
 def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
     """sum_b A_b^T G_b, float32 or wider. Of float32 the narrower factor comes first: XLA's CPU backend writes that one out transposed,
     with all that computes it."""
-    wide = jnp.promote_types(a_BTp.dtype, jnp.float32)
-    if a_BTp.dtype == wide and a_BTp.shape[-1] > g_BTd.shape[-1]:
-        return jnp.einsum("btd,btp->dp", g_BTd, a_BTp, precision=precision, preferred_element_type=wide).T
-    return jnp.einsum("btp,btd->pd", a_BTp, g_BTd, precision=precision, preferred_element_type=wide)
+    at_least_f32 = jnp.promote_types(a_BTp.dtype, jnp.float32)
+    if a_BTp.dtype == at_least_f32 and a_BTp.shape[-1] > g_BTd.shape[-1]:
+        return jnp.einsum("btd,btp->dp", g_BTd, a_BTp, precision=precision, preferred_element_type=at_least_f32).T
+    return jnp.einsum("btp,btd->pd", a_BTp, g_BTd, precision=precision, preferred_element_type=at_least_f32)
 
 
 def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:

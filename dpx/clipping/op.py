@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from dpx.clipping import forms, norms
 from dpx.clipping.forms import Form
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 class Op:
@@ -40,12 +40,12 @@ class Op:
     norm_sees_all = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
-        """This op for units of that many rows; raises `Refused` where it has no rule for their joint gradient."""
+        """This op for units of that many rows; raises `ConfigError` where it has no rule for their joint gradient."""
         if rows_per_unit == self.rows_per_unit:
             return self
         if not self._has("rows_per_unit"):
             reason = "clips row by row: it has no rule for the products between the rows of one unit"
-            raise Refused(f"op={self.name}", reason, "Use clipping=vmap, or privacy.unit_mode=group")
+            raise ConfigError(f"op={self.name}", reason, "Use clipping=vmap, or privacy.unit_mode=group")
         return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def of_leaves(self, resting: tuple[str, ...]) -> "Op":

@@ -16,14 +16,14 @@ from jax.interpreters import ad, batching
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
 from dpx.clipping.op import Op
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.parameter_path import path_name
 
 ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=traced"
 
 
 @dataclasses.dataclass(eq=False)
-class Session:
+class ProbeSession:
     """What ops and models may ask while a loss is traced with wrapped parameters."""
 
     shapes: dict[str, tuple[int, ...]]
@@ -50,7 +50,7 @@ class Session:
 class Probed:
     """A parameter on its way through a loss. What is done to its value outside an op is seen in the traced program, and refused."""
 
-    def __init__(self, value: Any, path: str, session: Session):
+    def __init__(self, value: Any, path: str, session: ProbeSession):
         self.value, self.path, self.session = value, path, session
 
     def tree_flatten_with_keys(self):
@@ -82,14 +82,14 @@ class Probed:
         raise _NoArray(self.path, f"is no array outside ops: it has no .{name}", ELSEWHERE)
 
     def _outside(self, *_: Any) -> Any:
-        raise Refused(self.path, "is used outside any op, so its per-example gradient is unknown", ELSEWHERE)
+        raise ConfigError(self.path, "is used outside any op, so its per-example gradient is unknown", ELSEWHERE)
 
     __jax_array__ = __array__ = __neg__ = __abs__ = __bool__ = __float__ = __iter__ = __len__ = _outside
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _outside
     __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _outside
 
 
-class _NoArray(Refused, AttributeError):
+class _NoArray(ConfigError, AttributeError):
     """What is asked for as an attribute may be asked for in vain."""
 
 
@@ -102,32 +102,32 @@ def is_probed(leaf: Any) -> bool:
     return isinstance(leaf, Probed)
 
 
-def session_of(params: Any) -> Session | None:
+def session_of(params: Any) -> ProbeSession | None:
     """The session of wrapped parameters; None where all are bare."""
     return next((leaf.session for leaf in jax.tree.leaves(params, is_leaf=is_probed) if is_probed(leaf)), None)
 
 
 def check(parameter: Any, condition: bool, value: str, reason: str, fix: str) -> None:
-    """Raises `Refused` unless `condition`, where the parameter is wrapped: bare ones may do whatever jax has a meaning for."""
+    """Raises `ConfigError` unless `condition`, where the parameter is wrapped: bare ones may do whatever jax has a meaning for."""
     require(condition or session_of(parameter) is None, value, reason, fix)
 
 
-def wrap(params: Any, session: Session) -> Any:
+def wrap(params: Any, session: ProbeSession) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: Probed(leaf, path_name(path), session), params)
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
-    """Raises `Refused` where two parameters have one path."""
+    """Raises `ConfigError` where two parameters have one path."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path_name(path)
         if name in shapes:
-            raise Refused(name, "is the path of two parameters", "Rename one of them")
+            raise ConfigError(name, "is the path of two parameters", "Rename one of them")
         if not hasattr(leaf, "shape"):
-            raise Refused(name, f"is a {type(leaf).__name__} and no array", "Give arrays")
+            raise ConfigError(name, f"is a {type(leaf).__name__} and no array", "Give arrays")
         shapes[name] = leaf.shape
     if not shapes:
-        raise Refused("params", "hold no parameter", "Give arrays to differentiate by")
+        raise ConfigError("params", "hold no parameter", "Give arrays to differentiate by")
     return shapes
 
 
@@ -135,7 +135,7 @@ op_p = Primitive("dpx_op")
 op_p.multiple_results = True
 
 
-def apply(op: Op, leaves: Any, inputs: tuple, session: Session | None = None) -> Any:
+def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = None) -> Any:
     """The op's outputs. Leaves may be wrapped or bare: bare ones are constants, which nothing trains.
 
     Where all are bare, an op that knows of `resting` leaves stands in the program of a `session` all the same: for its backward pass.
@@ -169,12 +169,12 @@ def _named(named: tuple) -> str:
 
 def _differentiated(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
     reason = f"op {op.name} is differentiated inside the loss, where its per-example gradient is unknown"
-    raise Refused(_named(named), reason, "Use dpx.clipped_grad, or clipping=vmap")
+    raise ConfigError(_named(named), reason, "Use dpx.clipped_grad, or clipping=vmap")
 
 
 def _batched(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
     reason = f"op {op.name} stands under jax.vmap, which hides the example's axis from it"
-    raise Refused(_named(named), reason, "Call it on the whole batch, or use dpx.clipped_grad or clipping=vmap")
+    raise ConfigError(_named(named), reason, "Call it on the whole batch, or use dpx.clipped_grad or clipping=vmap")
 
 
 ad.primitive_jvps[op_p] = _differentiated

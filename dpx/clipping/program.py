@@ -18,10 +18,10 @@ from jaxtyping import Array
 
 from dpx.clipping import frozen as rest
 from dpx.clipping import passes, readers
-from dpx.clipping.probes import ELSEWHERE, Session, shapes_of, wrap
+from dpx.clipping.probes import ELSEWHERE, ProbeSession, shapes_of, wrap
 from dpx.clipping.readers import Scope
 from dpx.clipping.sites import Site
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.parameter_path import path_name
 
 
@@ -36,7 +36,7 @@ class Program:
     batch: Any
     scope: Scope
     all_sites: list[Site]
-    session: Session
+    session: ProbeSession
     examples: int
 
     @cached_property
@@ -70,8 +70,8 @@ class Program:
 
 
 def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int, frozen: Any = None) -> Program:
-    """Raises `Refused` where a loss is not one number an example, or a parameter does not go through ops alone (readers.py)."""
-    session = Session(shapes_of(params), **session_options)
+    """Raises `ConfigError` where a loss is not one number an example, or a parameter does not go through ops alone (readers.py)."""
+    session = ProbeSession(shapes_of(params), **session_options)
     frozen = {} if frozen is None else jax.tree.map(jnp.asarray, frozen)
     shapes_of(rest.merged(params, frozen))
 
@@ -80,12 +80,12 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
 
     try:
         closed, out = jax.make_jaxpr(run, return_shape=True)(params, frozen, batch)
-    except Refused:
+    except ConfigError:
         raise
     except Exception as error:
         _raise_own_error(losses_fn, params, frozen, batch)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Refused("the loss", f"does something with parameters outside ops ({first})", ELSEWHERE) from error
+        raise ConfigError("the loss", f"does something with parameters outside ops ({first})", ELSEWHERE) from error
     check_losses(out[0], examples)
     units = examples // session.rows_per_unit
     resting = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
@@ -109,16 +109,16 @@ def with_counts(returned: Any) -> tuple[Any, Any]:
         return returned[0], {} if returned[1] is None else returned[1]
     if isinstance(returned, (tuple, list, dict)):
         found = f"a {type(returned).__name__} from the loss"
-        raise Refused(found, "is neither losses nor losses and counts", "Return losses_B, or (losses_B, counts)")
+        raise ConfigError(found, "is neither losses nor losses and counts", "Return losses_B, or (losses_B, counts)")
     return returned, {}
 
 
 def check_losses(losses_B: Any, examples: int) -> None:
     shape = getattr(losses_B, "shape", ())
     if shape != (examples,):
-        raise Refused(f"losses of shape {shape}", f"are not one number for each of {examples} examples", "Return an array [B]")
+        raise ConfigError(f"losses of shape {shape}", f"are not one number for each of {examples} examples", "Return an array [B]")
     if not jnp.issubdtype(losses_B.dtype, jnp.floating):
-        raise Refused(f"losses of type {losses_B.dtype}", "have no gradient", "Return floating numbers")
+        raise ConfigError(f"losses of type {losses_B.dtype}", "have no gradient", "Return floating numbers")
 
 
 def zero_sums(params: Any) -> Any:

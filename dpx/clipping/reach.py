@@ -15,14 +15,14 @@ from dpx.clipping.frozen import merged, missing
 from dpx.clipping.probes import shapes_of
 from dpx.clipping.program import Program, with_counts
 from dpx.clipping.readers import bodies_of
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 # What has a derivative of zero wherever it has one; integers and truth values have none by their type.
 FLAT = (primitives.stop_gradient_p, primitives.sign_p, primitives.floor_p, primitives.ceil_p, primitives.round_p)
 
 
 def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
-    """Raises `Refused`, naming it, for a parameter that no path from the losses reaches; of nothing where `frozen` is None."""
+    """Raises `ConfigError`, naming it, for a parameter that no path from the losses reaches; of nothing where `frozen` is None."""
     if frozen is None:
         return
 
@@ -31,7 +31,7 @@ def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
 
     try:
         jaxpr = jax.make_jaxpr(losses)(params, frozen, batch).jaxpr
-    except Refused:
+    except ConfigError:
         raise
     except Exception as error:
         if not frozen:
@@ -46,12 +46,12 @@ def check_program(program: Program) -> None:
 
 
 def check_reached(jaxpr: core.Jaxpr, paths: Sequence[str]) -> None:
-    """Raises `Refused` for the first of the `paths`, which name the first inputs, that the first output does not depend on."""
+    """Raises `ConfigError` for the first of the `paths`, which name the first inputs, that the first output does not depend on."""
     reached = _reached(jaxpr, [True] + [False] * (len(jaxpr.outvars) - 1))
     for path, is_reached in zip(paths, reached, strict=False):
         if not is_reached:
             reason = "is to be trained, and no differentiable path from the loss reaches it"
-            raise Refused(path, reason, "Leave it in frozen, or out of the model")
+            raise ConfigError(path, reason, "Leave it in frozen, or out of the model")
 
 
 def _reached(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:

@@ -42,9 +42,9 @@ class View:
 
     def back(self, gradient: Array, like: Any) -> Array:
         """What a gradient of the view is of the parameter, float32 or wider."""
-        wide = jax.ShapeDtypeStruct(like.shape, gradient.dtype)
+        promoted = jax.ShapeDtypeStruct(like.shape, gradient.dtype)
         shaped = lambda x: _without_casts(self, x)  # noqa: E731
-        return jax.linear_transpose(shaped, wide)(gradient)[0]
+        return jax.linear_transpose(shaped, promoted)(gradient)[0]
 
     @property
     def is_cast(self) -> bool:

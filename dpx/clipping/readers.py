@@ -16,7 +16,7 @@ from jax.extend.core import primitives
 
 from dpx.clipping.probes import ELSEWHERE, Op, leaf_names, op_p
 from dpx.clipping.sites import Layer, Reference, Site, is_narrow, made
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 # What stands at an equation that matters: a site, or the scopes of its bodies, by the equation's place.
 Scope = dict[int, Any]
@@ -45,7 +45,7 @@ class _Walk:
     def _equation(self, eqn: Any, labels: Labels, loops: tuple[int, ...]) -> Any:
         held = [_label(var, labels) for var in eqn.invars]
         if eqn.primitive is primitives.cond_p and self._is(eqn.invars[0], self.data):
-            raise Refused("a branch in the loss", "is chosen for all examples by the data of some", "Use jnp.where, example by example")
+            raise ConfigError("a branch in the loss", "is chosen for all examples by the data of some", "Use jnp.where, example by example")
         if eqn.primitive is op_p:
             return self._site(eqn, held, loops)
         bodies = bodies_of(eqn)
@@ -73,7 +73,7 @@ class _Walk:
             for var in body.outvars:
                 reference = _trained(_label(var, within))
                 if reference is not None:
-                    raise Refused(reference.path, f"is returned by the body of a {eqn.primitive.name}", ELSEWHERE)
+                    raise ConfigError(reference.path, f"is returned by the body of a {eqn.primitive.name}", ELSEWHERE)
         return scopes
 
     def _site(self, eqn: Any, held: list[Reference | None], loops: tuple[int, ...]) -> Site:
@@ -82,17 +82,17 @@ class _Walk:
         for reference, var, named in zip(trained[:count], eqn.invars, eqn.params["named"], strict=False):
             if (reference.path if reference else None) != named or (reference and reference.cut is not None):
                 changed = named or (reference.path if reference else "")
-                raise Refused(changed, f"is changed on its way to op {op.name}", f"Give the op the parameter itself. {ELSEWHERE}")
+                raise ConfigError(changed, f"is changed on its way to op {op.name}", f"Give the op the parameter itself. {ELSEWHERE}")
             if reference is None and self._is(var, self.derived):
                 reason = "has a leaf that is computed from parameters, whose gradient it would cut off"
-                raise Refused(f"op {op.name}", reason, ELSEWHERE)
+                raise ConfigError(f"op {op.name}", reason, ELSEWHERE)
         for reference in trained[count:]:
             if reference is not None:
-                raise Refused(reference.path, f"is an input of op {op.name}, not one of its parameters", ELSEWHERE)
+                raise ConfigError(reference.path, f"is an input of op {op.name}, not one of its parameters", ELSEWHERE)
         for leaf in jax.tree.leaves(inputs):
             if leaf.shape[:1] != (self.examples,):
                 reason = f"has an input {leaf.shape} whose leading axis is not the {self.examples} examples"
-                raise Refused(f"op {op.name}", reason, "Keep the example axis first")
+                raise ConfigError(f"op {op.name}", reason, "Keep the example axis first")
         site = made(op, values, inputs, tuple(trained[:count]), loops, self.units, _values(op, values, held[:count]))
         self.sites.append(site)
         return site
@@ -107,7 +107,9 @@ class _Walk:
         if part is not None:
             labels[eqn.outvars[0]] = part
         elif not reference.rests:
-            raise Refused(reference.path, f"is used outside any op, by {eqn.primitive.name}, so its gradient there is unknown", ELSEWHERE)
+            raise ConfigError(
+                reference.path, f"is used outside any op, by {eqn.primitive.name}, so its gradient there is unknown", ELSEWHERE
+            )
 
     def _spread(self, eqn: Any, has_site: bool) -> None:
         if has_site or any(self._is(var, self.derived) for var in eqn.invars):
@@ -122,7 +124,7 @@ class _Walk:
 def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], examples: int, units: int) -> tuple[Scope, list[Site]]:
     """Where the ops of a loss stand, and what each reads; its inputs are the parameters `paths`, those `frozen`, and data.
 
-    Raises `Refused`, naming the parameter and what reads it.
+    Raises `ConfigError`, naming the parameter and what reads it.
     """
     references = [*map(Reference, paths), *(Reference(path, rests=True) for path in frozen)]
     found = _Walk(examples, units, data=set(jaxpr.invars[len(references) :]))
@@ -131,7 +133,7 @@ def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], example
     for out in jaxpr.outvars:
         reference = _trained(_label(out, labels))
         if reference is not None:
-            raise Refused(reference.path, "is returned by the loss as it is", "Return what is computed of examples")
+            raise ConfigError(reference.path, "is returned by the loss as it is", "Return what is computed of examples")
     return scope, found.sites
 
 
@@ -179,7 +181,7 @@ def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Referenc
         is_known = reference is not None and reference.cut is None
         if name in needed and not is_known:
             reason = f"needs the value of {name} again, which is neither a parameter nor frozen"
-            raise Refused(f"op {op.name}", reason, "Pass it in frozen, as it is")
+            raise ConfigError(f"op {op.name}", reason, "Pass it in frozen, as it is")
         found.append(reference if is_known and (_trained(reference) or name in needed) else None)
     return tuple(found)
 
@@ -192,10 +194,10 @@ def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Referen
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
     for reference in map(_trained, held[consts : consts + carry]):
         if reference is not None:
-            raise Refused(reference.path, "is carried from round to round of a loop", "Close over it, or scan along its layers")
+            raise ConfigError(reference.path, "is carried from round to round of a loop", "Close over it, or scan along its layers")
     for reference in map(_trained, held):
         if reference is not None and reference.cut is not None:
-            raise Refused(reference.path, "is sliced before a loop over it", ELSEWHERE)
+            raise ConfigError(reference.path, "is sliced before a loop over it", ELSEWHERE)
     held = [label if label and label.cut is None else None for label in held]
     layers = [label and dataclasses.replace(label, taken=(*label.taken, Layer(depth))) for label in held[consts + carry :]]
     return [*held[:consts], *[None] * carry, *layers]

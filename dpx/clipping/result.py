@@ -32,7 +32,7 @@ class ClippedSum(NamedTuple):
 
 
 def batch_size(batch: Any) -> int:
-    """Raises `Refused` for arrays that do not share their leading axis."""
+    """Raises `ConfigError` for arrays that do not share their leading axis."""
     sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in map(jnp.asarray, jax.tree.leaves(batch))})
     reason = "has arrays whose first axis is not the example"
     require(len(sizes) == 1 and sizes[0] > 0, f"batch of leading axes {sizes}", reason, "Give arrays [B, ...]")

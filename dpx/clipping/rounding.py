@@ -20,7 +20,7 @@ most the number of tokens where these are uncorrelated. Gram products centre A, 
 that K nothing is proved: tests/clipping/test_rounding.py measures flat and mixed inputs. Where next to all of a gradient cancels (K above
 a thousand: x and -x + 3e-4 e through one weight), a Gram norm may come out far too small, or zero; `clipping=vmap` does not take Grams.
 
-In bfloat16 two activations (after GELU, after a LayerNorm) are had again when the sum is taken, by the same float32 expression and the
+In bfloat16 two activations (after GELU, after a LayerNorm) are recomputed when the sum is taken, by the same float32 expression and the
 same rounding as for the norm. Two compilations may differ in its last float32 bit, and then a number on the edge is rounded to its
 other neighbour, 2^-8 away: m is 2^-8 there.
 

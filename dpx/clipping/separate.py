@@ -21,7 +21,7 @@ from dpx.clipping.book_keeping import unclipped
 from dpx.clipping.frozen import merged
 from dpx.clipping.joint import Norms
 from dpx.clipping.program import Program, check_losses, with_counts
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 # What rounding may make of a norm; what is clipped wrongly is further off on random rows.
 TOLERANCE = {False: 2e-3, True: 0.1}
@@ -74,7 +74,7 @@ class _Trial(NamedTuple):
 
 
 def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
-    """Raises `Refused`, naming the op, where examples are not apart."""
+    """Raises `ConfigError`, naming the op, where examples are not apart."""
     # A program in print does not say which rules its functions have.
     key = (id(losses_fn), str(program.closed.jaxpr))
     if key in _found_separate:
@@ -90,7 +90,7 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
         _found_separate[key] = losses_fn
         return
     reason = "is not finite on random rows, so that it cannot be tried whether examples are apart"
-    raise Refused("the loss", reason, "Pass checked=False once you have compared it with clipping=vmap")
+    raise ConfigError("the loss", reason, "Pass checked=False once you have compared it with clipping=vmap")
 
 
 def _units(program: Program) -> list[int]:
@@ -103,7 +103,7 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
             if np.delete(own, unit, axis=-1).any():
                 where = f"holds something of one example in the row of another ({site.first})"
                 reason = f"{where}: a statistic over the batch, or another axis first"
-                raise Refused(
+                raise ConfigError(
                     f"op {site.op.name}", reason, "Keep examples apart and their axis first; batch normalisation cannot be private"
                 )
 
@@ -123,7 +123,7 @@ def _check_alone(program: Program, trial: _Trial) -> None:
         ops = ", ".join(sorted({site.op.name for site in program.sites}))
         both = " and ".join(f"({', '.join(f'{norm:.4g}' for norm in found)})" for found in (norms, alone))
         reason = f"gives examples among others and alone norms of {both}, losses or gradients that differ, through {ops}"
-        raise Refused("the loss", reason, "Let an example's loss depend on its own row alone, or use clipping=vmap")
+        raise ConfigError("the loss", reason, "Let an example's loss depend on its own row alone, or use clipping=vmap")
 
 
 def _norm(tree: Any) -> float:
@@ -184,7 +184,7 @@ def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, lis
         closed = jax.make_jaxpr(run)(program.params, program.frozen, batch)
     except (TypeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
-        raise Refused(
+        raise ConfigError(
             "the loss", f"cannot be computed for one example alone ({first})", "Put all that is of the examples into the batch"
         ) from error
     return closed.jaxpr, closed.consts

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.probes import Op, leaf_names
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 class Layer(NamedTuple):
@@ -48,7 +48,7 @@ class Site:
     """An op at one place of the program. `leaves`: what each is, None for one that is not trained; `loops`: lengths of those around.
 
     `shapes`: of the leaves as the op sees them; `record`: its shapes, the loops' axes first. `is_narrow`: whether the op rounds to less
-    than float32 anywhere on its way, though its record may be wide. `values`: what norms and sums need the value of, by leaf.
+    than float32 anywhere on its way, though its record may be wider. `values`: what norms and sums need the value of, by leaf.
     """
 
     op: Op
@@ -74,7 +74,7 @@ def is_narrow(dtype: Any) -> bool:
 
 
 def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ...], units: int, known: tuple) -> Site:
-    """Raises `Refused` for an op that breaks its contract."""
+    """Raises `ConfigError` for an op that breaks its contract."""
 
     def record_of(values, inputs):
         outputs, residuals = op.forward(values, inputs)
@@ -83,7 +83,9 @@ def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ..
     cotangents, one, on_the_way = jax.eval_shape(record_of, values, inputs)
     for given, back in zip(inputs, cotangents, strict=True):
         if back is not None and any(x.shape != y.shape for x, y in zip(*map(jax.tree.leaves, (given, back)), strict=True)):
-            raise Refused(f"op {op.name}", f"has a cotangent of another shape than its input {given.shape}", "Give parameters its shape")
+            raise ConfigError(
+                f"op {op.name}", f"has a cotangent of another shape than its input {given.shape}", "Give parameters its shape"
+            )
     if any(reference is not None for reference in leaves):
         _check_record(op, values, one, leaves, units)
     record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*loops, *leaf.shape), leaf.dtype), one)
@@ -93,22 +95,22 @@ def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ..
 
 def _check_record(op: Op, values: Any, one: Any, leaves: tuple[Reference | None, ...], units: int) -> None:
     if not jax.tree.leaves(one) or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(one)):
-        raise Refused(f"op {op.name}", "keeps a record that is not of floating arrays", "Keep arrays; integers as float32")
+        raise ConfigError(f"op {op.name}", "keeps a record that is not of floating arrays", "Keep arrays; integers as float32")
     squares = jax.eval_shape(op.squared_norm, values, one)
     if not isinstance(squares, tuple):
-        raise Refused(f"op {op.name}", "gives squared norms that are not a tuple", "Give a tuple, one array a part")
+        raise ConfigError(f"op {op.name}", "gives squared norms that are not a tuple", "Give a tuple, one array a part")
     shape = (jax.tree.leaves(values)[0].shape[0], units) if op.stacked else (units,)
     if len(squares) != op.parts or any(square.shape != shape for square in squares):
         reason = f"gives squared norms {[square.shape for square in squares]} for {op.parts} parts of {units} units"
-        raise Refused(f"op {op.name}", reason, "Give each part one number an example")
+        raise ConfigError(f"op {op.name}", reason, "Give each part one number an example")
     weights = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for _ in squares)
     summed = jax.eval_shape(op.weighted_sum, values, one, weights)
     places = [place for place, name in enumerate(leaf_names(values)) if op.trains(name)]
     is_like_leaves = bool(op.resting) or jax.tree.structure(summed) == jax.tree.structure(values)
     if not is_like_leaves or leaf_names(summed) != [leaf_names(values)[place] for place in places]:
-        raise Refused(f"op {op.name}", "gives sums for other leaves than it has", "Give each leaf its sum, and nothing else")
+        raise ConfigError(f"op {op.name}", "gives sums for other leaves than it has", "Give each leaf its sum, and nothing else")
     for place, total in zip(places, jax.tree.leaves(summed), strict=True):
         leaf, reference = jax.tree.leaves(values)[place], leaves[place]
         if leaf.shape != total.shape:
             reason = f"has shape {leaf.shape} where op {op.name} has a gradient {total.shape} for it"
-            raise Refused(reference.path if reference else "a leaf", reason, "Give the parameter the shape it is used in")
+            raise ConfigError(reference.path if reference else "a leaf", reason, "Give the parameter the shape it is used in")

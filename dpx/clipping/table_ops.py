@@ -110,8 +110,8 @@ class Decode(Op):
 
     def forward(self, leaves, inputs):
         (h_BMd,) = inputs
-        wide = jnp.promote_types(h_BMd.dtype, F32)
-        logits_BMV = jnp.einsum("bmd,vd->bmv", h_BMd, leaves["table"].astype(h_BMd.dtype), preferred_element_type=wide)
+        at_least_f32 = jnp.promote_types(h_BMd.dtype, F32)
+        logits_BMV = jnp.einsum("bmd,vd->bmv", h_BMd, leaves["table"].astype(h_BMd.dtype), preferred_element_type=at_least_f32)
         return logits_BMV + leaves["bias"] if "bias" in leaves else logits_BMV, h_BMd
 
     def input_cotangent(self, leaves, residuals, cotangent):

@@ -17,7 +17,12 @@ MODULES = {
 }
 
 
+DECLARATIONS = {"dpx.mechanism.declarations.Quantile": "dpx.mechanism.declarations.AdaptiveClip"}
+
+
 def now_called(target: str) -> str:
     """The present name of the declaration `target`."""
+    if target in DECLARATIONS:
+        return DECLARATIONS[target]
     module, _, name = target.rpartition(".")
     return f"{MODULES.get(module, module)}.{name}"

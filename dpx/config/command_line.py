@@ -13,7 +13,7 @@ from yaml import MarkedYAMLError
 from dpx import packages
 from dpx.config import search_path
 from dpx.config.node import nearest, unknown_key
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.extras import missing
 from dpx.packages import conf_directory
 
@@ -24,12 +24,12 @@ _OF_THE_MACHINE = {
 }
 
 
-def as_refused(error: BaseException) -> Refused | None:
+def as_refused(error: BaseException) -> ConfigError | None:
     """What the user can correct in `error`, or in what caused it; None for a defect of the program."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
-        if isinstance(cause, Refused):
+        if isinstance(cause, ConfigError):
             return cause
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
@@ -37,34 +37,34 @@ def as_refused(error: BaseException) -> Refused | None:
         if isinstance(link, MissingConfigException):
             return _unknown_option(link)
         if isinstance(link, OverrideParseException):
-            return Refused(link.override, "not of the form key=value", "Quote values that hold commas, spaces or brackets")
+            return ConfigError(link.override, "not of the form key=value", "Quote values that hold commas, spaces or brackets")
     for link in chain:
         if isinstance(link, MarkedYAMLError):
             return _broken_yaml(link)
         if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_THE_MACHINE:
-            return Refused(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
+            return ConfigError(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
     for link in chain:
         if isinstance(link, ConfigCompositionException):
             return _impossible_override(link)
         if isinstance(link, OmegaConfBaseException):
-            return Refused(link.full_key or "config", _first_line(link), "Correct the value")
+            return ConfigError(link.full_key or "config", _first_line(link), "Correct the value")
         ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", _first_line(link))
         if isinstance(link, HydraException) and ambiguous:
             key, values = ambiguous.groups()
             fix = f"Write one list as '{key}=[{values}]', or launch a sweep with -m"
-            return Refused(f"{key}={values}", "could be one list or several values", fix)
+            return ConfigError(f"{key}={values}", "could be one list or several values", fix)
         if isinstance(link, HydraException):
-            return Refused("command line", _first_line(link), "See python -m dpx --help")
+            return ConfigError("command line", _first_line(link), "See python -m dpx --help")
     return None
 
 
-def _broken_yaml(error: MarkedYAMLError) -> Refused:
+def _broken_yaml(error: MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     place = f"{mark.name}:{mark.line + 1}" if mark else "a YAML file"
-    return Refused(place, f"is not YAML ({' '.join((error.problem or str(error)).split())})", "Correct it")
+    return ConfigError(place, f"is not YAML ({' '.join((error.problem or str(error)).split())})", "Correct it")
 
 
-def _unknown_option(error: MissingConfigException) -> Refused:
+def _unknown_option(error: MissingConfigException) -> ConfigError:
     wanted = error.missing_cfg_file or "config"
     group, _, option = wanted.rpartition("/")
     options = list(error.options or [])
@@ -73,10 +73,12 @@ def _unknown_option(error: MissingConfigException) -> Refused:
         return missing("hydra/sweeper=search", "tune")
     for package in packages.listed():
         if package.set_aside and wanted in package.options:
-            return Refused(f"{group}={option}", f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them")
+            return ConfigError(
+                f"{group}={option}", f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them"
+            )
     if not options:
-        return Refused(wanted, "no such config", "Look in conf/ for what there is")
-    return Refused(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
+        return ConfigError(wanted, "no such config", "Look in conf/ for what there is")
+    return ConfigError(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
 
 
 def _closest_first(option: str, options: list[str]) -> list[str]:
@@ -84,16 +86,16 @@ def _closest_first(option: str, options: list[str]) -> list[str]:
     return [close, *(name for name in options if name != close)] if close else options
 
 
-def _impossible_override(error: ConfigCompositionException) -> Refused:
+def _impossible_override(error: ConfigCompositionException) -> ConfigError:
     """An override of a key or a group that is not there."""
     message = str(error)
     found = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
     key = found.group(1).partition("@")[0] if found else "command line"
     append = re.search(r"use (\+\S+)", message)
     if append and "default list" in message:
-        return Refused(key, "not in the default config", f"Write {append.group(1)}")
+        return ConfigError(key, "not in the default config", f"Write {append.group(1)}")
     if found is None or "not in struct" not in f"{message} {error.__cause__}":
-        return Refused(key, _first_line(error), "See python -m dpx --help")
+        return ConfigError(key, _first_line(error), "See python -m dpx --help")
     return unknown_key(key, _siblings(key))
 
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpx.config.node import checked_arguments
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.interop import shape
 
 # These never change which run it is (design: how a config becomes a run).
@@ -17,12 +17,12 @@ _NOT_IN_THE_NAME += ("tune", "name", "run")
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """Plain containers without Hydra's own node, a checkpoint's model written out; raises `Refused` for an interpolation that leads
+    """Plain containers without Hydra's own node, a checkpoint's model written out; raises `ConfigError` for an interpolation that leads
     nowhere, and for a checkpoint whose shape cannot be read."""
     try:
         plain = {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
-        raise Refused(error.full_key or "config", str(error).splitlines()[0], "Correct the interpolation") from error
+        raise ConfigError(error.full_key or "config", str(error).splitlines()[0], "Correct the interpolation") from error
     model = plain.get("model")
     if isinstance(model, dict) and model.get("_target_") == shape.TARGET:
         given = {key: value for key, value in model.items() if key != "_target_"}

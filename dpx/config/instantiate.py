@@ -15,7 +15,7 @@ from dpx import packages
 from dpx.config.aliases import now_called
 from dpx.config.identity import resolved
 from dpx.config.node import checked_arguments, unknown_key
-from dpx.declaration import Refused, is_declaration
+from dpx.declaration import ConfigError, is_declaration
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
 
@@ -29,12 +29,12 @@ _BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "pl
 def build(cfg: DictConfig) -> tuple[Experiment, Job]:
     """The experiment and the job that `cfg` declares.
 
-    Raises `Refused`, naming the config key, for missing values, unknown keys, wrong types and contradictions.
+    Raises `ConfigError`, naming the config key, for missing values, unknown keys, wrong types and contradictions.
     """
     missing = sorted(_missing(OmegaConf.to_container(cfg, resolve=False), ""))
     if missing:
         joined = " ".join(f"{key}=..." for key in missing)
-        raise Refused(", ".join(missing), "no value given", f"Add {joined}")
+        raise ConfigError(", ".join(missing), "no value given", f"Add {joined}")
     plain = resolved(cfg)
     fields = Experiment.__dataclass_fields__
     for key in plain:
@@ -67,10 +67,10 @@ def make(node: Any, path: str) -> Any:
 
 def _declared(value: str, target: Any) -> Any:
     """The declaration that `target` names, `value` being the assignment as the user sees it. Only modules of dpx and of listed packages are
-    imported; raises `Refused` for anything else before it is."""
+    imported; raises `ConfigError` for anything else before it is."""
     module, _, name = now_called(str(target)).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module:
-        raise Refused(value, "is no name of a declaration", "Write <package>.<module>.<class>")
+        raise ConfigError(value, "is no name of a declaration", "Write <package>.<module>.<class>")
     package = module.partition(".")[0]
     packages.require_listed(value, package)
     try:
@@ -79,10 +79,10 @@ def _declared(value: str, target: Any) -> Any:
     except (Exception, SystemExit) as error:
         words = f"cannot be loaded ({_first_line(error)})"
         if package == packages.OWN:
-            raise Refused(value, words, "Name a declaration of dpx") from error
-        raise Refused(value, f"{packages.named(package)} {words}", f"Mend or uninstall {package}") from error
+            raise ConfigError(value, words, "Name a declaration of dpx") from error
+        raise ConfigError(value, f"{packages.named(package)} {words}", f"Mend or uninstall {package}") from error
     if not is_declaration(declared):
-        raise Refused(value, "not a declaration", "Name a class made by dpx.declaration.declaration")
+        raise ConfigError(value, "not a declaration", "Name a class made by dpx.declaration.declaration")
     packages.require_listed(value, declared.__module__.partition(".")[0])
     return declared
 
@@ -99,10 +99,10 @@ def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
         return declared(**checked_arguments(declared, made, path))
     except Exception as error:
         # What breaks in dpx is a defect of dpx, with its traceback; what breaks in a package is the package's.
-        if package is None or isinstance(error, Refused):
+        if package is None or isinstance(error, ConfigError):
             raise
         name = f"{declared.__module__}.{declared.__qualname__}"
-        raise Refused(path, f"{package} cannot make {name} ({_first_line(error)})", f"Mend or uninstall {package.name}") from error
+        raise ConfigError(path, f"{package} cannot make {name} ({_first_line(error)})", f"Mend or uninstall {package.name}") from error
 
 
 def declare(path: Path, key: str) -> Any:

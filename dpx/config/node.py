@@ -10,7 +10,7 @@ from typing import Any
 from beartype import BeartypeConf
 from beartype.door import is_bearable
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 _TOWER = BeartypeConf(is_pep484_tower=True)
 
@@ -21,14 +21,14 @@ def nearest(key: str, known: Iterable[str]) -> str:
     return f", such as {close[0]}" if close else ""
 
 
-def unknown_key(path: str, known: Iterable[str]) -> Refused:
+def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
     """The refusal of a key nobody reads, with the nearest one that is read."""
     parent, _, key = path.rpartition(".")
     known = sorted(known)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if close:
-        return Refused(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))
-    return Refused(path, "unknown key", f"Known here: {', '.join(known)}")
+        return ConfigError(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))
+    return ConfigError(path, "unknown key", f"Known here: {', '.join(known)}")
 
 
 def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:
@@ -41,13 +41,13 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
         if key not in fields:
             raise unknown_key(full, fields)
         if not _fits(value, hints[key]):
-            raise Refused(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", "Correct the value")
+            raise ConfigError(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", "Correct the value")
         parts = _parts(hints[key])
         checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in arguments:
-            raise Refused(f"{path}.{name}".lstrip("."), "no value given", f"Add {path}.{name}=...".replace(" .", " "))
+            raise ConfigError(f"{path}.{name}".lstrip("."), "no value given", f"Add {path}.{name}=...".replace(" .", " "))
     return checked
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from dpx.config.node import nearest
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 def load(run: str) -> tuple[DictConfig, Path]:
@@ -19,7 +19,7 @@ def load(run: str) -> tuple[DictConfig, Path]:
         if len(found) != 1:
             everything = [path.parent.parent.name for path in Path("outputs").glob("*/release/config.yaml")]
             hint = f"Name one of {', '.join(map(str, found))}" if found else f"Name a run folder{nearest(run, everything)}"
-            raise Refused(f"run={run}", f"{len(found) or 'no'} runs have that name" if found else "no such run", hint)
+            raise ConfigError(f"run={run}", f"{len(found) or 'no'} runs have that name" if found else "no such run", hint)
         folder = found[0]
     loaded = OmegaConf.load(folder / "release" / "config.yaml")
     assert isinstance(loaded, DictConfig)

@@ -1,7 +1,7 @@
 """Matrix-product FLOPs of a compiled program, on one device: what the compiler left of the traced ones, split over the mesh.
 
 XLA's own count takes every loop once. Here a loop whose rounds the compiler knows is multiplied out (the layers of a model), one
-whose rounds only the data know counts once (the microbatches of a chunk), and of a branch the dearest side counts.
+whose rounds only the data know counts once (the microbatches of a chunk), and of a branch the most expensive side counts.
 """
 
 import math

@@ -7,15 +7,17 @@ from dpx.models.protocol import ExampleModel
 from dpx.models.shape import AnyModel, Bert, Decoder
 
 
-def forward_matmul_flops(model: AnyModel, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
+def forward_matmul_flops(
+    model: AnyModel, vocabulary_size: int, sequence_length: int, masked_positions: int, *, pooled_outputs: int = 0
+) -> int:
     """Exact matrix-product FLOPs of one example's forward pass, padding and masked scores included (they are computed).
 
-    `slots` positions are decoded over the vocabulary; `pooled_outputs` values come from a pooled token, in a Bert through one more
-    dense map unless its classifier is linear.
+    `masked_positions` positions are decoded over the vocabulary; `pooled_outputs` values come from a pooled token, in a Bert through one
+    more dense map unless its classifier is linear.
     """
     if isinstance(model, ExampleModel):
         return model.forward_flops(vocabulary_size, sequence_length, pooled_outputs)
-    T, H, F, M = sequence_length, model.width, model.feed_forward, slots
+    T, H, F, M = sequence_length, model.width, model.feed_forward, masked_positions
     transform = 0 if isinstance(model, Decoder) else H * H
     is_linear = isinstance(model, Bert) and model.classifier == "linear"
     linear = 2 * T * (3 * H * H + H * H + 2 * H * F)
@@ -25,9 +27,11 @@ def forward_matmul_flops(model: AnyModel, vocabulary_size: int, sequence_length:
     return model.layers * (linear + attention) + head + pooled
 
 
-def training_matmul_flops(model: AnyModel, vocabulary_size: int, sequence_length: int, slots: int, *, pooled_outputs: int = 0) -> int:
+def training_matmul_flops(
+    model: AnyModel, vocabulary_size: int, sequence_length: int, masked_positions: int, *, pooled_outputs: int = 0
+) -> int:
     """Forward and backward of one example: every product has two products as its derivative, so three times the forward."""
-    return 3 * forward_matmul_flops(model, vocabulary_size, sequence_length, slots, pooled_outputs=pooled_outputs)
+    return 3 * forward_matmul_flops(model, vocabulary_size, sequence_length, masked_positions, pooled_outputs=pooled_outputs)
 
 
 def published_flops(parameters: int, sequence_length: int) -> int:

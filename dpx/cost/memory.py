@@ -1,7 +1,7 @@
 """Bytes a training step holds on one device, by arithmetic on shapes. No jax.
 
 With P parameters that train and R that rest, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, A heads,
-l layers that are differentiated (where none is: the one at work), M masked slots and V words, of which `shards` devices share what is
+l layers that are differentiated (where none is: the one at work), M masked positions and V words, of which `shards` devices share what is
 at rest:
 
     at rest       (4 + 8) P / shards           float32 parameters and Adam's two moments

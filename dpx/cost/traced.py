@@ -10,7 +10,7 @@ from jax.interpreters import partial_eval
 
 
 def matmul_flops(function: Callable, *arguments: Any, platform: str | None = None) -> int:
-    """Matrix-product FLOPs of one call, after dead-code elimination, loops multiplied out. Of a branch the dearest side counts,
+    """Matrix-product FLOPs of one call, after dead-code elimination, loops multiplied out. Of a branch the most expensive side counts,
     of a loop of unknown length one round, of a choice by platform the side for `platform` (`None`: the one for accelerators, which
     nothing here names); arguments may be `ShapeDtypeStruct`s."""
     closed = jax.make_jaxpr(function)(*arguments)

@@ -231,7 +231,7 @@ class Data:
         return self.source.columns(self.sequence_length, self.vocabulary.size, self.pairs != "none")
 
     def require_fits(self, privacy: Privacy) -> None:
-        """Raises `Refused` where the unit of privacy cannot be told from this data, or would not own its rows."""
+        """Raises `ConfigError` where the unit of privacy cannot be told from this data, or would not own its rows."""
         require(
             self.pairs != "cross_document" or privacy.unit == "row",
             f"data.pairs=cross_document with privacy.unit={privacy.unit}",

@@ -7,14 +7,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 # A record of more is a damaged file, or a corpus in one line: it would be held in memory several times.
 LONGEST_LINE = 4 * 2**20
 
 
 def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> list[Path]:
-    """The files that declared paths name: files, folders, and patterns where nothing has that very name. Raises `Refused` for none."""
+    """The files that declared paths name: files, folders, and patterns where nothing has that very name. Raises `ConfigError` for none."""
     declared = [paths] if isinstance(paths, str) else paths
     found = [file for path in declared for file in _of_path(path, suffixes, key)]
     kinds = " or ".join((", ".join(suffixes[:-1]), suffixes[-1]))
@@ -42,21 +42,21 @@ def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
 def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -> Iterator[tuple[int, str]]:
     """Numbered lines of a UTF-8 file, from 1, without their ends; blank ones are left out unless kept.
 
-    Raises `Refused` for a line that is not UTF-8, or of more than `longest` bytes, of which no more is read.
+    Raises `ConfigError` for a line that is not UTF-8, or of more than `longest` bytes, of which no more is read.
     """
     number = 0
     with reading(file), _opened(file) as opened:
         while raw := opened.readline() if longest is None else opened.readline(longest + 1):
             number += 1
             if longest is not None and len(raw) > longest:
-                raise Refused(
+                raise ConfigError(
                     f"{file}:{number}", f"a line of more than {longest} bytes", "Give each record a line of its own, or shorten it"
                 )
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 place = f"{file}:{number}"
-                raise Refused(place, f"byte {error.start + 1} of the line is not UTF-8", "Convert the file to UTF-8") from None
+                raise ConfigError(place, f"byte {error.start + 1} of the line is not UTF-8", "Convert the file to UTF-8") from None
             if keep_blank or line.strip():
                 yield number, line
 
@@ -76,8 +76,8 @@ class reading:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error):
-            raise Refused(self._file, f"is not a whole gzip file ({error})", "Copy it again") from None
+            raise ConfigError(self._file, f"is not a whole gzip file ({error})", "Copy it again") from None
         if isinstance(error, FileNotFoundError):
-            raise Refused(self._file, "no such file", "Check data.source.paths") from None
+            raise ConfigError(self._file, "no such file", "Check data.source.paths") from None
         if isinstance(error, OSError):
-            raise Refused(self._file, f"cannot be read ({error.strerror or error})", "Check the file and its permissions") from None
+            raise ConfigError(self._file, f"cannot be read ({error.strerror or error})", "Check the file and its permissions") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpx.data.declarations import Hub
 from dpx.data.documents import Document
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.extras import require_extra
 
 
@@ -34,7 +34,7 @@ class HubSource:
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        """Raises `Refused` where a corpus cannot be loaded, or a record lacks the declared field."""
+        """Raises `ConfigError` where a corpus cannot be loaded, or a record lacks the declared field."""
         for corpus in self._declared.corpora:
             text_field = corpus.get("text_field") or "text"
             for number, record in enumerate(_load(corpus, streaming=self._declared.streaming)):
@@ -44,7 +44,7 @@ class HubSource:
 def _document(record: dict[str, Any], place: str, text_field: str, unit_field: str | None) -> Document:
     for field in filter(None, (text_field, unit_field)):
         if record.get(field) is None:
-            raise Refused(place, f"holds nothing under {field!r}, only {sorted(record)}", "Correct the corpus in data.source.corpora")
+            raise ConfigError(place, f"holds nothing under {field!r}, only {sorted(record)}", "Correct the corpus in data.source.corpora")
     paragraphs = tuple(part for part in str(record[text_field]).split("\n") if part.strip())
     return Document(paragraphs=paragraphs, unit_id=str(record[unit_field]) if unit_field else None)
 
@@ -60,4 +60,4 @@ def _load(corpus: dict[str, str | None], *, streaming: bool) -> Iterable[dict[st
         return datasets.load_dataset(name, corpus.get("config"), split=split, revision=corpus.get("revision"), streaming=streaming)
     except Exception as error:  # the library raises whatever its storage and network layers raise
         reason = f"could not be loaded ({type(error).__name__}: {str(error)[:200]})"
-        raise Refused(name, reason, "Check name, config, split and network") from error
+        raise ConfigError(name, reason, "Check name, config, split and network") from error

@@ -88,7 +88,7 @@ class Table:
 
 
 def require_labels(labels: Sequence[str]) -> None:
-    """Raises `Refused` for a list of labels that tells nothing apart."""
+    """Raises `ConfigError` for a list of labels that tells nothing apart."""
     value = f"data.source.labels=[{', '.join(labels)}]"
     require(len(labels) >= 2, value, "nothing to tell apart", "Declare 2 labels or more")
     require(len(set(labels)) == len(labels), value, "a label stands twice", "Declare each label once")

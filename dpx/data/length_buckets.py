@@ -19,7 +19,7 @@ _SHORTEST = 16
 def widths_of(declared: LengthBuckets, sequence_length: int) -> tuple[int, ...]:
     """Ascending lengths, `sequence_length` last; that alone where none are declared, powers of two from 16 up for `auto`.
 
-    Raises `Refused` for lengths that are not ascending, too short for a marked text, or longer than a row.
+    Raises `ConfigError` for lengths that are not ascending, too short for a marked text, or longer than a row.
     """
     if declared is None:
         return (sequence_length,)

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from dpx.data.store import Manifest, Store, open_store
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.durable import write_durably
 
 FOLDER = "manifests"
@@ -47,7 +47,7 @@ def store(private: Path, checksum: str) -> Store | None:
         return None
     try:
         found = open_store(Path(json.loads(_path(private, checksum).read_text())["store"]))
-    except (Refused, OSError):
+    except (ConfigError, OSError):
         return None
     return found if found.manifest.checksum == checksum else None
 

@@ -29,7 +29,7 @@ from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
 from dpx.data.tokenizer import DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_pieces
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
 from dpx.privacy.declarations import Privacy
 
@@ -49,7 +49,7 @@ def say_stage(name: str, documents: int) -> None:
 def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> Store:
     """The store of a declared corpus: opened where it exists in `data.directory`, else prepared there.
 
-    Raises `Refused` for input that cannot be used, and for an existing store that is not whole. Two processes may prepare the
+    Raises `ConfigError` for input that cannot be used, and for an existing store that is not whole. Two processes may prepare the
     same store at once: the first to finish gives it its name and the other uses that one. Text is streamed; memory grows
     by about 100 bytes a document (its hash, or its unit's name).
     """
@@ -69,7 +69,7 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise Refused(folder, "the disk is full", "Free some space, or move data.directory") from None
+        raise ConfigError(folder, "the disk is full", "Free some space, or move data.directory") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return open_store(folder, key)
@@ -148,7 +148,7 @@ class _Preparation:
         texts = (document.read.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
         try:
             return of_pieces(fit(chain.from_iterable(texts), vocabulary.size))
-        except Refused:
+        except ConfigError:
             # One document mostly falls in another split: then that is what to say.
             self._require_several(self._read)
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.data.files import LONGEST_LINE, lines, named, reading
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
 SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -25,7 +25,7 @@ def labels_in(paths: str | Sequence[str], field: str) -> tuple[str, ...]:
 def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
     if field not in record:
         there = ", ".join(map(str, list(record)[:8]))
-        raise Refused(where, f"has no column {field!r}, only {there}", "Name the columns with data.source.text_field, label_field, ...")
+        raise ConfigError(where, f"has no column {field!r}, only {there}", "Name the columns with data.source.text_field, label_field, ...")
     return record[field]
 
 
@@ -59,7 +59,7 @@ def _jsonl(file: Path) -> Iterator[Record]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise Refused(where, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+            raise ConfigError(where, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
         require(isinstance(record, dict), where, "is no JSON object", "Write one JSON object a line")
         yield where, record
 
@@ -78,7 +78,7 @@ def _csv(file: Path) -> Iterator[Record]:
         try:
             yield from ((read.line_num, row) for row in read if row)
         except csv.Error as error:
-            raise Refused(f"{file}:{read.line_num}", f"is no row of a .csv ({error})", "Correct its quotation marks") from None
+            raise ConfigError(f"{file}:{read.line_num}", f"is no row of a .csv ({error})", "Correct its quotation marks") from None
 
     yield from _under_header(file, rows())
 
@@ -104,4 +104,4 @@ def _parquet(file: Path) -> Iterator[Record]:
                     number += 1
                     yield f"{file} row {number}", record
     except arrow.ArrowInvalid as error:
-        raise Refused(file, f"is not a whole .parquet file ({str(error).splitlines()[0]})", "Copy it again") from None
+        raise ConfigError(file, f"is not a whole .parquet file ({str(error).splitlines()[0]})", "Copy it again") from None

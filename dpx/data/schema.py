@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def from_json(plain: Mapping[str, Any]) -> Schema:
 
 
 def stored(columns: Columns, schema: Schema, where: object) -> Columns:
-    """`columns` in their types on disk. Raises `Refused`, naming `where` and the column, for any that is not as the schema says."""
+    """`columns` in their types on disk. Raises `ConfigError`, naming `where` and the column, for any that is not as the schema says."""
     require(set(columns) == set(schema), where, f"gave columns {sorted(columns)} where {sorted(schema)} were declared", _SOURCE)
     return {name: _stored(name, np.asarray(columns[name]), column, where) for name, column in schema.items()}
 
@@ -81,14 +81,16 @@ def _stored(name: str, values: np.ndarray, column: Column, where: object) -> np.
 
 
 def require_gives(given: Schema, read: Schema, data: str, task: str) -> None:
-    """Raises `Refused` where rows of `given` columns lack one that is `read`, or hold it in another form."""
+    """Raises `ConfigError` where rows of `given` columns lack one that is `read`, or hold it in another form."""
     for name, column in read.items():
         if name not in given:
-            raise Refused(f"data={data}", f"its rows carry no {name}, which task={task} reads", f"Use data with {name}, or another task")
+            raise ConfigError(
+                f"data={data}", f"its rows carry no {name}, which task={task} reads", f"Use data with {name}, or another task"
+            )
         found = given[name]
         if found.shape != column.shape:
             reason = f"its {name} have the shape {list(found.shape)} a row; task={task} reads {list(column.shape)}"
-            raise Refused(f"data={data}", reason, "Use data of that form, or another task")
+            raise ConfigError(f"data={data}", reason, "Use data of that form, or another task")
         if found.below != column.below:
             reason = f"its {name} has {found.below} values; task={task} is declared for {column.below}"
-            raise Refused(f"data={data}", reason, f"Declare the task for {found.below}")
+            raise ConfigError(f"data={data}", reason, f"Declare the task for {found.below}")

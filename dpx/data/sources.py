@@ -8,7 +8,7 @@ from dpx.data.declarations import Source as Declared
 from dpx.data.documents import Document, Example, Source
 from dpx.data.labelled import Table
 from dpx.data.protocol import PackageSource
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 class _OfPackage:
@@ -56,6 +56,6 @@ def open_source(declared: Declared) -> Source:
         case PackageSource():
             return _OfPackage(declared)
         case RandomRows():
-            raise Refused(
+            raise ConfigError(
                 "data.source.kind=random", "random rows hold nothing to train on", "Use job=benchmark or job=plan, or another data"
             )

@@ -22,7 +22,7 @@ from jaxtyping import Int
 
 from dpx.data.keyed import Split
 from dpx.data.schema import Column, Schema, from_json
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
 from dpx.privacy.declarations import Privacy
 
@@ -90,11 +90,13 @@ class Manifest:
 
     @staticmethod
     def read(folder: Path) -> "Manifest":
-        """Raises `Refused` where the folder holds no whole manifest."""
+        """Raises `ConfigError` where the folder holds no whole manifest."""
         try:
             found = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise Refused(folder, f"is not a finished store ({type(error).__name__})", "Delete the folder to prepare it again") from None
+            raise ConfigError(
+                folder, f"is not a finished store ({type(error).__name__})", "Delete the folder to prepare it again"
+            ) from None
         require(found.with_checksum().checksum == found.checksum, folder / MANIFEST, "was changed after it was written", _AGAIN)
         return found
 
@@ -146,7 +148,7 @@ class Store:
         """What a step draws: rows as `rows` gives them, or, for `rows_per_example` R above 1, whole units.
 
         Of units `indices` are numbers below `units[split]`, every field is [n, R, ...], and `is_padding` bool[n, R] is true where a
-        unit has no further row; those hold zeros. Time grows as n log N. Raises `IndexError` outside the split, and `Refused` where
+        unit has no further row; those hold zeros. Time grows as n log N. Raises `IndexError` outside the split, and `ConfigError` where
         a unit has more than R rows (the store was prepared under another cap).
         """
         if rows_per_example == 1:
@@ -221,7 +223,7 @@ def _mapped(path: Path, kind: np.dtype) -> np.ndarray:
 
 
 def open_store(folder: Path, key: str | None = None, *, hashed_bytes: int = HASHED_BYTES) -> Store:
-    """The store in `folder`. Raises `Refused` where it is not whole, or is not the one that `key` names."""
+    """The store in `folder`. Raises `ConfigError` where it is not whole, or is not the one that `key` names."""
     manifest = Manifest.read(folder)
     require(key is None or manifest.key == key, folder, "was prepared from other data or settings", _AGAIN)
     verify(folder, manifest, hashed_bytes)
@@ -229,7 +231,7 @@ def open_store(folder: Path, key: str | None = None, *, hashed_bytes: int = HASH
 
 
 def verify(folder: Path, manifest: Manifest, hashed_bytes: int) -> None:
-    """Raises `Refused` for a file that is missing, of another size or, among the first `hashed_bytes`, of another content.
+    """Raises `ConfigError` for a file that is missing, of another size or, among the first `hashed_bytes`, of another content.
 
     Small files come first, so a store of any size has its unit ids, vocabulary and marks hashed before its tokens.
     """

@@ -11,7 +11,7 @@ from dpx.data.documents import Example
 from dpx.data.files import named, reading
 from dpx.data.labelled import Table
 from dpx.data.records import SUFFIXES, label_of, records, text_of, value_of
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 
 class TableSource:
@@ -35,7 +35,7 @@ class TableSource:
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Example]:
-        """Raises `Refused`, naming file and row, for one that lacks a column, a text or a declared label."""
+        """Raises `ConfigError`, naming file and row, for one that lacks a column, a text or a declared label."""
         declared = self._declared
         place = {label: number for number, label in enumerate(declared.classes)}
         seen: set[int] = set()
@@ -60,7 +60,7 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
     label = label_of(where, record, declared.label_field)
     if label not in place:
         known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
-        raise Refused(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
+        raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
     text = text_of(where, record, declared.text_field)
     pairs: tuple[tuple[str, ...], ...]
     if declared.choices_field is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from dpx.data.declarations import TextFiles
 from dpx.data.documents import Document
 from dpx.data.files import lines, named, reading
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
@@ -35,7 +35,7 @@ class TextFilesSource:
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        """Raises `Refused`, naming file and line, for text that is missing, empty or not UTF-8, and for a line that is no record."""
+        """Raises `ConfigError`, naming file and line, for text that is missing, empty or not UTF-8, and for a line that is no record."""
         for file in self._files:
             is_empty = True
             for document in self._documents(file):
@@ -62,13 +62,13 @@ class TextFilesSource:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise Refused(place, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+            raise ConfigError(place, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
         if not isinstance(record, dict) or not isinstance(record.get(declared.text_field), str):
-            raise Refused(place, f"holds no text under {declared.text_field!r}", "Name the field with data.source.text_field")
+            raise ConfigError(place, f"holds no text under {declared.text_field!r}", "Name the field with data.source.text_field")
         unit_id = None
         if declared.unit_field is not None:
             if not isinstance(record.get(declared.unit_field), str | int):
-                raise Refused(place, f"names no unit under {declared.unit_field!r}", "Give every record one, or unset unit_field")
+                raise ConfigError(place, f"names no unit under {declared.unit_field!r}", "Give every record one, or unset unit_field")
             unit_id = str(record[declared.unit_field])
         paragraphs = tuple(part for part in record[declared.text_field].split("\n") if part.strip())
         return Document(paragraphs=paragraphs, unit_id=unit_id)

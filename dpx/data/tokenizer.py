@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
 from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 DEFINITION = "tokenizer.json"
 _PIECES = "vocab.txt"
@@ -44,7 +44,8 @@ def of_pieces(pieces: list[str]) -> TextTokenizer:
 
 
 def of_path(path: Path, size: int) -> TextTokenizer:
-    """Of a file of pieces, one a line, or of a checkpoint's folder or `tokenizer.json`. Raises `Refused` for one that cannot be used."""
+    """Of a file of pieces, one a line, or of a checkpoint's folder or `tokenizer.json`. Raises `ConfigError` for one that cannot be
+    used."""
     files = _of_checkpoint(path)
     if files is None:
         return of_pieces(read(path, size))
@@ -93,7 +94,7 @@ def _loaded(file: Path, *about: Path) -> TextTokenizer:
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare exceptions
-            raise Refused(file, f"is no tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
+            raise ConfigError(file, f"is no tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     by_id = {number: piece for piece, number in tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -134,5 +135,5 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise Refused(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
+        raise ConfigError(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
     return found if isinstance(found, dict) else {}

@@ -12,7 +12,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NORMALISER = BertNormalizer(lowercase=True)
@@ -36,7 +36,7 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
 
     `texts` is read once and kept in a temporary file meanwhile. The trainer numbers the continuing characters in the order
     of a randomly seeded hash table, and breaks ties between merges by those numbers; naming the whole alphabet beforehand
-    makes the pieces a function of the text. Raises `Refused` when there is no text.
+    makes the pieces a function of the text. Raises `ConfigError` when there is no text.
     """
     counts: Counter[str] = Counter()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as held:
@@ -53,13 +53,13 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
 
 
 def read(path: Path, size: int) -> list[str]:
-    """The pieces of a vocabulary file, one a line; a piece's id is its line, from 0. Raises `Refused` for one that cannot be used."""
+    """The pieces of a vocabulary file, one a line; a piece's id is its line, from 0. Raises `ConfigError` for one that cannot be used."""
     try:
         pieces = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except FileNotFoundError:
-        raise Refused(path, "no such file", "Check data.vocabulary.path") from None
+        raise ConfigError(path, "no such file", "Check data.vocabulary.path") from None
     except UnicodeDecodeError as error:
-        raise Refused(path, f"byte {error.start} is not UTF-8", "Convert the file to UTF-8") from None
+        raise ConfigError(path, f"byte {error.start} is not UTF-8", "Convert the file to UTF-8") from None
     pieces = [piece.rstrip("\r") for piece in pieces]
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     require(not missing, path, f"lacks {' '.join(missing)}", "Add the special tokens, a line each")

@@ -79,7 +79,7 @@ class SplitWriter:
     def add_document(self, unit: int, rows: Columns, priority: Callable[[int], int], *, again: bool) -> None:
         """Appends a document's rows. When there are too many, those of the lowest `priority` (64 bits, by row number) are kept.
 
-        Raises `Refused` for rows that are not as the schema says."""
+        Raises `ConfigError` for rows that are not as the schema says."""
         self._some_unit_came_again |= again
         rows, count = stored(rows, self._schema, f"{self._split} row {self.row_count}"), len(next(iter(rows.values())))
         priorities: list[int] = []

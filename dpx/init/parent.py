@@ -17,7 +17,7 @@ from dpx.claim.caveats import vocabulary_source
 from dpx.claim.reasons import chosen_late, reasons_against
 from dpx.data import manifests
 from dpx.data.declarations import Data
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init.declarations import FromRun
 from dpx.init.weights import PARAMS, Shapes, facts_beside
@@ -59,7 +59,7 @@ class Parent:
 
 
 def open_parent(init: FromRun) -> Parent:
-    """Reads everything of a run but its weights. Raises `Refused` where it is not there, being trained, or its parts disagree."""
+    """Reads everything of a run but its weights. Raises `ConfigError` where it is not there, being trained, or its parts disagree."""
     asked = f"init.run={init.run}"
     release, folder = _found(init.run)
     if folder is None:
@@ -98,8 +98,8 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
     require(not place.is_dir(), f"init.run={named}", "holds no run and no release", "Name a run's folder, or a copy of its release/")
     try:
         _, found = config.load(named)
-    except Refused as refused:
-        raise Refused(f"init.{refused.value}", refused.reason, refused.fix) from None
+    except ConfigError as refused:
+        raise ConfigError(f"init.{refused.value}", refused.reason, refused.fix) from None
     return found / "release", RunFolder(found)
 
 
@@ -160,7 +160,7 @@ def _statement(release: Path) -> dict[str, Any]:
     try:
         return json.loads((release / "privacy.json").read_text())
     except ValueError as error:
-        raise Refused(release / "privacy.json", "is cut short, or was changed by hand", "Restore the file") from error
+        raise ConfigError(release / "privacy.json", "is cut short, or was changed by hand", "Restore the file") from error
 
 
 def _released(asked: str, release: Path) -> Path:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from dpx.clipping.frozen import merged
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.init.parent import Parent
 from dpx.init.weights import Leaves, by_path, checksums, facts_beside
 from dpx.models.lora import merge_adapters
@@ -20,8 +20,8 @@ from dpx.training.update import CANARIES
 def parameters_of(parent: Parent, train: Trained) -> Leaves:
     """What the parent released, or what its checkpoint and what rests in it are together.
 
-    Adapters stay where `train` has the same ones; else they become part of the weights that they adapt. Raises `Refused` where a file is
-    cut short or is not what was released.
+    Adapters stay where `train` has the same ones; else they become part of the weights that they adapt. Raises `ConfigError` where a file
+    is cut short or is not what was released.
     """
     tree = _checkpoint(parent) if parent.step else _release(parent)
     if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"] and not is_adapted_alike(parent.train, train):
@@ -33,7 +33,7 @@ def _release(parent: Parent) -> Any:
     tree = on_host(parent.place)
     known = facts_beside(parent.place).get("weights")
     if known is not None and known != checksums(by_path(tree)):
-        raise Refused(parent.place, "holds other weights than were released there", "Copy the whole release/ folder again")
+        raise ConfigError(parent.place, "holds other weights than were released there", "Copy the whole release/ folder again")
     return tree
 
 

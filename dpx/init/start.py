@@ -9,7 +9,7 @@ from dpx.data import manifests, tokenizer
 from dpx.data.declarations import Data
 from dpx.data.overlap import are_comparable, share_text
 from dpx.data.store import Store
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init import weights
 from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
@@ -75,8 +75,8 @@ def planned(init: Init, receiver: Receiver, store: Store | None = None) -> tuple
 def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path]) -> Start:
     """The start of a run, weights included. `outputs` are folders of runs whose releases a file may not hold.
 
-    Raises `Refused` for a parent that is not there, incomplete, being trained or in disagreement with its ledger, for weights that are cut
-    short or of another model or type, for another vocabulary, and for charges that cannot be composed.
+    Raises `ConfigError` for a parent that is not there, incomplete, being trained or in disagreement with its ledger, for weights that are
+    cut short or of another model or type, for another vocabulary, and for charges that cannot be composed.
     """
     origins, parent = _decided(init, receiver, store)
     if isinstance(init, FromFile):
@@ -163,7 +163,7 @@ def _require_trained(taken: Taken, train: Trained) -> None:
 
 
 def require_not_exported(checkpoint: Checkpoint) -> None:
-    """Raises `Refused` for weights that a run of dpx trained: they cost what was spent on them."""
+    """Raises `ConfigError` for weights that a run of dpx trained: they cost what was spent on them."""
     of_run = checkpoint.config.get("dpx")
     require(of_run is None, checkpoint.asked, "holds weights that a run of dpx trained and exported", f"Use init=run init.run={of_run}")
 
@@ -193,7 +193,7 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
     theirs = origin.vocabulary.get("sha256")
     if theirs is None:
         fix = "Begin from its own folder and on the same prepared data, or train it again"
-        raise Refused(parent.asked, "was made by a version that did not record its vocabulary", fix)
+        raise ConfigError(parent.asked, "was made by a version that did not record its vocabulary", fix)
     require(
         theirs == store.manifest.vocabulary_checksum,
         parent.asked,

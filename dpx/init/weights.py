@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpx.claim.agreement import METADATA
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 Shapes = Mapping[str, tuple[int, ...]]
 Leaves = dict[str, np.ndarray]
@@ -66,7 +66,7 @@ def facts_beside(params: Path) -> dict[str, Any]:
 
 
 def require_shapes(place: str, expected: Shapes, found: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
-    """Raises `Refused` naming the first parameter that is missing, unknown, of another shape, or not float32."""
+    """Raises `ConfigError` naming the first parameter that is missing, unknown, of another shape, or not float32."""
     fix = "Name the model that these weights are of, or other weights"
     for path in sorted({*expected, *found}):
         require(path in found, place, f"lacks {path} of this model", fix)
@@ -77,13 +77,13 @@ def require_shapes(place: str, expected: Shapes, found: Mapping[str, tuple[tuple
 
 
 def require_finite(place: str, leaves: Leaves) -> None:
-    """Raises `Refused` naming the first parameter that holds no number somewhere."""
+    """Raises `ConfigError` naming the first parameter that holds no number somewhere."""
     for path, leaf in sorted(leaves.items()):
         require(bool(np.isfinite(leaf).all()), place, f"holds values of {path} that are not finite", "Give other weights")
 
 
 def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Shape and type of each array in an .npz, from its headers alone. Raises `Refused` for what is none."""
+    """Shape and type of each array in an .npz, from its headers alone. Raises `ConfigError` for what is none."""
     _require_npz(file)
     found = {}
     try:
@@ -100,7 +100,7 @@ def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 
 def read_file(file: Path) -> Leaves:
-    """The arrays of an .npz; nothing in it is executed. Raises `Refused` where it is cut short."""
+    """The arrays of an .npz; nothing in it is executed. Raises `ConfigError` where it is cut short."""
     _require_npz(file)
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -118,12 +118,14 @@ def _require_npz(file: Path) -> None:
     require(file.is_file(), asked, "is a folder", "Name an .npz of float32 arrays by path")
 
 
-def _damaged(file: Path) -> Refused:
-    return Refused(f"init.file={file}", "is cut short, or no .npz of arrays", "Write it with numpy.savez, each parameter under its path")
+def _damaged(file: Path) -> ConfigError:
+    return ConfigError(
+        f"init.file={file}", "is cut short, or no .npz of arrays", "Write it with numpy.savez, each parameter under its path"
+    )
 
 
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
-    """Raises `Refused` where what was asked for holds a parameter that a run in one of the folders `outputs` trained and released."""
+    """Raises `ConfigError` where what was asked for holds a parameter that a run in one of the folders `outputs` trained and released."""
     held = {digest: path for path, digest in checksums(leaves).items()}
     for params in sorted({found.parent for folder in outputs for found in folder.glob(f"*/release/{PARAMS}/{METADATA}")}):
         known = facts_beside(params)

@@ -73,7 +73,8 @@ class Checkpoint:
         return found
 
     def taken(self, expected: Shapes) -> Taken:
-        """What it gives a model of the parameters `expected`. Raises `Refused` for the first one below the heads that it does not give."""
+        """What it gives a model of the parameters `expected`. Raises `ConfigError` for the first one below the heads that it does not
+        give."""
         layers, stored = self.model.layers, self._stored
         prefix = self.layout.prefix if any(name.startswith(self.layout.prefix) for name in stored) else ""
         parts = self.layout.parts(prefix)

@@ -15,7 +15,7 @@ from dpx.claim import agreement
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY, Store
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS, Leaves, by_path, checksums, facts_beside
@@ -30,7 +30,7 @@ _MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "
 
 
 def export(experiment: Experiment, folder: Path, to: Path) -> Written:
-    """Writes `to`, whole or not at all. Raises `Refused` where it is there, where the run's parts do not agree, and for a model that
+    """Writes `to`, whole or not at all. Raises `ConfigError` where it is there, where the run's parts do not agree, and for a model that
     transformers has no class for."""
     require(not to.exists(), to, "is already there", "Delete it, or name another folder with job.to")
     agreement.check(folder)
@@ -66,7 +66,7 @@ def _released(params: Path) -> Leaves:
     tree: Any = on_host(params)
     known = facts_beside(params).get("weights")
     if known is None or known != checksums(by_path(tree)):
-        raise Refused(params, "holds other weights than the run's ledger was closed with", "Restore the folder")
+        raise ConfigError(params, "holds other weights than the run's ledger was closed with", "Restore the folder")
     if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
         tree = jax.tree.map(np.asarray, merge_adapters(tree))
     return by_path(tree)

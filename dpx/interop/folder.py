@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.extras import is_installed
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -17,7 +17,7 @@ _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
 def folder_of(path: str) -> Path:
     """The folder that `init.path` names: itself, or the copy of a hub id's files that `huggingface_hub` keeps on this machine.
 
-    Raises `Refused` where there is none.
+    Raises `ConfigError` where there is none.
     """
     place = Path(path).expanduser()
     asked = f"init.path={path}"
@@ -31,16 +31,16 @@ def folder_of(path: str) -> Path:
         return Path(hub.snapshot_download(path, allow_patterns=_DOWNLOADED))
     except Exception as error:  # the library raises whatever its storage and network layers raise
         reason = f"is no folder, and could not be fetched as a hub id ({type(error).__name__})"
-        raise Refused(asked, reason, "Name a folder, or check the id and the network") from error
+        raise ConfigError(asked, reason, "Name a folder, or check the id and the network") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Raises `Refused` where the file is missing or no JSON object."""
+    """Raises `ConfigError` where the file is missing or no JSON object."""
     require(file.is_file(), file.parent, f"holds no {file.name}", "Name the folder of a checkpoint")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise Refused(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
+        raise ConfigError(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
     require(isinstance(found, dict), file, "is no JSON object", "Copy the file again")
     return found
 
@@ -54,9 +54,11 @@ def weight_files(folder: Path) -> dict[str, list[str] | None]:
     pickles = sorted(file.name for file in folder.glob("*") if file.name.endswith(_PICKLES))
     if pickles:
         reason = f"holds its weights as {pickles[0]}, which can run code when it is read"
-        raise Refused(folder, reason, "Convert it to safetensors: model.save_pretrained(folder, safe_serialization=True)")
+        raise ConfigError(folder, reason, "Convert it to safetensors: model.save_pretrained(folder, safe_serialization=True)")
     others = sorted(file.name for file in folder.glob("*.safetensors"))
-    raise Refused(folder, f"holds no {WEIGHTS}" + (f", only {others[0]}" if others else ""), f"Name the weights {WEIGHTS}, or its index")
+    raise ConfigError(
+        folder, f"holds no {WEIGHTS}" + (f", only {others[0]}" if others else ""), f"Name the weights {WEIGHTS}, or its index"
+    )
 
 
 def _of_index(folder: Path) -> dict[str, list[str] | None]:

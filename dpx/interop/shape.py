@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from dpx.declaration import Refused, declaration, require
+from dpx.declaration import ConfigError, declaration, require
 from dpx.interop.folder import CONFIG, folder_of, read_json
 from dpx.models.shape import Bert, Decoder, Model
 
@@ -56,14 +56,14 @@ def model_of(config: Mapping[str, Any], where: str) -> Model:
 
 
 def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], dict[str, Any]]:
-    """Its declaration and the values of its fields. Raises `Refused`, naming `where`, for what dpx has no model for."""
+    """Its declaration and the values of its fields. Raises `ConfigError`, naming `where`, for what dpx has no model for."""
     family = config.get("model_type")
     if family not in _FAMILIES:
-        raise Refused(where, f"is of model_type {family!r}, which is not read", f"Use one of {', '.join(sorted(_FAMILIES))}")
+        raise ConfigError(where, f"is of model_type {family!r}, which is not read", f"Use one of {', '.join(sorted(_FAMILIES))}")
     try:
         return _FAMILIES[family](config, where)
     except KeyError as error:
-        raise Refused(where, f"does not say {error.args[0]}", "Copy the file again") from None
+        raise ConfigError(where, f"does not say {error.args[0]}", "Copy the file again") from None
 
 
 def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, ...], usual: str = "gelu") -> str:

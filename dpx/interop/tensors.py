@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.interop.folder import weight_files
 
 _FLOATS = ("F32", "F16", "BF16")
 
 
 class Tensors:
-    """The weights in a folder. Raises `Refused` for a file that is cut short, and for an index that does not fit its files."""
+    """The weights in a folder. Raises `ConfigError` for a file that is cut short, and for an index that does not fit its files."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -51,7 +51,7 @@ def _open(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="numpy") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
-        raise Refused(file, f"is no whole safetensors file ({str(error).splitlines()[0]})", "Copy it again") from None
+        raise ConfigError(file, f"is no whole safetensors file ({str(error).splitlines()[0]})", "Copy it again") from None
 
 
 def write(file: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.init.weights import Leaves
 from dpx.interop.layouts import LAYOUTS
 from dpx.models.shape import AnyModel, Bert, Decoder
@@ -33,7 +33,7 @@ class Written:
 
 
 def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, labels: Sequence[str], special: Any) -> Written:
-    """Raises `Refused` for a model or a head that no class of transformers has; `special` has the ids of the marks."""
+    """Raises `ConfigError` for a model or a head that no class of transformers has; `special` has the ids of the marks."""
     family = family_of(model, task)
     layout = LAYOUTS[family]
     parts = layout.parts(layout.prefix)
@@ -56,7 +56,7 @@ def family_of(model: AnyModel, task: Task) -> str:
     if isinstance(model, Decoder):
         return "gpt2"
     if not isinstance(model, Bert):
-        raise Refused(f"model={model.name}", "is of no family that transformers has", "Export a model of dpx")
+        raise ConfigError(f"model={model.name}", "is of no family that transformers has", "Export a model of dpx")
     has_classifier = isinstance(task, Classification | MultipleChoice)
     fix = "Train with model.pool=cls and the classifier of the model's own family"
     require(not has_classifier or model.pool == "cls", f"model.pool={model.pool}", "no classifier of transformers reads a mean", fix)
@@ -77,7 +77,7 @@ def _architecture(model: AnyModel, task: Task, family: str) -> str:
         return "BertForPreTraining"
     head = heads.get(type(task))
     if head is None:
-        raise Refused(f"task={task.name} with model={model.name}", f"{name} has no class for it in transformers", "Export another task")
+        raise ConfigError(f"task={task.name} with model={model.name}", f"{name} has no class for it in transformers", "Export another task")
     return name + head
 
 

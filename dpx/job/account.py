@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpx.claim import rests_on
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
@@ -58,7 +58,7 @@ class Account:
         document |= {"rests_on": list(by)} if by else {}
         document["is_checked"] = all(one.is_checked for one in found)
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
-        console = wide()
+        console = wide_console()
         if not document["is_checked"]:
             console.print(UNCHECKED, highlight=False)
         for line in rests_on.words(by):
@@ -75,7 +75,7 @@ UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its w
 
 
 def _place(named: str) -> Path:
-    """What is there, or else the folder of the run of that name; raises `Refused` where there is no such run."""
+    """What is there, or else the folder of the run of that name; raises `ConfigError` where there is no such run."""
     from dpx import config
 
     return Path(named) if Path(named).exists() or Path(named).suffix else config.load(named)[1]
@@ -94,7 +94,8 @@ class Source(NamedTuple):
 
 
 def read(path: Path) -> Source:
-    """Charged steps of a run folder, a ledger file or a statement; raises `Refused` where there are none, or where a folder disagrees."""
+    """Charged steps of a run folder, a ledger file or a statement; raises `ConfigError` where there are none, or where a folder
+    disagrees."""
     from dpx.claim import agreement
     from dpx.privacy.ledger import Ledger
     from dpx.privacy.origins import charged_in

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.report import pictures
@@ -27,7 +27,7 @@ class Analyse:
         tables: list[Table] = self.analysis()
         folder.release.mkdir(parents=True, exist_ok=True)
         write_json(folder.release / "analysis.json", {"name": experiment.name, "tables": [table.as_json() for table in tables]})
-        console = wide()
+        console = wide_console()
         for table in tables:
             table.write_csv(folder.release)
             console.print(table.shown())

@@ -8,8 +8,8 @@ import os
 from typing import Any
 
 from dpx.audit.declarations import Estimator, Primary
-from dpx.console import wide
-from dpx.declaration import Refused, declaration
+from dpx.console import wide_console
+from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder, write_json
 
@@ -21,7 +21,7 @@ NOISE_ERROR = 1e-6
 class Audit:
     """Writes `private/audit.json`, `private/audit_coins.npy` and, without coins or scores, `release/audit.json`.
 
-    Raises `Refused` after writing when a lower bound exceeds the claim or the noise has not the variance stated. The secret is kept:
+    Raises `ConfigError` after writing when a lower bound exceeds the claim or the noise has not the variance stated. The secret is kept:
     the same audit again is the same audit, and cannot be repeated until it passes.
     """
 
@@ -57,7 +57,7 @@ class Audit:
             write_json(folder.release / "audit.json", document)
             write_json(folder.private / "audit.json", document | {"scores": _summary(scores_M, is_in_M)})
         show(document)
-        wide().print(f"noise variance: p = {document['noise']['p_value']:.3g}", highlight=False)
+        wide_console().print(f"noise variance: p = {document['noise']['p_value']:.3g}", highlight=False)
         require_passes(document)
         _require_noise(document["noise"]["p_value"])
 
@@ -99,10 +99,10 @@ def show(document: dict[str, Any]) -> None:
     listed = [document["primary"], *document["others"], *document["without_guarantee"]]
     rows = tuple(tuple(bound[column] for column in columns) for bound in listed)
     title = "lower bounds on epsilon; the primary first; what has no error decides nothing"
-    wide().print(Table("audit", columns, rows, title).shown())
+    wide_console().print(Table("audit", columns, rows, title).shown())
 
 
 def _require_noise(p_value: float) -> None:
     if p_value < NOISE_ERROR:
         reason = f"the released noise has not the variance stated (p = {p_value:.1e})"
-        raise Refused("audit", reason, "Mend the deviation that is passed to the noise")
+        raise ConfigError("audit", reason, "Mend the deviation that is passed to the noise")

@@ -19,7 +19,7 @@ from rich.table import Table
 from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import PACKAGES, PEERS, VARIANTS, Setting
 from dpx.benchmark.worker import Worker, worker
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.extras import require_extra
@@ -38,7 +38,7 @@ class Benchmark:
     default to the experiment's own. Peers hold `peer_batches` examples at a time, on one device, in float32. With `limit_s` seconds
     in all, batches that come too late are left out and named, and there are fewer rounds, one at least. `automatic_batch` measures
     the private step at the batch of `microbatch=auto` as well.
-    Raises `Refused` for a variant, mesh or size that cannot stand, and for a peer that is not installed.
+    Raises `ConfigError` for a variant, mesh or size that cannot stand, and for a peer that is not installed.
     """
 
     variants: Sequence[str] = ("autodiff", "plain", "book_keeping")
@@ -70,7 +70,7 @@ class Benchmark:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, document)
-        wide().print(shown(document))
+        wide_console().print(shown(document))
 
     def document(self, experiment: Experiment) -> dict[str, Any]:
         """What benchmark.json will hold: the conditions and the rows."""
@@ -133,7 +133,7 @@ class Benchmark:
 
 
 def require_installed(variant: str) -> None:
-    """Raises `Refused` where a package of this peer is missing."""
+    """Raises `ConfigError` where a package of this peer is missing."""
     for package in PACKAGES.get(variant, ()):
         require_extra(f"job.variants={variant}", "bench", package)
 

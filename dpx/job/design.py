@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
@@ -22,7 +22,7 @@ class Design:
 
     `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs; `published` looks up the optima that McKenna et al. 2025
     print instead. delta is `privacy.delta`, the records `size` or `data.declared_size`. Compute is in FLOPs or device hours.
-    Raises `Refused` where nothing inside the measured grid fits.
+    Raises `ConfigError` where nothing inside the measured grid fits.
     """
 
     epsilon: float | None = None
@@ -51,7 +51,7 @@ class Design:
             place.mkdir(parents=True, exist_ok=True)
             (place / "design.yaml").write_text(experiment_file(best, self.base, size, rate, experiment))
             command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"
-            wide().print(f"run it: {command}", highlight=False, soft_wrap=True)
+            wide_console().print(f"run it: {command}", highlight=False, soft_wrap=True)
 
     def _compute(self, flops_per_s: float) -> float:
         given = [value for value in (self.compute, self.device_hours) if value is not None]
@@ -183,7 +183,7 @@ def _show(tables: list[Table], folder: RunFolder, about: dict[str, Any]) -> None
 
     folder.release.mkdir(parents=True, exist_ok=True)
     write_json(folder.release / "design.json", about | {"tables": [table.as_json() for table in tables]})
-    console = wide()
+    console = wide_console()
     for table in tables:
         table.write_csv(folder.release)
         if table.name != "curve":

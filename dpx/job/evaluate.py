@@ -24,10 +24,10 @@ class Evaluate:
 
         is_checked = agreement.check(folder.path) is not None
 
-        figures = of_released(experiment, params_path)
-        write_json(folder.private / "evaluation.json", figures)
+        metrics = of_released(experiment, params_path)
+        write_json(folder.private / "evaluation.json", metrics)
         table = Table(title=str(folder.path), title_justify="left", show_header=False)
-        for name, value in figures.items():
+        for name, value in metrics.items():
             table.add_row(name, f"{value:.4f}")
         Console().print(table)
         claim = json.loads((folder.release / "privacy.json").read_text())

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import rests_on
-from dpx.console import wide
-from dpx.declaration import Refused, declaration
+from dpx.console import wide_console
+from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
 from dpx.run_folder import RunFolder, write_json
@@ -43,7 +43,7 @@ class Explain:
         document["is_checked"] = is_checked
         folder.release.mkdir(parents=True, exist_ok=True)
         write_json(folder.release / "explain.json", document)
-        console = wide()
+        console = wide_console()
         for line in document["words"]:
             console.print(line, highlight=False)
         for table in document["tables"]:
@@ -73,7 +73,7 @@ def public_size(experiment: Experiment) -> int:
     if experiment.data.declared_size is not None:
         return experiment.data.declared_size
     if experiment.data.is_remote:
-        raise Refused("data.declared_size", "nothing is downloaded here, so the number of rows is not known", "Set data.declared_size")
+        raise ConfigError("data.declared_size", "nothing is downloaded here, so the number of rows is not known", "Set data.declared_size")
     from dpx.data.prepare import prepare
 
     return experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
@@ -23,4 +23,6 @@ class Export:
 
         to = Path(self.to).expanduser() if self.to else folder.release / "hf"
         found = export(experiment, folder.path, to)
-        wide().print(f"{to}: a {found.architecture} of {len(found.tensors)} tensors, with its tokenizer and a model card", highlight=False)
+        wide_console().print(
+            f"{to}: a {found.architecture} of {len(found.tensors)} tensors, with its tokenizer and a model card", highlight=False
+        )

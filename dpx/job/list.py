@@ -10,8 +10,8 @@ from rich.table import Table
 from dpx import config, packages
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
-from dpx.console import wide
-from dpx.declaration import Refused, declaration, require
+from dpx.console import wide_console
+from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.job.plan import Plan
 from dpx.run_folder import RunFolder, write_json
@@ -19,7 +19,7 @@ from dpx.run_folder import RunFolder, write_json
 
 @declaration
 class List:
-    """Recipes whose name matches the pattern; raises `Refused` when none does, or when a point cannot be planned."""
+    """Recipes whose name matches the pattern; raises `ConfigError` when none does, or when a point cannot be planned."""
 
     match: str
     plan: bool
@@ -29,7 +29,7 @@ class List:
         names = recipes.names(self.match)
         everything = recipes.names()
         require(bool(names), f"list.match={self.match}", "no recipe has such a name", f"There are {', '.join(everything) or 'none'}")
-        console = wide()
+        console = wide_console()
         points = [Point(name, tuple(overrides)) for name in names for overrides in recipes.points(name)]
         if not self.plan:
             _show_names(names, points, console)
@@ -41,7 +41,7 @@ class List:
         _show_plans(rows, console)
         failed = [row for row in rows if row["error"]]
         if failed:
-            raise Refused(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
+            raise ConfigError(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dpx.claim.reasons import reasons_against
 from dpx.claim.spent import planned_epsilon
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
-from dpx.declaration import Refused, declaration
+from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.init.start import planned as planned_start
 from dpx.init.start import receiver_of
@@ -53,7 +53,7 @@ class Plan:
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
-    """Every field of plan.json. Raises `Refused` where the claim cannot stand or the number of rows is not known."""
+    """Every field of plan.json. Raises `ConfigError` where the claim cannot stand or the number of rows is not known."""
     store = _store(experiment)
     manifest = store.manifest if store else None
     vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
@@ -95,7 +95,7 @@ def _store(experiment: Experiment) -> Any:
     if data.declared_size is not None:
         return None
     if data.is_remote:
-        raise Refused("data.declared_size", "a plan downloads nothing, so the number of rows is not known", "Set data.declared_size")
+        raise ConfigError("data.declared_size", "a plan downloads nothing, so the number of rows is not known", "Set data.declared_size")
     from dpx.data.prepare import prepare
 
     return prepare(data, experiment.privacy)
@@ -106,7 +106,10 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
     # A unit costs as much as the most rows it may have: the rest is padding.
     rows = examples * experiment.privacy.rows_per_example
     flops = published_flops(parameters, length) * rows
-    exact = training_matmul_flops(experiment.model, vocabulary, length, task.slots(length), pooled_outputs=task.pooled_outputs) * rows
+    exact = (
+        training_matmul_flops(experiment.model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
+        * rows
+    )
     hours = flops / mesh.flops_per_s / 3600
     return {
         "steps": experiment.steps,
@@ -141,7 +144,7 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
         trains,
         vocabulary_size=vocabulary,
         sequence_length=experiment.data.sequence_length,
-        masked_slots=experiment.task.slots(experiment.data.sequence_length),
+        masked_slots=experiment.task.masked_positions(experiment.data.sequence_length),
         microbatch=microbatch * experiment.privacy.rows_per_example,
         shards=experiment.mesh.shards,
         method=experiment.clipping.method if experiment.is_private else "plain",

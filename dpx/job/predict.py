@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.data.labelled import Table
 from dpx.data.records import SUFFIXES, records, text_of
 from dpx.declaration import declaration, require
@@ -51,7 +51,7 @@ class Predict:
         output = Path(self.output).expanduser()
         output.parent.mkdir(parents=True, exist_ok=True)
         count = _write(output, list(classifier.labels), classifier.scores(texts))
-        wide().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
+        wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
 
 
 def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:

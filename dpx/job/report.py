@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.extras import require_extra
@@ -27,14 +27,14 @@ class Report:
         from dpx.report import benchmarks, collect, pages, rows
 
         if self.paper == "benchmarks":
-            wide().print(f"{benchmarks.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
+            wide_console().print(f"{benchmarks.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
             return
         page, home = pages.page(self.paper), Path(self.evidence) / self.paper
         # At once, not after every run was collected.
         require_extra("job=report", "plots")
         published = home / "published.csv"
         require(published.is_file(), published, "the published values are not there", "Run from the checkout, or set report.evidence")
-        kept, console = rows.read(home / "results.csv"), wide()
+        kept, console = rows.read(home / "results.csv"), wide_console()
         if self.collect:
             found, unfinished = collect.collect(Path(self.outputs), page.match)
             kept, strays = collect.merged(kept, [*found, *page.computed()])

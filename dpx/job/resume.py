@@ -8,7 +8,7 @@ from dpx.run_folder import RunFolder
 
 @declaration
 class Resume:
-    """Trains on in a folder that holds a run; raises `Refused` for one that does not."""
+    """Trains on in a folder that holds a run; raises `ConfigError` for one that does not."""
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         began = (folder.release / "config.yaml").is_file()

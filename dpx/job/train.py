@@ -17,9 +17,9 @@ from dpx.run_folder import RunFolder
 
 @declaration
 class Train:
-    """Trains the experiment into its run folder and prints held-out figures, their baselines and the claim.
+    """Trains the experiment into its run folder and prints held-out metrics, their baselines and the claim.
 
-    Raises `Refused` at the end, everything written, where the run's own audit (`audit=canaries`) proves more than is claimed.
+    Raises `ConfigError` at the end, everything written, where the run's own audit (`audit=canaries`) proves more than is claimed.
     """
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:

@@ -29,7 +29,7 @@ def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
 
 
 def say(folder: Path) -> None:
-    """Holds the folder against its ledger, then shows what the run came to; raises `Refused` where its parts do not agree."""
+    """Holds the folder against its ledger, then shows what the run came to; raises `ConfigError` where its parts do not agree."""
     from dpx.claim import agreement
     from dpx.console import stage
     from dpx.job.train import show

@@ -22,9 +22,9 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config, interruption
 from dpx.config import build
 from dpx.config.command_line import as_refused
-from dpx.console import wide
+from dpx.console import wide_console
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
 from dpx.launch import finished, sweep
@@ -54,7 +54,7 @@ class Launcher:
     def __call__(self, cfg: DictConfig) -> float:
         """One job of one config; returns the objective a search maximises.
 
-        That of a point that failed is 0, the worst accuracy there is: a search must go on past it.
+        Failed points score 0, the worst accuracy there is, so that the search continues.
 
         Errors are kept: raised here, Hydra would add lines of its own, and the other points of a sweep would be lost.
         """
@@ -114,7 +114,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...], fork: str | None) -> Iterator[Experiment]:
-        """Counts a search's trial, whatever becomes of it; a run on its own, or another job, is no trial."""
+        """Counts a search's trial, whatever becomes of it. Only training points of a sweep are trials."""
         require(
             experiment.tune is None or self.is_sweep or status.job != "train",
             "tune",
@@ -166,10 +166,12 @@ class Launcher:
         keys = {override.lstrip("+").partition("=")[0] for override in point}
         own = set(settings.sweeper.get("params") or {})
         if own and not own & keys:
-            raise Refused(f"experiment={cfg.name}", "a sweep of its own, launched as one point of another", "Launch each sweep by itself")
+            raise ConfigError(
+                f"experiment={cfg.name}", "a sweep of its own, launched as one point of another", "Launch each sweep by itself"
+            )
         mesh = OmegaConf.to_container(cfg.mesh) if OmegaConf.is_config(cfg.get("mesh")) else None
         if self._mesh not in (None, mesh):
-            raise Refused(f"mesh={cfg.mesh.get('name')}", "one process holds one mesh", "Launch each mesh by itself")
+            raise ConfigError(f"mesh={cfg.mesh.get('name')}", "one process holds one mesh", "Launch each mesh by itself")
         self._mesh = mesh
 
 
@@ -184,7 +186,7 @@ class CloseStudy(Callback):
         study = Study(Path(config.hydra.sweep.dir), experiment.name)
         trials = study.close(experiment)
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.objective, one.error) for one in trials]
-        sweep.show(shown, wide())
+        sweep.show(shown, wide_console())
 
 
 def _check_noise(cfg: DictConfig, overrides: tuple[str, ...]) -> None:
@@ -224,7 +226,7 @@ def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig,
     """The config and folder of the run that `cfg.run` names, under this command's job."""
     for override in overrides:
         if override.lstrip("+~").partition("=")[0].partition(".")[0] not in _BESIDE_RUN:
-            raise Refused(override, f"the run {cfg.run} has its own config", f"Leave it out, or compose it without run={cfg.run}")
+            raise ConfigError(override, f"the run {cfg.run} has its own config", f"Leave it out, or compose it without run={cfg.run}")
     loaded, path = config.load(cfg.run)
     loaded.job = cfg.job
     if any(override.startswith("mesh=") for override in overrides):

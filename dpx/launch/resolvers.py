@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.launch.finished import JOBS, has_finished
 from dpx.tuning.study import Study, check_charge
 
@@ -23,7 +23,7 @@ def _hydra_files(root: DictConfig) -> str | None:
         return "private/hydra"
     try:
         return None if has_finished(Path(place), config.resolved(root)) else "private/hydra"
-    except Refused:
+    except ConfigError:
         return "private/hydra"
 
 

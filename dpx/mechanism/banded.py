@@ -73,7 +73,7 @@ class Banded(Mechanism):
     def load_strategy(self, steps: int, private: Path) -> np.ndarray:
         """The run's coefficients of C's first column, float32 [bands], written to `private` once and then kept.
 
-        They are a function of (steps, bands) but for the optimiser's last bits. Raises `Refused` where the library is missing.
+        They are a function of (steps, bands) but for the optimiser's last bits. Raises `ConfigError` where the library is missing.
         """
         path = private / "strategy.json"
         if not path.exists():
@@ -130,7 +130,7 @@ def optimised(steps: int, bands: int) -> np.ndarray:
 
 
 def checked(coefficients: Any, bands: int) -> np.ndarray:
-    """`coefficients` as float32 [bands]; raises `Refused` where a column would be longer than 1 or wider than the band."""
+    """`coefficients` as float32 [bands]; raises `ConfigError` where a column would be longer than 1 or wider than the band."""
     found = np.asarray(coefficients, np.float32)
     sound = found.shape == (bands,) and np.all(np.isfinite(found)) and found[0] > 0 and np.linalg.norm(found.astype(np.float64)) <= 1
     require(bool(sound), "strategy.json", "is not a strategy of this band with columns of norm 1", "Start a new run folder")

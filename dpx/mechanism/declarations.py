@@ -23,7 +23,6 @@ from dpx.mechanism.telemetry import SecretTelemetry as SecretTelemetry
 from dpx.mechanism.telemetry import Telemetry as Telemetry
 
 # Its name before it was renamed.
-Quantile = AdaptiveClip
 
 
 @declaration

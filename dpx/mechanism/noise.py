@@ -1,7 +1,7 @@
 """Noise on a fixed grid of slices: every slice of every parameter has its own key, whatever the mesh.
 
 A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^18 elements (one row where a row is
-longer): drawing one takes nine times its size, and the compiler has those of several parameters in hand at a time. Only rows are
+longer): drawing one takes nine times its size, and XLA may keep several parameters' draws alive at a time. Only rows are
 cut, so a parameter sharded over its last axis draws its noise where it lives.
 """
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.tail import REACH
 from dpx.mechanism.telemetry import Telemetry
@@ -75,7 +75,7 @@ class Mechanism:
     floating_point: ClassVar[str] = "noise is float32, so the low-order bits of an output are not those of a real Gaussian"
 
     def check(self, declared: Declared) -> None:
-        """Raises `Refused` for what the proof does not cover."""
+        """Raises `ConfigError` for what the proof does not cover."""
 
     def release(self) -> dict[str, Any]:
         """The fields of a ledger entry that are the mechanism's (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise.
@@ -83,7 +83,7 @@ class Mechanism:
         Every private mechanism says this for itself: a claim is not inherited.
         """
         reason = "does not say what a step of it costs: it has no release"
-        raise Refused(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it release() (dpx/docs/extending.md)")
+        raise ConfigError(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it release() (dpx/docs/extending.md)")
 
     def event(self, noise_multiplier: float, adjacency: str) -> "DpEvent | None":
         """The dp-accounting event of one step in which every example takes part, between neighbours under `adjacency`, of whom one example
@@ -94,7 +94,7 @@ class Mechanism:
         return None
 
     def require_library(self, private: Path) -> None:
-        """Raises `Refused` where `load_strategy` would need a library that is missing: before any work, not after data was prepared."""
+        """Raises `ConfigError` where `load_strategy` would need a library that is missing: before any work, not after data was prepared."""
 
     def load_strategy(self, steps: int, private: Path) -> np.ndarray | None:
         """What is chosen once for the whole run, kept under `private`; `None` where there is nothing to choose."""

@@ -35,9 +35,9 @@ def heads_of(x_BTd: Array, parts: int, heads: int) -> Array:
 
 def probabilities(q_RNTD: Array, k_RNSD: Array, length_R: Array, causal: bool) -> Array:
     """Softmax of the scaled scores over the keys seen, computed in float32 or wider."""
-    wide = jnp.promote_types(q_RNTD.dtype, jnp.float32)
-    scores_RNTS = jnp.einsum("RNTD,RNSD->RNTS", q_RNTD, k_RNSD, preferred_element_type=wide) * q_RNTD.shape[-1] ** -0.5
-    return jax.nn.softmax(scores_RNTS + score_bias(length_R, k_RNSD.shape[2], wide, causal), axis=-1)
+    at_least_f32 = jnp.promote_types(q_RNTD.dtype, jnp.float32)
+    scores_RNTS = jnp.einsum("RNTD,RNSD->RNTS", q_RNTD, k_RNSD, preferred_element_type=at_least_f32) * q_RNTD.shape[-1] ** -0.5
+    return jax.nn.softmax(scores_RNTS + score_bias(length_R, k_RNSD.shape[2], at_least_f32, causal), axis=-1)
 
 
 def by_text(x_BTd: Array, length: Array) -> Array:
@@ -70,11 +70,11 @@ def attend_backward(
     dropped = by_example(dropped, length)
     q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, heads)
     (g_RNTD,), (context_RNTD,) = (heads_of(by_text(x, length), 1, heads) for x in (g_BTH, context_BTH))
-    wide = jnp.promote_types(qkv_BTd.dtype, jnp.float32)
+    at_least_f32 = jnp.promote_types(qkv_BTd.dtype, jnp.float32)
     probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), causal)
     g_v = jnp.einsum("RNTS,RNTD->RNSD", dropped(probs_RNTS.astype(qkv_BTd.dtype)), g_RNTD)
-    g_probs_RNTS = dropped(jnp.einsum("RNTD,RNSD->RNTS", g_RNTD, v_RNSD, preferred_element_type=wide))
-    own_RNT1 = jnp.sum(g_RNTD.astype(wide) * context_RNTD.astype(wide), axis=-1, keepdims=True)
+    g_probs_RNTS = dropped(jnp.einsum("RNTD,RNSD->RNTS", g_RNTD, v_RNSD, preferred_element_type=at_least_f32))
+    own_RNT1 = jnp.sum(g_RNTD.astype(at_least_f32) * context_RNTD.astype(at_least_f32), axis=-1, keepdims=True)
     g_scores_RNTS = (probs_RNTS * (g_probs_RNTS - own_RNT1) * q_RNTD.shape[-1] ** -0.5).astype(qkv_BTd.dtype)
     g_q = jnp.einsum("RNTS,RNSD->RNTD", g_scores_RNTS, k_RNSD)
     g_k = jnp.einsum("RNTS,RNTD->RNSD", g_scores_RNTS, q_RNTD)

@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019) with their heads; parameters are exactly `Bert.parameter_shapes`.
 
-B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, M: masked slots, V: vocabulary.
+B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, M: masked positions, V: vocabulary.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class MaskedHead(nn.Module):
 
 
 class BertForPreTraining(nn.Module):
-    """What `decode` makes of the masked slots (logits [B,M,V]) and, with `next_sentence`, that classifier's logits (else None)."""
+    """What `decode` makes of the masked positions (logits [B,M,V]) and, with `next_sentence`, that classifier's logits (else None)."""
 
     model: Bert
     vocabulary_size: int
@@ -49,7 +49,7 @@ class BertForPreTraining(nn.Module):
         token_BT: Int[Array, "B T"],
         segment_BT: Int[Array, "B T"],
         length_B: Int[Array, " B"],
-        slot_BM: Int[Array, "B M"],
+        masked_position_BM: Int[Array, "B M"],
         keys_B: UInt32[Array, "B 2"] | None = None,
         decode: Callable[..., Any] = ops.decode,
     ) -> tuple[Any, Float[Array, "B 2"] | None]:
@@ -57,7 +57,7 @@ class BertForPreTraining(nn.Module):
         embeddings = Embeddings(model, self.vocabulary_size, name="embeddings")
         x_BTH, word_VH = embeddings(token_BT, segment_BT, length_B, keys_B)
         x_BTH = stack(self, model, x_BTH, length_B, keys_B)
-        x_BMH = jnp.take_along_axis(x_BTH, slot_BM[:, :, None], axis=1)
+        x_BMH = jnp.take_along_axis(x_BTH, masked_position_BM[:, :, None], axis=1)
         masked = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH, decode)
         if not self.next_sentence:
             return masked, None
@@ -86,8 +86,8 @@ def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
     if model.pool == "cls":
         return x_BCSH[..., 0, :]
     is_token = (jnp.arange(x_BCSH.shape[-2]) < length[..., None])[..., None]
-    wide = at_least_float32(x_BCSH)
-    total = jnp.sum(jnp.where(is_token, wide, 0), axis=-2)
+    at_least_f32 = at_least_float32(x_BCSH)
+    total = jnp.sum(jnp.where(is_token, at_least_f32, 0), axis=-2)
     return (total / jnp.maximum(length, 1)[..., None]).astype(x_BTH.dtype)
 
 

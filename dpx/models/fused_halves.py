@@ -67,17 +67,17 @@ def scaled(normalised: Array, p: Any) -> Array:
 
 def normalise(x: Array, eps: float) -> tuple[Array, Array]:
     """(x normalised over its last axis, in its dtype; the factor, float32 or wider)."""
-    wide = norms.at_least_float32(x)
-    centred = wide - wide.mean(-1, keepdims=True)
+    x_f32 = norms.at_least_float32(x)
+    centred = x_f32 - x_f32.mean(-1, keepdims=True)
     factor = lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
     return (centred * factor).astype(x.dtype), factor
 
 
 def norm_backward(g: Array, normalised: Array, factor: Array, p: Any) -> tuple[dict[str, Array], Array]:
     """(per-example gradients of gain and offset; cotangent of the LayerNorm's input, in g's dtype)."""
-    wide, normalised = norms.at_least_float32(g), norms.at_least_float32(normalised)
-    sums = {"scale": (wide * normalised).sum(1), "bias": wide.sum(1)}
-    return sums, normalise_cotangent(wide * p["scale"], normalised, factor).astype(g.dtype)
+    g_f32, normalised = norms.at_least_float32(g), norms.at_least_float32(normalised)
+    sums = {"scale": (g_f32 * normalised).sum(1), "bias": g_f32.sum(1)}
+    return sums, normalise_cotangent(g_f32 * p["scale"], normalised, factor).astype(g.dtype)
 
 
 def linear(place: Place, x: Array, p: Any, weight: str, saved: dict[str, Array]) -> Array:

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from dpx.clipping import forms, norms
 from dpx.clipping.norms import rows
-from dpx.clipping.probes import Op, Session, apply
+from dpx.clipping.probes import Op, ProbeSession, apply
 from dpx.clipping.table_ops import Tie, is_in
 
 F32 = jnp.float32
@@ -22,7 +22,7 @@ F32 = jnp.float32
 
 @dataclasses.dataclass(frozen=True)
 class TokenLoss(Op):
-    """`leaves`: `table` and perhaps `bias`; inputs: h_BMH, label_BM, is_slot_BM. Outputs: losses_B, correct_B.
+    """`leaves`: `table` and perhaps `bias`; inputs: h_BMH, label_BM, has_label_BM. Outputs: losses_B, correct_B.
 
     Two parts: the table (where it is tied, it belongs with the embeddings) and the bias, if there is one.
     """
@@ -37,11 +37,11 @@ class TokenLoss(Op):
         return 0 if path == "table" else 1
 
     def forward(self, leaves, inputs):
-        h_BMH, label_BM, is_slot_BM = inputs
-        dtype, wide = h_BMH.dtype, jnp.promote_types(h_BMH.dtype, F32)
+        h_BMH, label_BM, has_label_BM = inputs
+        dtype, at_least_f32 = h_BMH.dtype, jnp.promote_types(h_BMH.dtype, F32)
         h_mH = h_BMH.reshape(-1, h_BMH.shape[-1])
-        logits_mV = jnp.einsum("mh,vh->mv", h_mH, leaves["table"].astype(dtype), preferred_element_type=wide)
-        losses_B, correct_B, e_BMV, scale_BM = cross_entropy(logits_mV, leaves.get("bias"), label_BM, is_slot_BM)
+        logits_mV = jnp.einsum("mh,vh->mv", h_mH, leaves["table"].astype(dtype), preferred_element_type=at_least_f32)
+        losses_B, correct_B, e_BMV, scale_BM = cross_entropy(logits_mV, leaves.get("bias"), label_BM, has_label_BM)
         return (losses_B, correct_B), (h_BMH, e_BMV, scale_BM)
 
     def input_cotangent(self, leaves, residuals, cotangent):
@@ -91,24 +91,31 @@ class TokenLoss(Op):
 
 
 def token_loss(
-    label_BM: Array, is_slot_BM: Array, h_BMH: Array, table: Any, bias: Any = None, tie: Tie | None = None, session: Session | None = None
+    label_BM: Array,
+    has_label_BM: Array,
+    h_BMH: Array,
+    table: Any,
+    bias: Any = None,
+    tie: Tie | None = None,
+    session: ProbeSession | None = None,
 ):
-    """(losses_B, correct_B): mean cross-entropy over an example's slots, 0 where it has none; and how many were right.
+    """(losses_B, correct_B): mean cross-entropy over an example's masked positions, 0 where it has none; and how many were right.
 
-    A label that no logit has is no slot. A `tie` may come along, and changes nothing. `session`: the loss's, for a head that rests.
+    A label that no logit has counts nowhere. A `tie` may come along, and changes nothing. `session`: the loss's, for a head that rests.
     """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
-    return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, is_slot_BM), session)
+    return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, has_label_BM), session)
 
 
-def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, is_slot_BM: Array) -> tuple[Array, Array, Array, Array]:
-    """(mean loss over an example's slots [B], how many were right [B], e_BMV and scale_BM whose product is the logits' cotangent).
+def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array, Array, Array]:
+    """(mean loss over an example's masked positions [B], how many were right [B], e_BMV and scale_BM whose product is the logits'
+    cotangent).
 
     e is exp(logits - top), less its own sum at the label; both factors are finite whatever the logits are (the loss is not).
     """
     bias_V = jnp.zeros((), logits_mV.dtype) if bias_V is None else bias_V
-    is_slot_BM = is_slot_BM & is_in(label_BM, logits_mV.shape[-1])
-    weight_BM = is_slot_BM.astype(logits_mV.dtype)
+    has_label_BM = has_label_BM & is_in(label_BM, logits_mV.shape[-1])
+    weight_BM = has_label_BM.astype(logits_mV.dtype)
     weight_BM = weight_BM / jnp.maximum(weight_BM.sum(1, keepdims=True), 1)
     label_m, row_m = jnp.clip(label_BM.reshape(-1), 0, logits_mV.shape[-1] - 1), jnp.arange(label_BM.size)
     top_m = (logits_mV + bias_V).max(-1)
@@ -118,6 +125,6 @@ def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, is_sl
     total_m = e_mV.sum(-1)
     e_mV = e_mV.at[row_m, label_m].add(-total_m, unique_indices=True, indices_are_sorted=True)
     loss_BM = (jnp.log(total_m) + top_m - label_logit_m).reshape(label_BM.shape)
-    correct_BM = (label_logit_m >= top_m).reshape(label_BM.shape) & is_slot_BM
+    correct_BM = (label_logit_m >= top_m).reshape(label_BM.shape) & has_label_BM
     scale_BM = weight_BM / jnp.maximum(total_m, 1).reshape(label_BM.shape)
     return (loss_BM * weight_BM).sum(1), correct_BM.sum(1).astype(logits_mV.dtype), e_mV.reshape(*label_BM.shape, -1), scale_BM

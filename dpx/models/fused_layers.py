@@ -22,7 +22,7 @@ from jaxtyping import Array
 from dpx.clipping import norms
 from dpx.clipping.norms import rows
 from dpx.clipping.ops import form_of
-from dpx.clipping.probes import Op, Session, is_probed
+from dpx.clipping.probes import Op, ProbeSession, is_probed
 from dpx.models import lora
 from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
 from dpx.models.shape import Model
@@ -37,7 +37,7 @@ def gelu_of(model: Model) -> Any:
 MOST_IN_LINE = 8
 
 
-def layer_stack(model: Model, layers: Any, x_BTH: Array, session: Session, first: int = 0) -> "LayerStack":
+def layer_stack(model: Model, layers: Any, x_BTH: Array, session: ProbeSession, first: int = 0) -> "LayerStack":
     """The block for parameters `layers`, wrapped or not: the form of each weight's norm from the shapes and the memory that the
     session may use. The layers are all of the model's, or as many as `layers` holds from number `first` on.
 
@@ -255,7 +255,7 @@ class LayerStack(Op):
         return summed
 
     def _input(self, p: Any, r: Any, weight: str) -> Array:
-        """A weight's input, had again from a residual."""
+        """A weight's input, recomputed from a residual."""
         source = self.order.sources[weight]
         if source == "u":
             # By the expression that the norm was taken with, rounded as there: in float32, then to the compute type.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import ops
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.models import dropout as drop
 
 # (what tokens hold, site, rate) -> the same with parts dropped, in one layer (dropout.of_tokens).
@@ -109,14 +109,14 @@ def add_adapters(
 ) -> Any:
     """A model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `TARGETS`).
 
-    A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `Refused` for a rank that no matrix has, a pattern that names no target,
+    A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `ConfigError` for a rank that no matrix has, a pattern that names no target,
     and parameters that have adapters or no layers.
     """
     require("layers" in params and "lora" not in params["layers"], "parameters", "have adapters, or no layers", "Give a plain model's")
     for pattern in targets:
         if not any(fnmatchcase(name, pattern) for name in TARGETS):
             nearest = ", ".join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))
-            raise Refused(pattern, "is no target of adapters", f"The nearest are {nearest}")
+            raise ConfigError(pattern, "is no target of adapters", f"The nearest are {nearest}")
     found = {}
     for place, (name, target) in enumerate(TARGETS.items()):
         if any(fnmatchcase(name, pattern) for pattern in targets):

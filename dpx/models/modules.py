@@ -72,15 +72,15 @@ class Embeddings(nn.Module):
         model = self.model
         init = nn.initializers.truncated_normal(model.initialiser_range)
         word_VH = self.param("word", init, (self.vocabulary_size, model.width))
-        wide = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
-        x_BTH = ops.lookup(word_VH, token_BT, wide)
+        at_least_f32 = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
+        x_BTH = ops.lookup(word_VH, token_BT, at_least_f32)
         position_PH = self.param("position", init, (model.positions + model.position_offset, model.width))
         x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
         x_BTH = ops.add_rows(x_BCSH, position_PH, model.position_offset).reshape(x_BTH.shape)
         if model.segments:
             assert segment_BT is not None
             segment_SH = self.param("segment", init, (model.segments, model.width))
-            x_BTH = x_BTH + ops.small_lookup(segment_SH, jnp.minimum(segment_BT, model.segments - 1), wide)
+            x_BTH = x_BTH + ops.small_lookup(segment_SH, jnp.minimum(segment_BT, model.segments - 1), at_least_f32)
         x_BTH = in_compute_dtype(x_BTH, model)
         x_BTH = x_BTH if model.causal else LayerNorm(model, name="norm")(x_BTH)
         return drop.of_tokens(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout, length), word_VH

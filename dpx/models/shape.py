@@ -133,7 +133,7 @@ AnyModel = Model | ExampleModel
 
 
 def check_sizes(model: Model) -> None:
-    """Raises `Refused` for a shape that cannot be built."""
+    """Raises `ConfigError` for a shape that cannot be built."""
     sizes = (model.layers, model.width, model.heads, model.feed_forward)
     require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward")
     require(model.width % model.heads == 0, f"model.heads={model.heads}", f"does not divide width {model.width}", "Use width/64 heads")

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.groups import LAYERS
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.parameter_path import path_name
 
 BELOW = "layers_below"
@@ -79,13 +79,13 @@ LORA_FFA = matching("layers/lora/*/b")
 def split(params: Any, selection: Selection) -> tuple[Any, Any]:
     """(trainable, frozen): what `selection` picks of a model's parameters, and the rest.
 
-    Raises `Refused` for a part of the selection that picks nothing, naming the nearest paths.
+    Raises `ConfigError` for a part of the selection that picks nothing, naming the nearest paths.
     """
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for name, is_picked in selection.parts:
         if not any(map(is_picked, paths)):
             nearest = ", ".join(difflib.get_close_matches(name, paths, 3, 0.0))
-            raise Refused(name, "picks no parameter", f"The nearest are {nearest}")
+            raise ConfigError(name, "picks no parameter", f"The nearest are {nearest}")
     if selection.top is not None:
         params = _cut(params, selection.top)
     return _kept(params, selection.picks, True), _kept(params, selection.picks, False)

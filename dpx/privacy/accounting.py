@@ -12,7 +12,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.privacy import closed_form, event_json, events, loss_grid
 from dpx.privacy.events import Release
 
@@ -151,7 +151,7 @@ def compose(
     orders: Sequence[Real] | None = None,
     interval: float | None = None,
 ) -> Composition:
-    """Composes `(release, count)` charges; raises `Refused` where `accountant` proves nothing for them.
+    """Composes `(release, count)` charges; raises `ConfigError` where `accountant` proves nothing for them.
 
     `interval` overrides the PLD grid (`loss_grid.grid`): coarser is faster and never below the truth.
     """
@@ -176,13 +176,13 @@ def compose(
 
 
 def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:
-    """Raises `Refused` for an event that a package gave and the accountant has no bound for."""
+    """Raises `ConfigError` for an event that a package gave and the accountant has no bound for."""
     event, relation = events.composed(charges, adjacency, accountant), events.RELATION[adjacency]
     known = (pld.PLDAccountant(relation) if accountant == "pld" else rdp.RdpAccountant(neighboring_relation=relation)).supports(event)
     if not known:
         kinds = ", ".join(sorted({type(event_json.from_text(one.event, adjacency)).__name__ for one, _ in charges if one.event}))
         fix = f"Use accountant={'rdp' if accountant == 'pld' else 'pld'}, or another sampler"
-        raise Refused(f"accountant={accountant}", f"dp-accounting composes no {kinds} by it, under adjacency={adjacency}", fix)
+        raise ConfigError(f"accountant={accountant}", f"dp-accounting composes no {kinds} by it, under adjacency={adjacency}", fix)
 
 
 def _compose_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, interval: float, rounding: float) -> Composition:
@@ -251,7 +251,7 @@ def _shared_rates(group: Charges, rates: int, up: bool) -> Charges:
 
 
 def check_delta(delta: Real, accountant: str) -> None:
-    """Raises `Refused` for a delta outside (0, 1), or too small for the accountant's arithmetic."""
+    """Raises `ConfigError` for a delta outside (0, 1), or too small for the accountant's arithmetic."""
     require(0 < delta < 1, f"delta={delta}", "delta is a probability above 0 and below 1", "Use a value below 1/N")
     require(
         delta >= SMALLEST_DELTA.get(accountant, 0.0),
@@ -267,7 +267,7 @@ def charges_of(runs: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: 
     if sampler == "poisson" or sampler == "gaussian":
         kind = sampler
     else:
-        raise Refused(f"sampler={sampler}", "is not described by (q, steps) alone", "Use sampler=poisson, or dpx.privacy.compose")
+        raise ConfigError(f"sampler={sampler}", "is not described by (q, steps) alone", "Use sampler=poisson, or dpx.privacy.compose")
     return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in runs])
 
 

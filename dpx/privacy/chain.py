@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import Refused, declaration, require
+from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import put_in_place, write_durably
 
 DIGEST_BYTES = 16
@@ -46,7 +46,7 @@ class Chain:
     """The chain at `path`; a new one, whose first line also holds `facts`, is made durably where there is none.
 
     `lines` are the JSON values after the first line. A last line without its line feed was never acknowledged and is dropped.
-    Raises `Refused` for a file that is no chain, or whose lines do not follow from each other.
+    Raises `ConfigError` for a file that is no chain, or whose lines do not follow from each other.
     """
 
     def __init__(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None):
@@ -113,7 +113,7 @@ class Chain:
             self.first = json.loads(whole[0].partition(b" ")[2])
             self.name, self._key = str(self.first["chain"]), bytes.fromhex(self.first["key"])
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise Refused(self.path, "is not a chain of lines, or its first line was changed", RESTORE) from error
+            raise ConfigError(self.path, "is not a chain of lines, or its first line was changed", RESTORE) from error
         self.lines: list[Any] = []
         self._digests: list[bytes] = []
         for number, line in enumerate(whole):

@@ -11,7 +11,7 @@ import dp_accounting
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 def delta(mu: float, epsilon: float | int) -> float:
@@ -68,4 +68,4 @@ def _squared_mu(event: dp_accounting.DpEvent) -> float:
         return event.count * _squared_mu(event.event)
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return event.noise_multiplier**-2
-    raise Refused(type(event).__name__, "has no closed form", "Use accountant=pld")
+    raise ConfigError(type(event).__name__, "has no closed form", "Use accountant=pld")

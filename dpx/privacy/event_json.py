@@ -6,7 +6,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -20,10 +20,10 @@ def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
 
 
 def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
-    """The event that `describe` was given; raises `Refused` for what is none of dp-accounting's."""
+    """The event that `describe` was given; raises `ConfigError` for what is none of dp-accounting's."""
     kind = getattr(dp_event, str(described.get("class")), None)
     if not isinstance(kind, type) or not issubclass(kind, dp_accounting.DpEvent):
-        raise Refused(
+        raise ConfigError(
             f"event={described.get('class')}", "is no event of dp-accounting", "Restore the file, or use the version that wrote it"
         )
     return kind(**{name: _restored(value) for name, value in described.items() if name != "class"})
@@ -35,11 +35,11 @@ def as_text(event: dp_accounting.DpEvent, adjacency: str) -> str:
 
 
 def from_text(text: str, adjacency: str) -> dp_accounting.DpEvent:
-    """The event of `as_text`; raises `Refused` where it is of another neighbouring relation."""
+    """The event of `as_text`; raises `ConfigError` where it is of another neighbouring relation."""
     held = json.loads(text)
     if held["adjacency"] != adjacency:
         reason = f"the ledger holds an event that its package gave for {held['adjacency']} alone"
-        raise Refused(f"adjacency={adjacency}", reason, f"Use {held['adjacency']}")
+        raise ConfigError(f"adjacency={adjacency}", reason, f"Use {held['adjacency']}")
     return restore(held["event"])
 
 

@@ -13,7 +13,7 @@ import dp_accounting
 from dp_accounting import NeighboringRelation, dp_event
 from scipy.stats import binom
 
-from dpx.declaration import Refused, declaration, require
+from dpx.declaration import ConfigError, declaration, require
 from dpx.privacy import event_json
 
 Kind = Literal["poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins", "package"]
@@ -84,7 +84,7 @@ def _poisson(release: Release) -> Event:
 
 def _truncated(release: Release) -> Event:
     if release.size is None or release.cap is None:
-        raise Refused("truncated_poisson", "its event needs N and the cap", "Give both")
+        raise ConfigError("truncated_poisson", "its event needs N and the cap", "Give both")
     return dp_accounting.TruncatedSubsampledGaussianDpEvent(
         dataset_size=release.size,
         sampling_probability=release.sampling_probability,
@@ -95,7 +95,7 @@ def _truncated(release: Release) -> Event:
 
 def _without_replacement(release: Release) -> Event:
     if release.size is None or release.sample_size is None:
-        raise Refused("fixed_size", "its event needs N and the batch size", "Give both")
+        raise ConfigError("fixed_size", "its event needs N and the batch size", "Give both")
     return dp_accounting.SampledWithoutReplacementDpEvent(release.size, release.sample_size, _gaussian_twice(release))
 
 
@@ -169,7 +169,7 @@ for _adjacency in RELATION:
 
 
 def event(release: Release, adjacency: str, accountant: str) -> Event:
-    """The event `accountant` composes for `release`; raises `Refused` where no bound is known."""
+    """The event `accountant` composes for `release`; raises `ConfigError` where no bound is known."""
     require(
         accountant in ACCOUNTANTS,
         f"accountant={accountant}",
@@ -191,7 +191,7 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
         return event_json.from_text(release.event, adjacency)
     cell = TABLE[(release.kind, adjacency, accountant)]
     if isinstance(cell, tuple):
-        raise Refused(f"sampler={release.kind}, adjacency={adjacency}, accountant={accountant}", *cell)
+        raise ConfigError(f"sampler={release.kind}, adjacency={adjacency}, accountant={accountant}", *cell)
     return cell(release)
 
 

@@ -65,7 +65,7 @@ class Filter:
         return renyi_limit(self.epsilon, self.delta, self.order)
 
     def cost(self, charges: Charges) -> float:
-        """What `charges` take of `limit`; raises `Refused` where they have no such cost. Costs add up."""
+        """What `charges` take of `limit`; raises `ConfigError` where they have no such cost. Costs add up."""
         if not charges:
             return 0.0
         if self.kind == "zcdp":
@@ -98,7 +98,7 @@ def renyi_limit(epsilon: Real, delta: Real, order: Real) -> float:
 
 
 def zcdp(charges: Charges, adjacency: str) -> float:
-    """Rho of `charges`, 1 / (2 z^2) for each Gaussian release of noise multiplier z; raises `Refused` for anything else."""
+    """Rho of `charges`, 1 / (2 z^2) for each Gaussian release of noise multiplier z; raises `ConfigError` for anything else."""
     return math.fsum(count / (2 * _gaussian(release, adjacency).noise_multiplier ** 2) for release, count in charges)
 
 

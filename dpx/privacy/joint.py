@@ -23,7 +23,7 @@ def joint(*noise_multipliers: float | None) -> float:
 def remaining(target: float, auxiliary: dict[str, float | None]) -> float:
     """The noise multiplier that is left to the gradient's sum, so that jointly with `auxiliary` it is `target`.
 
-    `auxiliary` holds the others' multipliers by name; raises `Refused` where they alone spend the target.
+    `auxiliary` holds the others' multipliers by name; raises `ConfigError` where they alone spend the target.
     """
     released = {name: z for name, z in auxiliary.items() if z is not None}
     left = target**-2 - math.fsum(z**-2 for z in released.values())

@@ -18,7 +18,7 @@ from typing import Any
 
 import dp_accounting
 
-from dpx.declaration import Refused, declaration, require
+from dpx.declaration import ConfigError, declaration, require
 from dpx.privacy import events
 from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.events import Release
@@ -55,7 +55,7 @@ class Epoch:
 
 
 class Ledger:
-    """An append-only ledger at `path`, created durably when absent. Raises `Refused` for a file that is no ledger.
+    """An append-only ledger at `path`, created durably when absent. Raises `ConfigError` for a file that is no ledger.
 
     A ledger from before there were chains is read as it is (`is_chained` is false) and made a chain by the first line appended.
     """
@@ -176,7 +176,7 @@ class Ledger:
             for line in lines:
                 self._take(line)
         except Exception as error:
-            raise Refused(self.path, "is not a ledger, or was changed by hand", "Restore the file") from error
+            raise ConfigError(self.path, "is not a ledger, or was changed by hand", "Restore the file") from error
 
     def _take(self, line: Any) -> None:
         if isinstance(line, dict):
@@ -244,7 +244,7 @@ def _lines_without_chain(path: Path) -> list[Any] | None:
     try:
         lines = [json.loads(line) for line in whole]
     except ValueError as error:
-        raise Refused(path, "is not a ledger, or was changed by hand", "Restore the file") from error
+        raise ConfigError(path, "is not a ledger, or was changed by hand", "Restore the file") from error
     known = lines[0].get("format") == 1
     require(known, path, f"is in format {lines[0].get('format')}, not 1 or {FORMAT}", "Use the version of dpx that wrote it")
     return lines
@@ -341,5 +341,5 @@ def _joint(run: dict[str, Any]) -> float:
 
 
 def charges(runs: Runs, adjacency: str = "zero_out", accountant: str = "pld") -> dp_accounting.DpEvent:
-    """The composed dp-accounting event of everything in `runs`; raises `Refused` where no bound is known."""
+    """The composed dp-accounting event of everything in `runs`; raises `ConfigError` where no bound is known."""
     return events.composed(releases(runs), adjacency, accountant)

@@ -193,7 +193,7 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy) -> str | None:
 
 
 def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
-    """Raises `Refused` where charges under another neighbouring relation would have to be composed."""
+    """Raises `ConfigError` where charges under another neighbouring relation would have to be composed."""
     for origin in origins:
         theirs = origin.claim.get("adjacency", privacy.adjacency)
         require(

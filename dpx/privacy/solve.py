@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.privacy import accounting, cache, closed_form, events, loss_grid
 from dpx.privacy.accounting import Charges, Real
 
@@ -100,7 +100,7 @@ def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -
 
     try:
         return _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0), tolerance=1e-2)
-    except Refused:
+    except ConfigError:
         return 1.0
 
 

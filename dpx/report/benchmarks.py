@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def write(home: Path) -> int:
-    """Replaces what stands between the two marks of README.md; the number of files read. Raises `Refused` without marks or files."""
+    """Replaces what stands between the two marks of README.md; the number of files read. Raises `ConfigError` without marks or files."""
     readme, files = home / "README.md", sorted(home.glob("*.json"))
     text = readme.read_text() if readme.is_file() else ""
     require(BEGIN in text and END in text, readme, "has no place for tables", f"Write the lines {BEGIN} and {END} into it")

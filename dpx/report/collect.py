@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.claim import agreement
 from dpx.config import recipes
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.privacy.ledger import Ledger
 from dpx.report.rows import FINAL, Row
 
@@ -39,7 +39,7 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
     for folder in sorted((path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)), key=_finished_at):
         try:
             name, rows = _folder(folder)
-        except Refused as error:
+        except ConfigError as error:
             left_out.append(f"{folder.name}: {error}")
             continue
         except (OSError, ValueError, KeyError) as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx import config, packages
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.report.document import Document
 from dpx.report.published import Published
 from dpx.report.rows import Row, Run
@@ -35,11 +35,11 @@ def names() -> list[str]:
 
 
 def page(paper: str) -> Page:
-    """The page of `paper`; raises `Refused` where there is none."""
+    """The page of `paper`; raises `ConfigError` where there is none."""
     path = packages.yaml_of("paper", paper)
     if path is None:
-        raise Refused(f"report.paper={paper}", "no page is made of that paper", f"There are {', '.join(names())}, benchmarks")
+        raise ConfigError(f"report.paper={paper}", "no page is made of that paper", f"There are {', '.join(names())}, benchmarks")
     found: Any = config.declare(path, f"paper={paper}")
     if not isinstance(found, Page):
-        raise Refused(f"paper={paper}", f"{type(found).__name__} is no page", "Name a dpx.report.pages.Page")
+        raise ConfigError(f"paper={paper}", f"{type(found).__name__} is no page", "Name a dpx.report.pages.Page")
     return found

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.report import drawing
 from dpx.report.document import Figure
@@ -20,7 +20,7 @@ def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) ->
         return ""
     try:
         figures = draw(pictures, tables)
-    except Refused as refusal:
+    except ConfigError as refusal:
         return f"no pictures: {refusal.reason}. {refusal.fix}"
     for figure in figures:
         (folder / f"{figure.name}.svg").write_text(standalone(figure.svg))
@@ -29,7 +29,7 @@ def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) ->
 
 
 def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
-    """One figure per picture; raises `Refused` without matplotlib, `KeyError` for a table or column that is not there."""
+    """One figure per picture; raises `ConfigError` without matplotlib, `KeyError` for a table or column that is not there."""
     rows = {table.name: table.as_json()["rows"] for table in tables}
     figures: list[Figure] = []
     for picture in pictures:

@@ -55,7 +55,7 @@ class Sampler:
         return size
 
     def check(self, privacy: Privacy, accountant: Accountant) -> None:
-        """Raises `Refused` for what the proof of its release does not cover."""
+        """Raises `ConfigError` for what the proof of its release does not cover."""
 
     def release(self, size: int, batch: int) -> dict[str, Any]:
         """The fields of a ledger entry that are the sampler's (`dpx.privacy.ledger.LedgerEntry`), at N and B."""
@@ -70,7 +70,7 @@ class Sampler:
 
 
 def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0) -> np.ndarray:
-    """`sampler.draw`, for a probability that is one; raises `Refused` for any other."""
+    """`sampler.draw`, for a probability that is one; raises `ConfigError` for any other."""
     require(
         0 <= sampling_probability <= 1,
         f"q={sampling_probability}",

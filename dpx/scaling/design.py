@@ -56,7 +56,7 @@ EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 40)])
 def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], Candidates]:
     """The best design of every trained model that fits the grid, lowest loss first, and all candidates.
 
-    Raises `Refused` where none does.
+    Raises `ConfigError` where none does.
     """
     calibration = Calibration(budget.epsilon, budget.delta)
     asked = search(surface, calibration, budget)
@@ -71,7 +71,8 @@ def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], 
 
 
 def search(surface: Surface, calibration: Calibration, budget: Budget) -> Candidates:
-    """Every trained model with every batch (whole powers of 2^(1/4)) at the budget; raises `Refused` where no configuration has a loss."""
+    """Every trained model with every batch (whole powers of 2^(1/4)) at the budget; raises `ConfigError` where no configuration has a
+    loss."""
     batches = np.unique(np.round(2.0 ** np.arange(4, np.log2(budget.size) + 1e-9, 0.25)))
     asked = candidates(
         surface, calibration.ratio, compute=budget.compute, size=budget.size, parameters=surface.parameters_M, batch_sizes=batches
@@ -124,14 +125,14 @@ def doubled(surface: Surface, budget: Budget) -> list[tuple[str, float | None]]:
         "compute": dataclasses.replace(budget, compute=2 * budget.compute),
         "epsilon": dataclasses.replace(budget, epsilon=2 * budget.epsilon),
     }
-    from dpx.declaration import Refused
+    from dpx.declaration import ConfigError
 
     rows: list[tuple[str, float | None]] = []
     for name, one in changed.items():
         try:
             asked = search(surface, Calibration(one.epsilon, one.delta), one)
             rows.append((name, float(asked.loss[asked.best])))
-        except Refused:
+        except ConfigError:
             rows.append((name, None))
     return rows
 

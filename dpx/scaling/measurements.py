@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 # What a row says, in the order of the CSV file.
 TEXT, NUMBERS = (
@@ -50,21 +50,21 @@ class Measurements:
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
-        """Rows by name. Raises `Refused` for a missing column or a value that is no number."""
+        """Rows by name. Raises `ConfigError` for a missing column or a value that is no number."""
         require(bool(rows), "0 rows", "nothing was measured", "Name finished runs or a table that holds some")
         columns: dict[str, np.ndarray] = {}
         try:
             columns["model"] = np.array([str(row["model"]) for row in rows])
             columns |= {name: np.array([float(row[name]) for row in rows]) for name in NUMBERS}
         except KeyError as missing:
-            raise Refused(f"column {missing}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}") from None
+            raise ConfigError(f"column {missing}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}") from None
         except ValueError as error:
-            raise Refused("a row", str(error), "Give numbers") from None
+            raise ConfigError("a row", str(error), "Give numbers") from None
         return cls(**columns)
 
     @classmethod
     def read(cls, path: Path) -> "Measurements":
-        """From a CSV file with these columns; raises `Refused` where it has others."""
+        """From a CSV file with these columns; raises `ConfigError` where it has others."""
         with open(path, newline="") as file:
             return cls.of(list(csv.DictReader(file)))
 

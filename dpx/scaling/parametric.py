@@ -60,7 +60,7 @@ def fit(
     starts: int = 64,
     seed: int = 0,
 ) -> Fit:
-    """The best of `starts` minimisations. Arrays of one length, ratios above 0. Raises `Refused` for fewer points than coefficients."""
+    """The best of `starts` minimisations. Arrays of one length, ratios above 0. Raises `ConfigError` for fewer points than coefficients."""
     count = len(NAMES[form])
     require(len(losses) > count, f"{len(losses)} points", f"{form} has {count} coefficients", "Measure more, or filter less")
     require(bool((ratio > 0).all()), "ratio=0", "has no logarithm", "Leave runs without noise out")

@@ -7,7 +7,7 @@ import csv
 import dataclasses
 from pathlib import Path
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 
 # Table 4; Table 1 and section 4.4 print others (4.5M and 4.6M for Tiny, 41M for Medium, 778M and 784M for Mega).
 PARAMETERS = {
@@ -84,11 +84,11 @@ BASELINES = (
 
 
 def look_up(size: float | int, epsilon: float | int) -> Optimum:
-    """The row of exactly this data and epsilon; raises `Refused` for any other, which would be an interpolation."""
+    """The row of exactly this data and epsilon; raises `ConfigError` for any other, which would be an interpolation."""
     for row in TABLE_2:
         if (row.size, row.epsilon) == (size, epsilon):
             return row
-    raise Refused(
+    raise ConfigError(
         f"size={size:g}, epsilon={epsilon:g}", "Table 2 has no such row", "Use N of 1e5 to 1e9 and epsilon of 1, 4, 16 or 64, or a fit"
     )
 

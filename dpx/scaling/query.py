@@ -35,7 +35,7 @@ class Candidates:
 
     @property
     def best(self) -> int:
-        """Where the loss is least; raises `Refused` where no configuration lies inside the grid."""
+        """Where the loss is least; raises `ConfigError` where no configuration lies inside the grid."""
         require(
             bool(np.isfinite(self.loss).any()),
             f"compute={self.compute:g}, size={self.size:g}",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.scaling.measurements import Measurements
 
 RECORD_EVERY = 100
@@ -23,14 +23,14 @@ def record_means(losses: np.ndarray, every: int = RECORD_EVERY) -> tuple[np.ndar
 def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple[Measurements, list[str]]:
     """Every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read.
 
-    A step without examples has no loss; such steps do not count. Raises `Refused` where nothing is found.
+    A step without examples has no loss; such steps do not count. Raises `ConfigError` where nothing is found.
     """
     rows: list[dict[str, Any]] = []
     left_out = []
     for folder in sorted(path for path in outputs.glob(f"{match}*") if (path / "private" / "metrics.jsonl").exists()):
         try:
             rows += _rows(folder, every)
-        except (OSError, ValueError, KeyError, Refused) as error:
+        except (OSError, ValueError, KeyError, ConfigError) as error:
             left_out.append(f"{folder.name}: not readable ({type(error).__name__}: {error})")
     require(bool(rows), f"{outputs}/{match}*", "no run there has a record of its training loss", "Name the folder that holds the runs")
     return Measurements.of(rows), left_out

@@ -32,7 +32,7 @@ class Grid:
 def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> tuple[np.ndarray, np.ndarray]:
     """(losses [T], index of the winning rate [T]) of one model and ratio; a record that is NaN was not measured at that rate.
 
-    Raises `Refused` where no rate has all records.
+    Raises `ConfigError` where no rate has all records.
     """
     is_whole_L = np.asarray(np.isfinite(losses_LT).all(1))
     require(bool(is_whole_L.any()), "a model and ratio", "no learning rate has all records", "Finish a run of it")

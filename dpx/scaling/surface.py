@@ -44,7 +44,7 @@ class Surface:
     noiseless_MT: np.ndarray | None = None
 
     def at(self, parameters: Real, steps: Real, ratio: Real) -> Found:
-        """Broadcasts its arguments. `ratio` 0 asks for no noise; raises `Refused` where that was not measured."""
+        """Broadcasts its arguments. `ratio` 0 asks for no noise; raises `ConfigError` where that was not measured."""
         m, t, r = np.broadcast_arrays(*(np.asarray(value, float) for value in (parameters, steps, ratio)))
         axes = (self.parameters_M, self.steps_T)
         is_outside = np.zeros(m.shape, bool)
@@ -93,7 +93,7 @@ def surface_of(grid: Grid, batch_size: float, tokens: float, *, width: int | Non
     The rolling mean takes `width` records, by default a tenth of them and at most the paper's 10 (of 1,280): it lags, and on 20 records 10
     of them move the optimum. Choosing beyond the measured steps is for `reach` > 1 to ask for: on synthetic surfaces the chosen
     configuration was within 1 % of the best for every surface of 40 inside them, and for 23 of 40 at a reach of 8.
-    Raises `Refused` for a grid with less than two ratios or records.
+    Raises `ConfigError` for a grid with less than two ratios or records.
     """
     require(len(grid.ratios_R) > 0 and len(grid.parameters_M) > 0, "an empty grid", "no model has all its ratios", "Finish some runs")
     losses = smooth(grid.losses_MRT, width or max(1, min(10, len(grid.steps_T) // 10)))

@@ -35,19 +35,19 @@ class Objective:
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
         """Each position's label is the token after it; the last real token has none. Nothing is drawn from `key`."""
         tokens, length = jnp.asarray(rows["tokens"]), jnp.asarray(rows["length"])
-        is_slot_BT = jnp.arange(tokens.shape[1]) + 1 < length[:, None]
-        label_BT = jnp.where(is_slot_BT, jnp.roll(tokens, -1, axis=1), 0)
-        return {"tokens": tokens, "labels": label_BT, "is_slot": is_slot_BT, "length": length, "record": jnp.asarray(rows["record"])}
+        has_label_BT = jnp.arange(tokens.shape[1]) + 1 < length[:, None]
+        label_BT = jnp.where(has_label_BT, jnp.roll(tokens, -1, axis=1), 0)
+        return {"tokens": tokens, "labels": label_BT, "has_label": has_label_BT, "length": length, "record": jnp.asarray(rows["record"])}
 
     def answers(self, batch: Batch) -> tuple[Array, Array]:
         """What has to be found, ids [B,T], and where there is something to find."""
-        return batch["labels"], batch["is_slot"]
+        return batch["labels"], batch["has_label"]
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
         rows = batch["tokens"], batch["length"], dropout_keys(self.model, params, dropout_key, batch["record"])
-        found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["is_slot"]))
+        found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
         losses_B, correct_B = found
-        predicted_B = batch["is_slot"].sum(1).astype(losses_B.dtype)
+        predicted_B = batch["has_label"].sum(1).astype(losses_B.dtype)
         counts = {"next_token_correct": correct_B, "next_token_predicted": predicted_B, "next_token_nats": losses_B * predicted_B}
         return losses_B, counts

@@ -1,9 +1,9 @@
 """What is learnt, as declared: masked words (with or without next sentence), next words, or the class of a text.
 
-Every task names the columns of a row that it reads (`columns`), what is counted in a step (`counts`), what figures follow from the sums
+Every task names the columns of a row that it reads (`columns`), what is counted in a step (`counts`), what metrics follow from the sums
 of those counts, and which of them is its headline (`metric`): an accuracy, the quotient of `accuracy_counts` (the second None: of one).
-`slots` is the number of positions decoded over the vocabulary, `pooled_outputs` that of a classifier's values. `baselines` are the
-accuracies of one and the same answer everywhere, which a model has to beat; they follow from how often each answer is right (`answers`,
+`masked_positions` is the number of positions decoded over the vocabulary, `pooled_outputs` that of a classifier's values. `baselines` are
+the accuracies of one and the same answer everywhere, which a model has to beat; they follow from how often each answer is right (`answers`,
 by id or class).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from dpx.data.declarations import Data
 from dpx.data.schema import Schema, classes, require_gives, texts
-from dpx.declaration import Refused, declaration, require
+from dpx.declaration import ConfigError, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
 from dpx.task.metrics import of_confusion
 from dpx.task.protocol import OneText, PackageTask
@@ -22,7 +22,7 @@ from dpx.task.protocol import OneText, PackageTask
 
 @declaration
 class MaskedLanguageModel:
-    """BERT pre-training: mean cross-entropy over an example's masked slots (+ next-sentence cross-entropy, weight 1).
+    """BERT pre-training: mean cross-entropy over an example's masked positions (+ next-sentence cross-entropy, weight 1).
 
     At most `masked_slots` positions, `masking_rate` of the real tokens, are predicted. `masking="bert"` replaces them by
     80 % [MASK], 10 % random, 10 % unchanged (Devlin et al. 2019); `"always_mask"` by [MASK] alone.
@@ -62,25 +62,25 @@ class MaskedLanguageModel:
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
         return _most_frequent_token(answers, frequent_token)
 
-    def slots(self, sequence_length: int) -> int:
+    def masked_positions(self, sequence_length: int) -> int:
         """Slots a row of that length can use: what arrays are made for."""
         return min(self.masked_slots, max(1, math.ceil(self.masking_rate * sequence_length)))
 
-    def figures(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss per example, accuracy per masked slot and, with that head, per next-sentence pair."""
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Loss per example, accuracy per masked position and, with that head, per next-sentence pair."""
         found = _loss(totals) | {"mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0)}
         if self.next_sentence:
             found["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
         return found
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
-        """Raises `Refused` for a model that sees no word after the masked one."""
+        """Raises `ConfigError` for a model that sees no word after the masked one."""
         if isinstance(model, Decoder) or model.causal:
             raise _refused(model, "a causal decoder sees no word after the masked one", "task=causal_lm, or a BERT")
         return model.parameter_shapes(vocabulary_size, next_sentence=self.next_sentence)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
-        """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
+        """Raises `ConfigError` where the model or the rows cannot be learnt from in this way."""
         self.parameter_shapes(model, 1)
         if self.next_sentence:
             fix = "Use task=mlm, or data.pairs=same_document"
@@ -112,11 +112,11 @@ class CausalLanguageModel(OneText):
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
         return _most_frequent_token(answers, frequent_token)
 
-    def slots(self, sequence_length: int) -> int:
+    def masked_positions(self, sequence_length: int) -> int:
         """Every position is decoded; the last one's label is never real."""
         return sequence_length
 
-    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss per example; accuracy and perplexity per token."""
         predicted = max(totals["next_token_predicted"], 1.0)
         accuracy = {"next_token_accuracy": totals["next_token_correct"] / predicted}
@@ -124,13 +124,13 @@ class CausalLanguageModel(OneText):
         return _loss(totals) | accuracy | {"perplexity": math.exp(min(totals["next_token_nats"] / predicted, 700.0))}
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
-        """Raises `Refused` for a model that sees the next token."""
+        """Raises `ConfigError` for a model that sees the next token."""
         if isinstance(model, Bert) or not model.causal:
             raise _refused(model, "an encoder sees the token it would predict", "task=mlm, or model=decoder_tiny")
         return model.parameter_shapes(vocabulary_size)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
-        """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
+        """Raises `ConfigError` where the model or the rows cannot be learnt from in this way."""
         self.parameter_shapes(model, 1)
         reason = "two segments side by side are not running text"
         require(data.pairs == "none", f"data.pairs={data.pairs} with task=causal_lm", reason, "Use data.pairs=none")
@@ -161,10 +161,10 @@ class _Labels:
     def accuracy_counts(self) -> tuple[str, str | None]:
         return "correct", None
 
-    def slots(self, sequence_length: int) -> int:
+    def masked_positions(self, sequence_length: int) -> int:
         return 0
 
-    def figures(self, totals: dict[str, Any]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, Any]) -> dict[str, float]:
         """Loss and accuracy per example; where answers were counted too (`confusion`), F1 and Matthews' correlation."""
         found = _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
         return found | (of_confusion(np.asarray(totals["confusion"], np.float64)) if "confusion" in totals else {})
@@ -173,7 +173,7 @@ class _Labels:
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
-        """Raises `Refused` where rows carry no label, or others than are declared."""
+        """Raises `ConfigError` where rows carry no label, or others than are declared."""
         _require_columns(self, data)
 
 
@@ -245,5 +245,5 @@ def _loss(totals: dict[str, Any]) -> dict[str, float]:
     return {"loss": totals["loss"] / max(totals["examples"], 1.0)}
 
 
-def _refused(model: AnyModel, reason: str, fix: str) -> Refused:
-    return Refused(f"model={model.name}", reason, f"Use {fix}")
+def _refused(model: AnyModel, reason: str, fix: str) -> ConfigError:
+    return ConfigError(f"model={model.name}", reason, f"Use {fix}")

@@ -33,18 +33,18 @@ def dropout_keys(model: Model, params: Params, key: Key | None, record_B: Array)
     return None if key is None or not is_needed else record_keys(jnp.asarray(key), record_B)
 
 
-def decode_losses(params: Params, label_BM: Array, is_slot_BM: Array) -> Callable[..., tuple[Array, Array]]:
+def decode_losses(params: Params, label_BM: Array, has_label_BM: Array) -> Callable[..., tuple[Array, Array]]:
     """What a head calls as `decode(h, table, bias)`: (losses_B, correct_B) of these labels."""
     session = session_of(params)
     if session is not None and session.fused:
-        return partial(token_loss, label_BM, is_slot_BM, session=session)
-    return lambda *head: token_losses(ops.decode(*head), label_BM, is_slot_BM)
+        return partial(token_loss, label_BM, has_label_BM, session=session)
+    return lambda *head: token_losses(ops.decode(*head), label_BM, has_label_BM)
 
 
-def token_losses(logits_BMV: Array, label_BM: Array, is_slot_BM: Array) -> tuple[Array, Array]:
-    """Mean cross-entropy over an example's slots, 0 for an example that has none; and how many were right. A label that no logit has
-    is no slot."""
-    weight_BM = (is_slot_BM & ops.is_in(label_BM, logits_BMV.shape[-1])).astype(logits_BMV.dtype)
+def token_losses(logits_BMV: Array, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array]:
+    """Mean cross-entropy over an example's masked positions, 0 for an example that has none; and how many were right. A label that no
+    logit has counts nowhere."""
+    weight_BM = (has_label_BM & ops.is_in(label_BM, logits_BMV.shape[-1])).astype(logits_BMV.dtype)
     label_logit_BM = jnp.take_along_axis(logits_BMV, label_BM[:, :, None], axis=2, mode="clip")[:, :, 0]
     loss_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - label_logit_BM
     # Right if no logit is larger: argmax would cost a third of a small model's step.

@@ -1,6 +1,6 @@
 """Masked words, drawn on the device: one key per record, so a record's masks do not depend on its batch.
 
-B: examples, T: tokens, M: masked slots.
+B: examples, T: tokens, M: masked positions.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -34,9 +34,9 @@ class SpecialIds(Protocol):
 
 class Masked(NamedTuple):
     token_BT: Int[Array, "B T"]
-    slot_BM: Int[Array, "B M"]
+    masked_position_BM: Int[Array, "B M"]
     label_BM: Int[Array, "B M"]
-    is_slot_BM: Bool[Array, "B M"]
+    has_label_BM: Bool[Array, "B M"]
 
 
 def special_ids(special: SpecialIds) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ def mask(
 ) -> Masked:
     """Chooses round(masking_rate * length) ordinary tokens (at least 1, at most `masked_slots` or all there are) and hides them.
 
-    Slots beyond an example's number point at position 0, have label 0 and `is_slot_BM` false.
+    Slots beyond an example's number point at position 0, have label 0 and `has_label_BM` false.
     """
 
     def one(key, token_T, length):
@@ -72,7 +72,7 @@ def mask(
 def _mask_one(task: MaskedLanguageModel, special: SpecialIds, vocabulary_size: int, key, token_T, length):
     choose, how, replace = jax.random.split(key, 3)
     specials = special_ids(special)
-    T, M = token_T.shape[0], task.slots(token_T.shape[0])
+    T, M = token_T.shape[0], task.masked_positions(token_T.shape[0])
     is_candidate_T = (jnp.arange(T) < length) & ~jnp.isin(token_T, jnp.asarray(specials))
     wanted = jnp.clip(jnp.round(task.masking_rate * length).astype(jnp.int32), 1, M)
     number = jnp.minimum(wanted, is_candidate_T.sum())
@@ -80,9 +80,9 @@ def _mask_one(task: MaskedLanguageModel, special: SpecialIds, vocabulary_size: i
     # Distinct positions in a random order, candidates first; argsort is stable, so equal draws still give distinct positions.
     order_T = jnp.argsort(jnp.where(is_candidate_T, jax.random.uniform(choose, (T,)), 2.0))
     order_M = order_T[:M].astype(jnp.int32)
-    is_slot_M = jnp.arange(M) < number
-    slot_M = jnp.where(is_slot_M, order_M, 0)
-    original_M = token_T[slot_M]
+    has_label_M = jnp.arange(M) < number
+    masked_position_M = jnp.where(has_label_M, order_M, 0)
+    original_M = token_T[masked_position_M]
 
     if task.masking == "always_mask":
         shown_M = jnp.full((M,), special.mask_id, token_T.dtype)
@@ -90,6 +90,6 @@ def _mask_one(task: MaskedLanguageModel, special: SpecialIds, vocabulary_size: i
         random_M = ordinary_id(jax.random.randint(replace, (M,), 0, vocabulary_size - len(specials), token_T.dtype), specials)
         fate_M = jax.random.uniform(how, (M,))
         shown_M = jnp.where(fate_M < 0.8, special.mask_id, jnp.where(fate_M < 0.9, random_M, original_M))
-    # A slot that is not one writes out of range, which is dropped.
-    shown_T = token_T.at[jnp.where(is_slot_M, slot_M, T)].set(shown_M.astype(token_T.dtype), mode="drop")
-    return shown_T, slot_M, jnp.where(is_slot_M, original_M, 0), is_slot_M
+    # A place that asks for nothing writes out of range, which is dropped.
+    shown_T = token_T.at[jnp.where(has_label_M, masked_position_M, T)].set(shown_M.astype(token_T.dtype), mode="drop")
+    return shown_T, masked_position_M, jnp.where(has_label_M, original_M, 0), has_label_M

@@ -1,6 +1,6 @@
 """Masked-language-model pre-training, with or without next sentence: rows in, per-example losses out.
 
-B: examples, T: tokens, M: masked slots.
+B: examples, T: tokens, M: masked positions.
 """
 
 import dataclasses
@@ -55,22 +55,28 @@ class Objective:
         kept = ("segment_start", "length", "record", *(("is_next",) if self.task.next_sentence else ()))
         return {name: rows[name] for name in kept} | {
             "tokens": masked.token_BT,
-            "slots": masked.slot_BM,
+            "masked_positions": masked.masked_position_BM,
             "labels": masked.label_BM,
-            "is_slot": masked.is_slot_BM,
+            "has_label": masked.has_label_BM,
         }
 
     def answers(self, batch: Batch) -> tuple[Array, Array]:
         """What has to be found, ids [B,M], and where there is something to find."""
-        return batch["labels"], batch["is_slot"]
+        return batch["labels"], batch["has_label"]
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example losses and counts (`mlm_correct`, `mlm_predicted`, `next_sentence_correct`), float32 or wider."""
         segment_BT = segments(batch["tokens"].shape[1], batch["segment_start"], batch["length"])
-        rows = batch["tokens"], segment_BT, batch["length"], batch["slots"], dropout_keys(self.model, params, dropout_key, batch["record"])
-        found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["is_slot"]))
+        rows = (
+            batch["tokens"],
+            segment_BT,
+            batch["length"],
+            batch["masked_positions"],
+            dropout_keys(self.model, params, dropout_key, batch["record"]),
+        )
+        found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
         (losses_B, correct_B), next_B2 = found
-        counts = {"mlm_correct": correct_B, "mlm_predicted": batch["is_slot"].sum(1).astype(losses_B.dtype)}
+        counts = {"mlm_correct": correct_B, "mlm_predicted": batch["has_label"].sum(1).astype(losses_B.dtype)}
         if next_B2 is None:
             return losses_B, counts | {"next_sentence_correct": jnp.zeros_like(losses_B)}
         next_losses_B, correct_B = class_losses(next_B2, batch["is_next"])

@@ -13,7 +13,7 @@ from dpx.task.protocol import Objective, PackageTask
 
 
 def objective(model: AnyModel, task: Task, vocabulary_size: int, special: SpecialIds) -> Objective:
-    """`special` is anything with the five ids, such as a store's manifest. Raises `Refused` where task and model do not fit."""
+    """`special` is anything with the five ids, such as a store's manifest. Raises `ConfigError` where task and model do not fit."""
     task.parameter_shapes(model, vocabulary_size)
     if isinstance(task, PackageTask):
         return task.objective(model, vocabulary_size, special)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping.norms import at_least_float32
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.models.protocol import ExampleModel
 from dpx.task import causal_lm, classification, mlm
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
@@ -43,10 +43,10 @@ class OfExamples:
     def _tokens(self, params: Params, example: Batch) -> tuple[Array, Array, Array]:
         """(loss, correct, predicted) of the positions that are asked for, float32 or wider."""
         logits_TV = at_least_float32(self.model.token_logits(params, example["tokens"], example["length"]))
-        if "slots" in example:
-            logits_TV = logits_TV[example["slots"]]
-        losses_1, correct_1 = token_losses(logits_TV[None], example["labels"][None], example["is_slot"][None])
-        return losses_1[0], correct_1[0], example["is_slot"].sum().astype(losses_1.dtype)
+        if "masked_positions" in example:
+            logits_TV = logits_TV[example["masked_positions"]]
+        losses_1, correct_1 = token_losses(logits_TV[None], example["labels"][None], example["has_label"][None])
+        return losses_1[0], correct_1[0], example["has_label"].sum().astype(losses_1.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Classes(OfExamples):
 
 
 def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: SpecialIds) -> NextTokens | MaskedTokens | Classes:
-    """Raises `Refused` for a task that asks for more than a model of one example gives."""
+    """Raises `ConfigError` for a task that asks for more than a model of one example gives."""
     match task:
         case CausalLanguageModel():
             return NextTokens(model, task, vocabulary_size)
@@ -92,4 +92,6 @@ def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: Spe
             return MaskedTokens(model, task, vocabulary_size, named)
         case Classification():
             return Classes(model, task, vocabulary_size)
-    raise Refused(f"model={model.name}", f"a model of one example has no head for task={task.name}", "Use causal_lm, mlm or classification")
+    raise ConfigError(
+        f"model={model.name}", f"a model of one example has no head for task={task.name}", "Use causal_lm, mlm or classification"
+    )

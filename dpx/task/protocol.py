@@ -47,7 +47,7 @@ class PackageTask(OneText):
         def name(self) -> str: ...
         @property
         def metric(self) -> str:
-            """The headline among `figures`: an accuracy."""
+            """The headline among `metrics`: an accuracy."""
             ...
 
         @property
@@ -65,11 +65,11 @@ class PackageTask(OneText):
         rows; `frequent_token` is the public split's most frequent one."""
         return {}
 
-    def slots(self, sequence_length: int) -> int:
+    def masked_positions(self, sequence_length: int) -> int:
         """Positions of a row that are decoded over the vocabulary."""
         return sequence_length
 
-    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """What is reported, from sums over examples: of `loss`, of `examples` and of every count."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class PackageTask(OneText):
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
     def require_fits(self, model: Any, data: Any) -> None:
-        """Raises `Refused` where the model or the rows cannot be learnt from in this way."""
+        """Raises `ConfigError` where the model or the rows cannot be learnt from in this way."""
         if data.columns is not None:
             require_gives(data.columns, self.columns(data.sequence_length, data.vocabulary.size), data.name, self.name)
 

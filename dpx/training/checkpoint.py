@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.training.state import State, restored
 
 
@@ -26,7 +26,7 @@ def _storage_faults(directory: Path) -> Iterator[None]:
     except Exception as fault:
         text = f"{fault} {fault.__cause__ or ''}"
         if "No space left" in text or "RESOURCE_EXHAUSTED" in text or getattr(fault, "errno", None) == 28:
-            raise Refused(
+            raise ConfigError(
                 directory,
                 "the disk is full, the checkpoint was not written",
                 "Free space and run the same command: it goes on from the last one",
@@ -55,7 +55,7 @@ class Checkpoints:
         return [found.step for found in self._checkpointer.checkpoints]
 
     def save(self, steps_done: int, state: State, facts: dict[str, Any]) -> None:
-        """Starts saving `state` with `facts` (JSON) beside it; waits first for the save before it. Raises `Refused` on a full disk."""
+        """Starts saving `state` with `facts` (JSON) beside it; waits first for the save before it. Raises `ConfigError` on a full disk."""
         self.wait()
         with _storage_faults(self.directory):
             self._pending = self._checkpointer.save_async(steps_done, state.saved(), force=True, overwrite=True, custom_metadata=facts)
@@ -79,7 +79,7 @@ class Checkpoints:
             return restored(self._checkpointer.load(steps_done, abstract))
         except Exception as fault:
             where = self.directory / str(steps_done)
-            raise Refused(
+            raise ConfigError(
                 where, "this checkpoint is cut short or damaged", "Move it away and run the same command: it goes on from the one before"
             ) from fault
 
@@ -117,7 +117,7 @@ def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
 
 
 def on_host(directory: Path, part: str | None = None) -> Any:
-    """Such a tree as NumPy arrays. Raises `Refused` where it is cut short."""
+    """Such a tree as NumPy arrays. Raises `ConfigError` where it is cut short."""
     shapes = shapes_on_disk(directory, part)
     like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
     context: Any = ocp.Context()
@@ -130,5 +130,5 @@ def on_host(directory: Path, part: str | None = None) -> Any:
         raise _unreadable(directory) from fault
 
 
-def _unreadable(directory: Path) -> Refused:
-    return Refused(directory, "these weights are cut short or damaged", "Restore the folder, or name other weights")
+def _unreadable(directory: Path) -> ConfigError:
+    return ConfigError(directory, "these weights are cut short or damaged", "Restore the folder, or name other weights")

@@ -1,6 +1,6 @@
 """Held-out loss and accuracy, and the baselines a run has to beat; which they are is the task's.
 
-Held-out units never take part in training and their masks come from a fixed key, so figures of different runs compare.
+Held-out units never take part in training and their masks come from a fixed key, so that metrics are comparable across runs.
 """
 
 import dataclasses
@@ -32,15 +32,15 @@ class HeldOut:
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
     baselines: dict[str, float]
-    figures: Callable[[dict[str, Any]], dict[str, float]]
+    metrics: Callable[[dict[str, Any]], dict[str, float]]
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """The task's figures of all held-out rows."""
+        """The task's metrics of all held-out rows."""
         totals: dict[str, Any] = {}
         for rows, is_padding_B in self.batches:
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
                 totals[name] = totals.get(name, 0.0) + (np.asarray(value, np.float64) if np.ndim(value) else float(value))
-        return self.figures(totals)
+        return self.metrics(totals)
 
 
 def held_out(
@@ -72,7 +72,7 @@ def held_out(
         counted = found
         batches.append((rows, is_padding_B))
     task = objective.task
-    return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.figures)
+    return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.metrics)
 
 
 def _batches(
@@ -87,7 +87,7 @@ def _batches(
 
 
 def of_released(experiment: Experiment, params: Path) -> dict[str, float]:
-    """Held-out figures of the parameters in `release/params`, with the task's baselines beside them."""
+    """Held-out metrics of the parameters in `release/params`, with the task's baselines beside them."""
     store = prepare(experiment.data, experiment.privacy)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)

@@ -21,8 +21,8 @@ from dpx.experiment import Experiment, Schedule
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
-from dpx.training.beginning import Beginning
 from dpx.training.checksum import as_text
+from dpx.training.run_start import RunStart
 from dpx.training.state import State
 from dpx.training.step import Step, as_chunk
 
@@ -76,16 +76,16 @@ class AnotherSum(Exception):
     """A replayed step does not come to the sum that its noise was added to before."""
 
 
-def run(runtime: Runtime, beginning: Beginning, seen: Observer, renew: Renewal) -> State:
+def run(runtime: Runtime, run_start: RunStart, seen: Observer, renew: Renewal) -> State:
     """Trains from `beginning` to the last step; `seen(step, state, metrics)` after each, metrics one step late.
 
     `renew` opens a new noise epoch where a replayed step comes to another sum. Raises `Stopped` after a step where the user asked for it.
     """
-    experiment, epoch, secret = runtime.experiment, beginning.epoch, beginning.secret
-    state = beginning.state
+    experiment, epoch, secret = runtime.experiment, run_start.epoch, run_start.secret
+    state = run_start.state
     pending: tuple[Epoch, int, dict[str, Any]] | None = None
     began = time.perf_counter()
-    for step in range(beginning.first_step, experiment.steps):
+    for step in range(run_start.first_step, experiment.steps):
         try:
             state, metrics = one_step(runtime, epoch, secret, step, state)
         except AnotherSum:
@@ -194,7 +194,7 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
     """Metrics of one step, which took `seconds`, under their public names."""
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
-    named: dict[str, Any] = {f"train/{name}": value for name, value in runtime.experiment.task.figures(counts).items()}
+    named: dict[str, Any] = {f"train/{name}": value for name, value in runtime.experiment.task.metrics(counts).items()}
     named |= {
         "train/examples": examples,
         "train/examples_per_s": examples / seconds,

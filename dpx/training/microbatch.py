@@ -22,7 +22,7 @@ import numpy as np
 
 from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Mechanism
@@ -69,7 +69,7 @@ class Workload:
             trains,
             vocabulary_size=of.vocabulary_size,
             sequence_length=self.sequence_length,
-            masked_slots=of.task.slots(self.sequence_length),
+            masked_slots=of.task.masked_positions(self.sequence_length),
             microbatch=examples * self.gradient_sum.rows_per_unit,
             shards=self.mesh.shards,
             method=self.gradient_sum.method,
@@ -97,7 +97,7 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
 
 
 def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
-    """The fastest of `candidates` that fits `mesh.memory_bytes`; raises `Refused` where none does."""
+    """The fastest of `candidates` that fits `mesh.memory_bytes`; raises `ConfigError` where none does."""
     path = (cache or _cache()) / f"{_key(workload, candidates)}.json"
     if path.exists():
         chosen = int(json.loads(path.read_text())["microbatch"])
@@ -106,7 +106,7 @@ def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Pa
     rates = _rates(workload, candidates)
     if not rates:
         reason = f"not even {candidates[0]} examples fit mesh.memory_bytes={workload.mesh.memory_bytes}"
-        raise Refused("microbatch=auto", reason, "Use a smaller model or a larger device")
+        raise ConfigError("microbatch=auto", reason, "Use a smaller model or a larger device")
     chosen = max(rates, key=lambda size: rates[size])
     logger.info("microbatch=auto: %d, examples/s by size %s", chosen, {size: round(rate, 1) for size, rate in rates.items()})
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from dpx.data.rows import marked_examples
 from dpx.data.store import VOCABULARY
 from dpx.data.tokenizer import DEFINITION, TextTokenizer, of_path
 from dpx.data.vocabulary import SpecialIds
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init.weights import nested
 from dpx.interop.checkpoint import Checkpoint
@@ -63,7 +63,7 @@ class Classifier:
 
 
 def of_run(experiment: Experiment, params: Path) -> Classifier:
-    """Raises `Refused` for a run that is no classifier."""
+    """Raises `ConfigError` for a run that is no classifier."""
     task = _classification(experiment.task)
     store = prepare(experiment.data, experiment.privacy)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
@@ -78,7 +78,7 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
 
 
 def of_checkpoint(path: str) -> Classifier:
-    """Raises `Refused` for a checkpoint that is no whole classifier, or has no tokenizer."""
+    """Raises `ConfigError` for a checkpoint that is no whole classifier, or has no tokenizer."""
     checkpoint = Checkpoint(path)
     named = checkpoint.config.get("id2label")
     require(isinstance(named, dict) and len(named) > 1, checkpoint.asked, "names no labels in its config.json", "Name a classifier")
@@ -94,7 +94,7 @@ def of_checkpoint(path: str) -> Classifier:
 
 def _classification(task: Any) -> Classification:
     if not isinstance(task, Classification):
-        raise Refused(f"task={task.name}", "gives no classes of texts", "Name a run of task=classification")
+        raise ConfigError(f"task={task.name}", "gives no classes of texts", "Name a run of task=classification")
     return task
 
 

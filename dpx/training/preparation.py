@@ -40,7 +40,7 @@ class Ready:
 
 
 def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
-    """Prepares data, solves for the noise and builds the step; raises `Refused` for whatever cannot stand together."""
+    """Prepares data, solves for the noise and builds the step; raises `ConfigError` for whatever cannot stand together."""
     experiment.mechanism.require_library(folder.private)
     known = agreement.before_training(folder.path)
     store = prepare(experiment.data, experiment.privacy, say_stage)

@@ -73,7 +73,7 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
 
 
 def placed(private: Path, step: Any) -> Any:
-    """What rests, on the devices and in the type it is computed in. Raises `Refused` where it is lost."""
+    """What rests, on the devices and in the type it is computed in. Raises `ConfigError` where it is lost."""
     return step.place_resting(loaded(private)) if step.has_resting else {}
 
 

@@ -1,7 +1,7 @@
 """A run put together: store, claim, step and folder; trains and reports until the last step.
 
 What `release/` may hold of training is decided here: weights, statement, config and values that the claim pays for. Other losses,
-norms and held-out figures are telemetry of private text and stay under `private/`.
+norms and held-out metrics are telemetry of private text and stay under `private/`.
 """
 
 import contextlib
@@ -28,7 +28,6 @@ from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
 from dpx.training import resting
-from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
@@ -37,6 +36,7 @@ from dpx.training.metrics import MetricsWriter
 from dpx.training.preparation import get_ready
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
+from dpx.training.run_start import Epochs, RunStart, facts_of, note_plan, start_run
 from dpx.training.state import State
 from dpx.training.update import CANARIES
 
@@ -48,7 +48,7 @@ class Session:
     folder: RunFolder
     runtime: Runtime
     epochs: Epochs
-    beginning: Beginning
+    run_start: RunStart
     epoch: Epoch
     evaluate: HeldOut
     checkpoints: Checkpoints
@@ -63,7 +63,7 @@ class Session:
     verdict: dict[str, Any] | None = None
     stated: dict[str, Any] = dataclasses.field(default_factory=dict)
     _saved: int | None = None
-    _figures: dict[str, float] = dataclasses.field(default_factory=dict)
+    _metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     @contextlib.contextmanager
@@ -78,25 +78,25 @@ class Session:
             )
             epochs = Epochs(folder, experiment.seed, fingerprint(experiment, store.manifest.checksum, ready.microbatch), ledger)
             manifests.keep(folder.private, store)
-            beginning = begin(epochs, checkpoints, step, ready.start)
+            run_start = start_run(epochs, checkpoints, step, ready.start)
             # A fork's data, or data that was prepared again, may be other data than the origins were compared with before.
             ledger.note_origins([related(origin, ready.receiver, store, folder.private) for origin in ledger.origins])
             note_plan(ledger, plan_of(experiment, calibrated))
-            planted = plant(folder.private, audit, store.manifest, beginning.secret, folder.fork) if isinstance(audit, Canaries) else None
-            writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, beginning.first_step)))
+            planted = plant(folder.private, audit, store.manifest, run_start.secret, folder.fork) if isinstance(audit, Canaries) else None
+            writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, run_start.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
             spending = Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger)
-            progress = stack.enter_context(RunProgress(beginning.first_step, experiment.steps))
+            progress = stack.enter_context(RunProgress(run_start.first_step, experiment.steps))
             drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
-            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, beginning.resting)
+            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, run_start.resting)
             evaluate = held_out(ready.objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
             has_test = "test" in store.manifest.splits
             yield cls(
                 folder=folder,
                 runtime=runtime,
                 epochs=epochs,
-                beginning=beginning,
-                epoch=beginning.epoch,
+                run_start=run_start,
+                epoch=run_start.epoch,
                 evaluate=evaluate,
                 checkpoints=checkpoints,
                 writer=writer,
@@ -109,11 +109,11 @@ class Session:
             )
 
     def train(self) -> dict[str, Any]:
-        """Runs to the last step, or, ended by the user, saves and raises `Interrupted`; returns held-out figures beside their baselines."""
-        for message in self.beginning.messages:
+        """Runs to the last step, or, ended by the user, saves and raises `Interrupted`; returns held-out metrics beside their baselines."""
+        for message in self.run_start.messages:
             self.progress.say(message)
         self.progress.stage("compiling, and evaluating the untrained model")
-        untrained = self._evaluated(self.runtime.step.init(self.beginning.secret.key("untrained")))
+        untrained = self._evaluated(self.runtime.step.init(self.run_start.secret.key("untrained")))
         self.publish()
         self.progress.stage("compiling the step")
         with interruption.deferred():
@@ -123,13 +123,13 @@ class Session:
         """The steps and what follows from the last one; raises `Interrupted`, everything saved, where the user ends it before that."""
         experiment = self.runtime.experiment
         try:
-            self.final = state = run(self.runtime, self.beginning, self._seen, self._renew)
+            self.final = state = run(self.runtime, self.run_start, self._seen, self._renew)
         except Stopped as stopped:
             self._save(stopped.done, stopped.state)
             self.checkpoints.wait()
             raise Interrupted(stopped.done) from None
         # Only a run that had no step left to make was not evaluated after its last one.
-        figures = self._figures if self.beginning.first_step < experiment.steps else self._evaluated(state)
+        metrics = self._metrics if self.run_start.first_step < experiment.steps else self._evaluated(state)
         self.checkpoints.wait()
         self._conclude(state)
         self.publish()
@@ -141,10 +141,10 @@ class Session:
         results = {
             "steps": experiment.steps,
             "metric": metric,
-            "heldout": figures,
+            "heldout": metrics,
             "baselines": self.evaluate.baselines | {"untrained": untrained[metric]},
         } | self._tested(state)
-        self.writer.hparams(_hparams(experiment, self.runtime.calibrated) | _claimed(self.stated), [f"heldout/{name}" for name in figures])
+        self.writer.hparams(_hparams(experiment, self.runtime.calibrated) | _claimed(self.stated), [f"heldout/{name}" for name in metrics])
         write_json(self.folder.private / "results.json", results)
         return results
 
@@ -157,7 +157,7 @@ class Session:
         self.progress.planned = self.spending.bound = self.stated["epsilon"].get(self.stated.get("accountant"))
 
     def _evaluated(self, state: State) -> dict[str, float]:
-        """Held-out figures of the model's own parameters."""
+        """Held-out metrics of the model's own parameters."""
         return self.evaluate(without(self._merged(state), CANARIES))
 
     def _tested(self, state: State) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Session:
             self._merged(state),
             runtime.store,
             planted,
-            self.beginning.secret,
+            self.run_start.secret,
         )
 
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
@@ -193,8 +193,8 @@ class Session:
         epsilon = self.spending.after(done) if self.progress.shows(done) else None
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
         if done % experiment.schedule.evaluate_every == 0 or done == experiment.steps:
-            self._figures = self._evaluated(state)
-            scalars |= {f"heldout/{name}": value for name, value in self._figures.items()}
+            self._metrics = self._evaluated(state)
+            scalars |= {f"heldout/{name}": value for name, value in self._metrics.items()}
         self.writer.write(step, scalars)
         self.released.hold(self.epoch.number, step, metrics)
         accuracy = metrics[f"train/{experiment.task.metric}"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import agreement, calibration
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
@@ -32,7 +32,7 @@ class Cost:
 
 
 def planned(experiment: Experiment) -> Runs | None:
-    """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `Refused` for what cannot be run."""
+    """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` for what cannot be run."""
     if not experiment.is_private:
         return None
     size = experiment.data.declared_size
@@ -63,7 +63,7 @@ def known(trial: Trial, record: Record) -> dict[str, Any]:
     path = record.outputs / trial.folder / agreement.LEDGER
     try:
         found = Ledger(path) if path.is_file() else None
-    except Refused:
+    except ConfigError:
         found = None
     if found is None:
         return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None}
@@ -82,7 +82,7 @@ def _believed(folder: Path, trial: Trial) -> tuple[Runs, str | None]:
         if missing:
             return runs, f"{folder.name}: its ledger {missing}"
         agreement.check(folder)
-    except Refused as error:
+    except ConfigError as error:
         return runs, f"{folder.name}: its ledger {error.reason}"
     return runs, None
 

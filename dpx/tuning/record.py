@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.run_folder import write_json
 
@@ -53,7 +53,8 @@ class Trial:
 
 
 class Record:
-    """The record of the study in `path`, held against everything under `outputs` that follows from it; raises `Refused` where it fails."""
+    """The record of the study in `path`, held against everything under `outputs` that follows from it; raises `ConfigError` where it
+    fails."""
 
     def __init__(self, outputs: Path, path: Path):
         self.outputs, self.path = outputs, path
@@ -147,7 +148,9 @@ class Record:
         elif "declared" in line:
             self._declare(line["declared"])
         else:
-            raise Refused(self.chain.path, f"has a line of another version: {next(iter(line), '')}", "Use the version of dpx that wrote it")
+            raise ConfigError(
+                self.chain.path, f"has a line of another version: {next(iter(line), '')}", "Use the version of dpx that wrote it"
+            )
 
     def _declare(self, number: int) -> None:
         if self.declared is not None:
@@ -214,7 +217,7 @@ def _json(path: Path) -> dict[str, Any] | None:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise Refused(path, "is cut short, or was changed by hand", "Restore the file") from error
+        raise ConfigError(path, "is cut short, or was changed by hand", "Restore the file") from error
 
 
 def _several(names: list[str]) -> str:

@@ -25,7 +25,7 @@ def is_accounted(setting: str) -> bool:
 
 
 def check_charge(sweeper: Any, tune: Tune) -> None:
-    """Raises `Refused` where the trials of `sweeper` are not what the charge is proved for."""
+    """Raises `ConfigError` where the trials of `sweeper` are not what the charge is proved for."""
     varied = [str(key) for key in (sweeper.get("params") or {}) if is_accounted(str(key))]
     if tune.charge == "composition":
         require(
@@ -53,7 +53,7 @@ def check_charge(sweeper: Any, tune: Tune) -> None:
 
 
 def check_fork(fork: Any, tune: Tune) -> None:
-    """Raises `Refused` for trials of a charged search that go on from another run: what that spent is in no trial's plan."""
+    """Raises `ConfigError` for trials of a charged search that go on from another run: what that spent is in no trial's plan."""
     require(
         fork is None or tune.charge == "uncharged",
         f"fork={fork} with tune.charge={tune.charge}",
@@ -63,7 +63,7 @@ def check_fork(fork: Any, tune: Tune) -> None:
 
 
 def check_init(init: Any, tune: Tune) -> None:
-    """Raises `Refused` for trials of a charged search that begin from trained weights: what those cost is in no trial's plan."""
+    """Raises `ConfigError` for trials of a charged search that begin from trained weights: what those cost is in no trial's plan."""
     require(
         init.is_random or tune.charge == "uncharged",
         f"init={init.kind} with tune.charge={tune.charge}",
@@ -73,7 +73,8 @@ def check_init(init: Any, tune: Tune) -> None:
 
 
 def filter_of(search: Search) -> Any:
-    """The declared budget as a `dpx.privacy.filter.Filter`, `None` where none is declared; raises `Refused` for one that cannot be held."""
+    """The declared budget as a `dpx.privacy.filter.Filter`, `None` where none is declared; raises `ConfigError` for one that cannot be
+    held."""
     budget = search.tune.budget
     if budget.epsilon is None or not search.is_private:
         return None
@@ -90,7 +91,7 @@ def filter_of(search: Search) -> Any:
 
 
 def check_plan(search: Search, record: Record, plan: Runs | None, point: tuple[str, ...]) -> None:
-    """Raises `Refused` for a new trial whose plan is not what the charge was declared for, before anything of it is drawn."""
+    """Raises `ConfigError` for a new trial whose plan is not what the charge was declared for, before anything of it is drawn."""
     from dpx.tuning import charges
 
     tune = search.tune

@@ -52,8 +52,8 @@ class Study:
             return record.trial_in(folder) is not None
 
     def begin(self, experiment: Experiment, folder: Path, point: tuple[str, ...]) -> None:
-        """Counts a trial, and charges its plan, before it starts; raises `Refused` for one that does not belong to the study, is one too
-        many, or does not fit a declared budget. A run that lies in `folder` and is no trial yet becomes one, with all that it spent."""
+        """Counts a trial, and charges its plan, before it starts; raises `ConfigError` for one that does not belong to the study, is one
+        too many, or does not fit a declared budget. A run that lies in `folder` and is no trial yet becomes one, with all that it spent."""
         from dpx.tuning import charges
 
         search = Search.of(experiment)
@@ -180,7 +180,7 @@ def _classes(experiment: Experiment) -> dict[str, Any]:
 def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[str, Any]:
     """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition.
 
-    `declared` is an experiment as plain data. Returns all that the trials must share; raises `Refused` where it is not what the first
+    `declared` is an experiment as plain data. Returns all that the trials must share; raises `ConfigError` where it is not what the first
     trial began with.
     """
     # More trials of a charged sum are charged; more of a drawn number would be another distribution.

@@ -88,8 +88,8 @@ ROOMS = {
         ),
     ),
     "training": Room(
-        tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "beginning", "preparation")),
-        _in("training", "beginning loop draws_and_charges every_draw_is_charged step session"),
+        tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "run_start", "preparation")),
+        _in("training", "run_start loop draws_and_charges every_draw_is_charged step session"),
         _in(
             "training",
             "step::test_twenty_private_steps_agree_on_every_mesh step::test_mechanism_none_sums_plain_gradients "
@@ -101,7 +101,7 @@ ROOMS = {
         {
             "loop": _in("training", "loop draws_and_charges"),
             "step": _in("training", "step loop"),
-            "beginning": _in("training", "beginning session"),
+            "run_start": _in("training", "run_start session"),
         },
         # Simulated devices keep both cores busy.
         2 * LIMIT_S,

@@ -47,7 +47,7 @@ def without_behaviour(tree: ast.Module) -> Iterator[ast.AST]:
                 yield from [node] if node.name == "__repr__" else [node.returns] if node.returns else []
         elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
             yield node.annotation
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("require", "Refused"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("require", "ConfigError"):
             yield from node.args[1:] if ast.unparse(node.func) == "require" else node.args
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield from node.exc.args

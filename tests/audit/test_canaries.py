@@ -16,7 +16,7 @@ from dpx.claim.calibration import calibrate
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.job.train import Train
 from dpx.mechanism import noise
@@ -103,7 +103,7 @@ def test_coins_are_drawn_once_and_a_fork_keeps_its_parents(experiment, tmp_path)
         np.testing.assert_array_equal(found.is_in_M, first.is_in_M)
         np.testing.assert_array_equal(found.tokens_ST, first.tokens_ST)
     other = dataclasses.replace(AUDIT, gradients=500)
-    with pytest.raises(Refused, match="^fork=.*canaries are not those of this audit"):
+    with pytest.raises(ConfigError, match="^fork=.*canaries are not those of this audit"):
         canaries.require_same_audit(f"{tmp_path}/parent@1", other)
 
 
@@ -158,7 +158,7 @@ def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch,
         monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound_noise(total, keys, 0 * deviation))
     else:
         monkeypatch.setattr(Flat, "weights", lambda *_: jnp.ones_like)
-    with pytest.raises(Refused, match="^audit: the lower bound .* exceeds the claim"):
+    with pytest.raises(ConfigError, match="^audit: the lower bound .* exceeds the claim"):
         run(experiment, tmp_path)
     stated = read(tmp_path, "release", "privacy.json")
     assert stated["guarantee"] == "none" and stated["epsilon"] == {} and stated["audit"]["verdict"] == "fails"
@@ -172,7 +172,7 @@ def test_exposure_and_area_by_hand():
 
 
 def test_nothing_to_compare_with_is_refused():
-    with pytest.raises(Refused, match="none is out"):
+    with pytest.raises(ConfigError, match="none is out"):
         scores.exposures(np.zeros(3), np.ones(3, bool))
 
 
@@ -183,12 +183,12 @@ def test_nothing_to_compare_with_is_refused():
     ],
 )
 def test_an_audit_that_cannot_stand_is_refused(experiment, changes, word):
-    with pytest.raises(Refused, match=f"^{word}"):
+    with pytest.raises(ConfigError, match=f"^{word}"):
         experiment(**changes)
 
 
 def test_more_guesses_than_canaries_are_refused():
-    with pytest.raises(Refused, match="^audit.primary.guesses=400"):
+    with pytest.raises(ConfigError, match="^audit.primary.guesses=400"):
         Canaries(gradients=100, sequences=0, primary=Primary())
 
 

@@ -9,7 +9,7 @@ from scipy.stats import binom, norm
 
 from dpx.audit import one_run, trade_off
 from dpx.audit.guesses import Guesses, guess
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy import closed_form
 
 CANARIES = 2000
@@ -121,5 +121,5 @@ def test_guesses_are_the_outermost_scores():
 
 @pytest.mark.parametrize("guesses", [0, 3, 8])
 def test_guesses_that_cannot_be_made_are_refused(guesses):
-    with pytest.raises(Refused, match=f"guesses={guesses}"):
+    with pytest.raises(ConfigError, match=f"guesses={guesses}"):
         guess(np.zeros(6), np.zeros(6, bool), guesses)

@@ -17,7 +17,7 @@ def f(a: LEFT = kept, *, b: dict[LEFT, LEFT]) -> LEFT:
     c: LEFT = kept
     require(kept > 0, LEFT + 1, f"{LEFT}")
     if kept:
-        raise Refused(LEFT, LEFT)
+        raise ConfigError(LEFT, LEFT)
     assert kept, LEFT
     return kept | kept
 class C:

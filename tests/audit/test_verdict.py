@@ -10,7 +10,7 @@ import pytest
 from dpx.audit import verdict
 from dpx.audit.declarations import Primary
 from dpx.audit.verdict import ESTIMATORS, SHARED_ERROR, judge, require_passes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy import closed_form
 
 M = 20_000
@@ -80,19 +80,19 @@ def test_a_bound_of_another_score_fails_a_run_too():
     both = scores(0.5) | {"loss": scores(1.6)["gradient"]}
     document = judge(both, claim, Primary()).as_json()
     assert not document["primary"]["refutes"] and not document["passes"]
-    with pytest.raises(Refused, match="^audit: the lower bound .*loss.* exceeds the claim"):
+    with pytest.raises(ConfigError, match="^audit: the lower bound .*loss.* exceeds the claim"):
         require_passes(document)
 
 
 def test_a_gaussian_bound_is_drawn_from_a_gaussian_claim_alone():
     found = judge(scores(0.5), claim, Primary(), is_gaussian=False)
     assert {bound.estimator for bound in (found.primary, *found.others)} == {"one_run", "f_dp"}
-    with pytest.raises(Refused, match="^estimator=gaussian_dp"):
+    with pytest.raises(ConfigError, match="^estimator=gaussian_dp"):
         judge(scores(0.5), claim, Primary(estimator="gaussian_dp"), is_gaussian=False)
 
 
 def test_a_score_nobody_has_is_refused():
-    with pytest.raises(Refused, match="^score=loss"):
+    with pytest.raises(ConfigError, match="^score=loss"):
         judge(scores(0.5), claim, Primary(score="loss"))
 
 
@@ -102,5 +102,5 @@ def test_the_document_is_json():
 
 @pytest.mark.parametrize(("changes", "word"), [({"guesses": 3}, "guesses=3"), ({"delta": 0.0}, "delta=0.0"), ({"error": 1.0}, "error=1.0")])
 def test_a_primary_that_cannot_stand_is_refused(changes, word):
-    with pytest.raises(Refused, match=word):
+    with pytest.raises(ConfigError, match=word):
         Primary(**changes)

@@ -17,7 +17,7 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from tests.clipping.batches import QUICKLY, example
 
 B, T, D, V, L, M, C = 3, 5, 4, 6, 3, 2, 2
@@ -87,7 +87,7 @@ def batch(B: int = B, seed: int = 1):
         "id": jnp.asarray(generator.integers(0, V, (B, T)), jnp.int32),
         "label": jnp.asarray(generator.integers(0, V, (B, T)), jnp.int32),
     }
-    return found | {"is_slot": jnp.arange(T) % (jnp.arange(B)[:, None] + 1) == 0}
+    return found | {"has_label": jnp.arange(T) % (jnp.arange(B)[:, None] + 1) == 0}
 
 
 def total(y):
@@ -165,7 +165,7 @@ def outcome(attack: Attack, way: dict, is_compiled: bool = True, known=None) -> 
     limit = middle(units)
     try:
         found = jax.device_get(run(attack, way, limit, is_compiled))
-    except Refused as refused:
+    except ConfigError as refused:
         return f"refused: {refused}"
     except Exception as error:
         return f"crashes: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
@@ -186,7 +186,7 @@ def right_or_refused(attack: Attack, ways=None, is_compiled: bool = True) -> Non
     known = None
     try:
         known = None if attack.must == "refused" else truth(attack)
-    except Refused:
+    except ConfigError:
         pass  # of bare parameters as well
     except Exception:
         assert attack.must == "raises", "an attack that nobody can judge"

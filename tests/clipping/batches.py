@@ -39,15 +39,15 @@ def batch(examples: int = 5, tokens: int = 12, slots: int = 4, seed: int = 1):
     token = np.where(np.arange(tokens) < length[:, None], token, SPECIAL.pad_id)
     token[:, 0] = SPECIAL.cls_id
     slot = np.stack([drawn.permutation(tokens)[np.arange(slots) % tokens] for _ in range(examples)]).astype(np.int32) % length[:, None]
-    is_slot = np.arange(slots) < drawn.integers(1, slots + 1, examples)[:, None]
-    is_slot[0] &= examples == 1
-    label = np.where(is_slot, drawn.integers(5, 12, (examples, slots)), 0)
+    has_label = np.arange(slots) < drawn.integers(1, slots + 1, examples)[:, None]
+    has_label[0] &= examples == 1
+    label = np.where(has_label, drawn.integers(5, 12, (examples, slots)), 0)
     segment_start = np.minimum(length, drawn.integers(1, tokens + 1, examples))
     return {
         "tokens": jnp.asarray(token, jnp.int32),
-        "slots": jnp.asarray(slot, jnp.int32),
+        "masked_positions": jnp.asarray(slot, jnp.int32),
         "labels": jnp.asarray(label, jnp.int32),
-        "is_slot": jnp.asarray(is_slot),
+        "has_label": jnp.asarray(has_label),
         "segment_start": jnp.asarray(segment_start, jnp.int32),
         "length": jnp.asarray(length),
         "is_next": jnp.asarray(drawn.integers(0, 2, examples), jnp.int32),

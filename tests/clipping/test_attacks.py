@@ -75,12 +75,12 @@ def tie_through_other_rows(p, b):
 
 @shared(table=TABLE)
 def lookup_and_token_loss(p, b):
-    return token_loss(b["label"], b["is_slot"], look(p["table"], b["id"]), p["table"])[0]
+    return token_loss(b["label"], b["has_label"], look(p["table"], b["id"]), p["table"])[0]
 
 
 @shared(table=TABLE, bias=(V,))
 def lookup_and_token_loss_tie_dropped(p, b):
-    return token_loss(b["label"], b["is_slot"], tied(p["table"], b, T)[0], p["table"], p["bias"])[0]
+    return token_loss(b["label"], b["has_label"], tied(p["table"], b, T)[0], p["table"], p["bias"])[0]
 
 
 @shared(table=TABLE)

@@ -10,7 +10,7 @@ import pytest
 import dpx
 from dpx.clipping import norms, ops
 from dpx.clipping.probes import Op, apply
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.models.fused_head import token_loss
 from tests.clipping.attacks import MORE_WAYS, WAYS, Attacks, B, D, T, V, batch, drawn, look, right_or_refused, total
 
@@ -68,7 +68,7 @@ def a_decoded_row_that_is_not_a_number(p, b):
 
 @counted("right", rows=poisoned("x", NAN), bias=(V,), **TABLE)
 def logits_that_are_not_numbers(p, b):
-    return token_loss(b["label"], b["is_slot"], b["x"], p["table"], p["bias"])[0]
+    return token_loss(b["label"], b["has_label"], b["x"], p["table"], p["bias"])[0]
 
 
 @counted(rows=poisoned("x", NAN), **TABLE)
@@ -139,7 +139,7 @@ def test_a_record_that_only_the_sum_finds_infinite(way):
 
     try:
         found = sums(jnp.zeros(B, bool))
-    except Refused:
+    except ConfigError:
         return
     np.testing.assert_array_equal(found.total["scale"], sums(jnp.arange(B) == 1).total["scale"])
     np.testing.assert_array_equal(found.is_counted_B, [True, False, True])
@@ -186,7 +186,7 @@ PROGRAMS = {
     "two_lookups": (TABLE, lambda p, b: total(look(p["table"], b["id"]) * b["x"] + look(p["table"], b["label"]))),
     "two_denses": (KERNEL, lambda p, b: total(ops.dense(jnp.tanh(ops.dense(b["x"], p["kernel"])), p["kernel"]))),
     "layers": (LAYERS, lambda p, b: total(two_layers(p, b, b["x"]))),
-    "token_loss": (TABLE, lambda p, b: token_loss(b["label"], b["is_slot"], look(p["table"], b["id"]) + b["x"], p["table"])[0]),
+    "token_loss": (TABLE, lambda p, b: token_loss(b["label"], b["has_label"], look(p["table"], b["id"]) + b["x"], p["table"])[0]),
 }
 # Those that say something apart from the others; the long suite has all pairs.
 FAST = {

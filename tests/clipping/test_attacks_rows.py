@@ -197,7 +197,7 @@ for name, seen in SEEN.items():
 LOSSES = {
     "mean": lambda losses, b: losses - losses.mean(),
     "same": lambda losses, b: jnp.broadcast_to(losses.mean(), losses.shape),
-    "shared_divisor": lambda losses, b: losses / b["is_slot"].sum(),
+    "shared_divisor": lambda losses, b: losses / b["has_label"].sum(),
     "order": lambda losses, b: losses[::-1],
     "sort": lambda losses, b: jnp.sort(losses),
     "softmax": lambda losses, b: losses * jax.lax.stop_gradient(jax.nn.softmax(losses)),
@@ -239,7 +239,7 @@ APART = {
     "cumsum": lambda x, b: jnp.cumsum(x, axis=1),
     "sort": lambda x, b: jnp.sort(x, axis=1),
     "loop_over_tokens": lambda x, b: swapped(jax.lax.scan(lambda c, row: ((c + row) / 2,) * 2, jnp.zeros_like(x[:, 0]), swapped(x))[1]),
-    "mask": lambda x, b: jnp.where(b["is_slot"][..., None], x, 0) / b["is_slot"].sum(1)[:, None, None],
+    "mask": lambda x, b: jnp.where(b["has_label"][..., None], x, 0) / b["has_label"].sum(1)[:, None, None],
     "padding": lambda x, b: jnp.concatenate([jnp.ones_like(x[:, :1]), x], 1)[:, :-1],
 }
 for name, apart in APART.items():

@@ -144,7 +144,7 @@ FORMS = {
     "without_counts": lambda p, b: total(plain(p, b)),
     "with_no_counts": lambda p, b: (total(plain(p, b)), None),
     "with_a_number_to_count": lambda p, b: (total(plain(p, b)), {"all": jnp.sum(b["id"])}),
-    "with_counts_of_tokens": lambda p, b: (total(plain(p, b)), {"right": b["is_slot"]}),
+    "with_counts_of_tokens": lambda p, b: (total(plain(p, b)), {"right": b["has_label"]}),
     "in_a_list": lambda p, b: [total(plain(p, b)), {}],
 }
 for name, function in FORMS.items():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from tests.clipping import stock
 from tests.clipping.batches import QUICKLY
 
@@ -137,7 +137,7 @@ def test_units_of_rows_padding_and_counts():
 
 def test_strict_refuses_copies_by_name_and_reader():
     loss, params, _ = stock.MODELS["convolution"]()
-    with pytest.raises(Refused, match="kernel: is read by conv_general_dilated"):
+    with pytest.raises(ConfigError, match="kernel: is read by conv_general_dilated"):
         dpx.clipped_grad(loss, params, stock.batch(), weights=weights, strict=True)
     loss, params, _ = stock.MODELS["gpt2_tied"]()
     jax.eval_shape(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights, strict=True), params, stock.batch())
@@ -152,10 +152,10 @@ def test_strict_refuses_copies_by_name_and_reader():
     ],
 )
 def test_a_loss_that_is_not_a_number_is_refused(loss, message):
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ConfigError, match=message):
         dpx.clipped_grad(loss, drawn(kernel=(D, D)), stock.batch(), weights=weights)
 
 
 def test_parameters_that_have_no_gradient_are_refused():
-    with pytest.raises(Refused, match="^step: is of type int32"):
+    with pytest.raises(ConfigError, match="^step: is of type int32"):
         dpx.clipped_grad(lambda p, e: 0.0, {"step": jnp.zeros(3, jnp.int32)}, stock.batch(), weights=weights)

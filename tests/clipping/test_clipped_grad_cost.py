@@ -1,6 +1,6 @@
 """What `dpx.clipped_grad` costs beside the same model written in ops: a BERT-Tiny and a decoder of two layers, in plain jnp.
 
-B: examples, T: tokens, M: masked slots, H: width, A: heads, V: vocabulary.
+B: examples, T: tokens, M: masked positions, H: width, A: heads, V: vocabulary.
 """
 
 import time

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
 from tests.clipping.batches import assert_trees_close, batch, bert, example, float64_gradients, objective, parameters, squared_norm
 from tests.clipping.compiled import DROPOUT_KEY, clipped, run
@@ -164,7 +164,7 @@ def test_dropout_masks_belong_to_the_record():
 
 
 def test_unknown_method_is_refused_in_words():
-    with pytest.raises(Refused, match="clipping=fast: no such method"):
+    with pytest.raises(ConfigError, match="clipping=fast: no such method"):
         dpx.clipped_sum(objective().losses, {}, batch(), weights=flat_weights(1.0), method="fast")
 
 

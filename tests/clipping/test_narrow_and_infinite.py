@@ -59,10 +59,10 @@ def test_what_is_rounded_is_read_after_it_was_stored():
 @pytest.mark.parametrize("method", ["book_keeping", "ghost"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_an_example_without_logits_counts_for_nothing_in_the_fused_head(method, poison):
-    batch = {"h": drawn(B, M, D).at[1].set(poison), "label": jnp.ones((B, M), jnp.int32), "is_slot": jnp.ones((B, M), bool)}
+    batch = {"h": drawn(B, M, D).at[1].set(poison), "label": jnp.ones((B, M), jnp.int32), "has_label": jnp.ones((B, M), bool)}
 
     def losses(params, batch):
-        return token_loss(batch["label"], batch["is_slot"], batch["h"], params["table"], params["bias"])[0], {}
+        return token_loss(batch["label"], batch["has_label"], batch["h"], params["table"], params["bias"])[0], {}
 
     found, truth = both(losses, {"table": drawn(7, D), "bias": drawn(7)}, batch, method=method)
     np.testing.assert_array_equal(found.is_counted_B, [True, False, True])

@@ -8,7 +8,7 @@ import pytest
 import dpx
 from dpx.clipping import ops
 from dpx.clipping.weights import PerLayerWeights
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
 from tests.clipping.batches import assert_trees_close
 
@@ -60,7 +60,7 @@ def test_a_model_of_ops_equals_vmap(method, kept_bytes):
 
 
 def refused(changed, params, match):
-    with pytest.raises(Refused, match=match):
+    with pytest.raises(ConfigError, match=match):
         jax.eval_shape(lambda p, b: dpx.clipped_sum(changed, p, b, weights=WEIGHTS), params, batch())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from tests.clipping.batches import assert_trees_close, float64_gradients, squared_norm
 
 PAGE = Path(dpx.__file__).parent / "clipping" / "README.md"
@@ -83,9 +83,9 @@ def test_what_the_page_calls_right_equals_vmap(code, said):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found.total, truth.total)
 
 
-@pytest.mark.parametrize("code, said", lines("Refused"))
+@pytest.mark.parametrize("code, said", lines("ConfigError"))
 def test_what_the_page_calls_refused_is_refused_for_that_reason(code, said):
     losses, params, rows = told(code)
     rows = jax.tree.map(lambda leaf: leaf[:, :3], rows) if "[:, :3]" in code else rows
-    with pytest.raises(Refused, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         dpx.clipped_sum(losses, params, rows, weights=clip)

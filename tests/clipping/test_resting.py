@@ -10,7 +10,7 @@ from dpx.clipping import ops
 from dpx.clipping.frozen import merged
 from dpx.clipping.program import traced
 from dpx.clipping.weights import PerLayerWeights
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.models import fused_layers, trainable
 from tests.clipping.batches import QUICKLY, assert_trees_close
 from tests.clipping.selections import SELECTIONS, assert_exact, start
@@ -137,7 +137,7 @@ def test_a_loss_of_one_example_has_frozen_parameters_too():
     found = dpx.clipped_grad(loss, params, rows, weights=jnp.ones_like, frozen=frozen)
     expected = jax.grad(lambda p: jax.vmap(lambda row: loss(p | frozen, row))(rows).sum())(params)
     assert_trees_close(found.total, jax.tree.map(np.asarray, expected))
-    with pytest.raises(Refused, match="^bias: is to be trained, and no differentiable path from the loss reaches it"):
+    with pytest.raises(ConfigError, match="^bias: is to be trained, and no differentiable path from the loss reaches it"):
         dpx.clipped_grad(lambda p, b: loss(jax.lax.stop_gradient(p), b), params, rows, weights=jnp.ones_like, frozen=frozen)
 
 
@@ -162,7 +162,7 @@ def test_below_the_last_layer_nothing_is_recorded():
 
 
 def refused(match, changed, params, frozen, **options):
-    with pytest.raises(Refused, match=match) as error:
+    with pytest.raises(ConfigError, match=match) as error:
         jax.eval_shape(lambda p, f, b: dpx.clipped_sum(changed, p, b, frozen=f, weights=WEIGHTS, **options), params, frozen, batch())
     assert "\n" not in str(error.value)
 
@@ -227,5 +227,5 @@ def test_gains_from_elsewhere_whose_value_a_sum_needs_are_refused():
         return of(params | {"layers": params["layers"] | {"attention_norm": gains}}, batch)
 
     options = {"frozen": frozen, "weights": WEIGHTS, "kept_bytes": 0}
-    with pytest.raises(Refused, match="^op layer_stack: needs the value of attention_norm/bias again"):
+    with pytest.raises(ConfigError, match="^op layer_stack: needs the value of attention_norm/bias again"):
         jax.eval_shape(lambda p, b: dpx.clipped_sum(closed, p, b, **options), trained, rows)

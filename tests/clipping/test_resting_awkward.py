@@ -7,7 +7,7 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.models import trainable
 from tests.clipping.batches import QUICKLY, assert_trees_close
 from tests.clipping.selections import SELECTIONS, start
@@ -73,5 +73,5 @@ def test_examples_that_meet_in_what_rests_are_refused():
         y_Bd = batch["x"] @ params["frozen"]
         return ops.dense(jnp.tanh(y_Bd - y_Bd.mean(0)), params["kernel"]).sum(1)
 
-    with pytest.raises(Refused, match="gives examples among others and alone"):
+    with pytest.raises(ConfigError, match="gives examples among others and alone"):
         dpx.clipped_sum(met, params, rows, frozen={"frozen": jnp.eye(4)}, weights=WEIGHTS)

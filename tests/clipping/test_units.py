@@ -11,7 +11,7 @@ import pytest
 import dpx
 from dpx.clipping import norms, ops, probes
 from dpx.clipping.weights import PerLayerWeights
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
 from tests.clipping.batches import assert_trees_close, batch, bert, float64_gradients, objective, parameters, squared_norm
 from tests.clipping.compiled import DROPOUT_KEY
@@ -183,11 +183,11 @@ def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
         return probes.apply(RowByRow(), params, (rows["x"],)).sum(1), {}
 
     params, rows, weights = {"gain": jnp.ones(2)}, {"x": jnp.ones((4, 2))}, flat_weights(1.0)
-    with pytest.raises(Refused, match="^op=row_by_row: clips row by row"):
+    with pytest.raises(ConfigError, match="^op=row_by_row: clips row by row"):
         dpx.clipped_sum(losses, params, rows, weights=weights, method=method, rows_per_unit=2)
     assert dpx.clipped_sum(losses, params, rows, weights=weights, method="vmap", rows_per_unit=2).norms_B.shape == (2,)
 
 
 def test_units_that_do_not_fill_the_batch_are_refused():
-    with pytest.raises(Refused, match="^rows_per_unit=5: does not divide"):
+    with pytest.raises(ConfigError, match="^rows_per_unit=5: does not divide"):
         dpx.clipped_sum(SUBJECT.losses, {}, batch(examples=12), weights=flat_weights(1.0), rows_per_unit=5)

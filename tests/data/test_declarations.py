@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from dpx.data.declarations import Data, Embedded, Hub, Source, Synthetic, TextFiles, Vocabulary
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.declarations import Privacy
 
 SYNTHETIC = Synthetic(documents=10, words_per_document=10, states=8)
@@ -25,7 +25,7 @@ def data(source: Source = SYNTHETIC, **changed: Any) -> Data:
     ],
 )
 def test_settings_that_cannot_stand(changed: dict[str, Any], message: str):
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ConfigError, match=message):
         data(**changed)
 
 
@@ -37,7 +37,7 @@ def test_sources_and_vocabularies_check_themselves():
         lambda: Vocabulary(size=5),
         lambda: Hub(corpora=[{"config": "x"}]),
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(ConfigError):
             bad()
 
 
@@ -58,11 +58,11 @@ def test_authors_need_a_source_that_names_them(source: Source, names_units: bool
     if names_units:
         data(source).require_fits(author)
     else:
-        with pytest.raises(Refused, match="the source does not say who wrote a document"):
+        with pytest.raises(ConfigError, match="the source does not say who wrote a document"):
             data(source).require_fits(author)
 
 
 def test_a_row_of_two_documents_fits_no_unit_but_the_row():
     data(pairs="cross_document").require_fits(Privacy(delta=1e-5))
-    with pytest.raises(Refused, match="data.pairs=cross_document with privacy.unit=document"):
+    with pytest.raises(ConfigError, match="data.pairs=cross_document with privacy.unit=document"):
         data(pairs="cross_document").require_fits(Privacy(delta=1e-5, unit="document", rows_per_unit_max=4))

@@ -5,7 +5,7 @@ import pytest
 from dpx.data.declarations import Data, Hub, Vocabulary
 from dpx.data.hub import HubSource
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 from .corpora import PRIVACY, records, write_records
 
@@ -65,11 +65,11 @@ def test_the_fingerprint_sees_another_content(saved: Path):
 def test_a_corpus_that_cannot_be_read_is_refused(saved: Path, corpus: dict[str, str | None], message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     corpus["name"] = str(corpus["name"]).replace("SAVED", str(saved))
-    with pytest.raises(Refused, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         list(HubSource(Hub(corpora=[corpus])).documents())
     assert "\n" not in str(caught.value)
 
 
 def test_a_key_that_no_corpus_has_is_refused():
-    with pytest.raises(Refused, match="txet_field"):
+    with pytest.raises(ConfigError, match="txet_field"):
         Hub(corpora=[{"name": "x", "txet_field": "text"}])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpx.data.length_buckets import by_width, widths_of
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_powers_of_two_end_with_the_row_itself():
     ("declared", "fix"), [([30, 8], "the shortest first"), ([8, 8], "once"), ([4, 8], "Use 8 or more"), ([8, 200], "Use 100 or less")]
 )
 def test_lengths_that_cannot_stand_are_refused(declared, fix):
-    with pytest.raises(Refused, match=rf"^length_buckets=.*{fix}"):
+    with pytest.raises(ConfigError, match=rf"^length_buckets=.*{fix}"):
         widths_of(declared, 100)
 
 

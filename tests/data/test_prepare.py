@@ -18,7 +18,7 @@ from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.data.writer import SplitWriter
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.declarations import Privacy
 
 from .corpora import PRIVACY, SHARED_DATA, declared, records, text, write_records, write_vocabulary
@@ -163,7 +163,7 @@ def test_a_store_is_reused_while_its_settings_and_text_are_the_same(tmp_path: Pa
 def test_a_harmed_store_is_refused_rather_than_prepared_again(tmp_path: Path):
     store = prepared(tmp_path, records(60))
     (store.folder / "protected.tokens").write_bytes(b"")
-    with pytest.raises(Refused, match=r"protected.tokens: holds 0 bytes .* Delete the folder to prepare it again\."):
+    with pytest.raises(ConfigError, match=r"protected.tokens: holds 0 bytes .* Delete the folder to prepare it again\."):
         prepared(tmp_path, records(60))
 
 
@@ -172,7 +172,7 @@ def test_a_preparation_that_fails_leaves_nothing(tmp_path: Path):
     path.write_text(path.read_text() + "not json\n")
     brought = Vocabulary(size=128, path=str(write_vocabulary(tmp_path / "vocabulary.txt")))
     for vocabulary in (Vocabulary(size=128), brought):
-        with pytest.raises(Refused, match="corpus.jsonl:61"):
+        with pytest.raises(ConfigError, match="corpus.jsonl:61"):
             prepare(declared(tmp_path, path, vocabulary=vocabulary), PRIVACY)
     assert list((tmp_path / "stores").iterdir()) == []
 
@@ -182,7 +182,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(SplitWriter, "add_document", full)
-    with pytest.raises(Refused, match="the disk is full"):
+    with pytest.raises(ConfigError, match="the disk is full"):
         prepared(tmp_path, records(60))
     assert list((tmp_path / "stores").iterdir()) == []
 
@@ -210,7 +210,7 @@ def test_moved_files_are_the_same_corpus(tmp_path: Path):
 def test_a_corpus_that_cannot_serve_is_refused(
     tmp_path: Path, corpus: list[dict[str, str]], changed: dict[str, Any], privacy: Privacy, message: str
 ):
-    with pytest.raises(Refused, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         prepared(tmp_path, corpus, privacy, **changed)
     assert "\n" not in str(caught.value)
 
@@ -246,7 +246,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path):
 def test_one_text_file_suggests_a_document_a_line(tmp_path: Path, public_fraction: float):
     path = tmp_path / "one.txt"
     path.write_text("a line\nanother line\n")
-    with pytest.raises(Refused, match="holds one document .* Add documents, or set data.source.document_per=line"):
+    with pytest.raises(ConfigError, match="holds one document .* Add documents, or set data.source.document_per=line"):
         prepare(declared(tmp_path, path, public_fraction=public_fraction, heldout_fraction=0.01), PRIVACY)
 
 

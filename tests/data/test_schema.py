@@ -18,7 +18,7 @@ from dpx.data.schema import as_json, classes, from_json, require_gives, stored, 
 from dpx.data.store import Store
 from dpx.data.tokenizer import of_pieces
 from dpx.data.vocabulary import SPECIAL_TOKENS
-from dpx.declaration import Refused, declaration
+from dpx.declaration import ConfigError, declaration
 from dpx.privacy.declarations import Privacy
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
 from tests.clipping.batches import bert
@@ -54,7 +54,7 @@ def test_columns_are_stored_in_their_types():
     ],
 )
 def test_what_was_not_declared_is_not_written(changed, words):
-    with pytest.raises(Refused, match=f"^here: {words}"):
+    with pytest.raises(ConfigError, match=f"^here: {words}"):
         stored(columns(**changed), SCHEMA, "here")
 
 
@@ -73,7 +73,7 @@ def test_what_was_not_declared_is_not_written(changed, words):
 def test_a_task_reads_what_the_source_gives(task, given, words):
     if words is None:
         return require_gives(given, task.columns(8, 50), "d", task.name)
-    with pytest.raises(Refused, match=f"^data=d: {words}"):
+    with pytest.raises(ConfigError, match=f"^data=d: {words}"):
         require_gives(given, task.columns(8, 50), "d", task.name)
 
 

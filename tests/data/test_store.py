@@ -10,7 +10,7 @@ from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.schema import as_json, classes, texts
 from dpx.data.store import MANIFEST, UNIT, Manifest, Store, open_store
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.declarations import Privacy
 
 from .corpora import PRIVACY, declared, records, write_records
@@ -114,13 +114,13 @@ def flip_a_byte(path: Path) -> None:
 )
 def test_a_harmed_store_is_refused_in_one_line(copied: Path, name: str, harm, message: str):
     harm(copied / name)
-    with pytest.raises(Refused, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         open_store(copied)
     assert "\n" not in str(caught.value) and str(copied) in str(caught.value)
 
 
 def test_a_store_of_another_key_is_refused(copied: Path):
-    with pytest.raises(Refused, match="other data or settings"):
+    with pytest.raises(ConfigError, match="other data or settings"):
         open_store(copied, "another")
 
 
@@ -174,7 +174,7 @@ def test_rows_drawn_singly_are_rows(authors: Store):
 
 
 def test_a_unit_beyond_the_cap_or_the_split_is_an_error(authors: Store):
-    with pytest.raises(Refused, match="a unit has 3 rows, above the cap of 2"):
+    with pytest.raises(ConfigError, match="a unit has 3 rows, above the cap of 2"):
         authors.examples("protected", np.arange(authors.manifest.units["protected"]), 2)
     with pytest.raises(IndexError, match="protected holds units 0 to"):
         authors.examples("protected", [10**9], 3)

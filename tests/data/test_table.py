@@ -17,7 +17,7 @@ from dpx.data.documents import Example
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
 from dpx.data.table import TableSource
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 from .corpora import PRIVACY, SHARED_DATA, write_vocabulary
 
@@ -100,7 +100,7 @@ def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
 )
 def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content: str, settings: dict[str, object], message: str):
     (tmp_path / "a.tsv").write_text(content)
-    with pytest.raises(Refused, match=message) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         read(tmp_path / "a.tsv", **settings)
     assert "\n" not in str(refused.value)
 
@@ -119,7 +119,7 @@ def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content:
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, content: bytes, message: str):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ConfigError, match=message):
         read(tmp_path / name)
 
 
@@ -134,7 +134,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, content: bytes,
     ],
 )
 def test_what_cannot_be_declared(settings: dict[str, object], message: str):
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ConfigError, match=message):
         table(Path("a.csv"), **settings)
 
 
@@ -173,7 +173,7 @@ def test_a_row_does_not_move_when_another_is_removed(tmp_path: Path):
 
 def test_one_file_is_not_both(tmp_path: Path):
     path = write_csv(tmp_path / "a.csv", rows(4))
-    with pytest.raises(Refused, match="is named for training and as test set"):
+    with pytest.raises(ConfigError, match="is named for training and as test set"):
         read(path, test_paths=str(path))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dpx.data.declarations import TextFiles
 from dpx.data.text_files import TextFilesSource
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 from .corpora import records, write_records
 
@@ -42,7 +42,7 @@ def test_paths_are_one_or_several_files_folders_or_patterns(tmp_path: Path, monk
     assert texts("[ab].txt") == texts(["a.txt", "b*"]) == ["a", "b"]
     assert texts("c[1].txt") == ["c[1]"], "a file that is there is not a pattern"
     assert texts(".") == texts("**/*.txt") == ["a", "b", "c[1]"]
-    with pytest.raises(Refused, match=r"^no\*.txt: no file matches"):
+    with pytest.raises(ConfigError, match=r"^no\*.txt: no file matches"):
         texts("no*.txt")
 
 
@@ -75,19 +75,19 @@ def test_a_text_file_is_one_document_or_one_a_line(tmp_path: Path):
 def test_bad_input_is_answered_by_one_line(tmp_path: Path, name: str, content: bytes | None, message: str):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(Refused, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 
 def test_a_record_without_its_unit_is_refused(tmp_path: Path):
     path = write_records(tmp_path / "a.jsonl", [*records(1), {"text": "no unit"}])
-    with pytest.raises(Refused, match=r"a.jsonl:2: names no unit under 'id'"):
+    with pytest.raises(ConfigError, match=r"a.jsonl:2: names no unit under 'id'"):
         read(path, unit_field="id")
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path):
-    with pytest.raises(Refused, match="there is no file to read"):
+    with pytest.raises(ConfigError, match="there is no file to read"):
         read(tmp_path)
 
 

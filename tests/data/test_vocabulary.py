@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dpx.data.vocabulary import SPECIAL_TOKENS, fit, read, special_ids, tokenizer_of
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 from .corpora import SHARED_DATA, text
 
@@ -24,7 +24,7 @@ def test_pieces_of_a_word_join_to_it_in_lower_case():
 
 
 def test_no_text_is_refused():
-    with pytest.raises(Refused, match="holds no text"):
+    with pytest.raises(ConfigError, match="holds no text"):
         fit([], 100)
 
 
@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes | 
     path = tmp_path / "vocabulary.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         read(path, 64)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import dpx
 from dpx import privacy
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.init.weights import by_path
 from dpx.job.account import account, read
 from dpx.privacy.ledger import Ledger
@@ -125,7 +125,7 @@ def test_before_its_first_checkpoint_it_begins_from_the_same_weights_or_not_at_a
     shutil.rmtree(place.root / "outputs" / "early" / "private" / "checkpoints", ignore_errors=True)
     shutil.rmtree(source)
     shutil.copytree(child, source)
-    with pytest.raises(Refused, match="holds other weights now"):
+    with pytest.raises(ConfigError, match="holds other weights now"):
         place.train("early", *line)
 
 
@@ -135,7 +135,7 @@ def test_a_fork_carries_what_its_parent_began_from(place, child, tmp_path):
     assert [one["relation"] for one in stated["init"]["origins"]] == ["same"]
     # Both steps of the child were entered, its parent's two, and the fork's own one.
     assert epsilon(path) == pytest.approx(together(place, 5), rel=1e-6)
-    with pytest.raises(Refused, match="fork=.*with init=run"):
+    with pytest.raises(ConfigError, match="fork=.*with init=run"):
         place.train("both", "init=run", f"init.run={child}", fork=f"{child}@1")
 
 
@@ -164,9 +164,9 @@ def test_adapters_go_on_or_become_part_of_the_weights(place, parent):
 
 def test_a_checkpoint_of_a_run_that_was_interrupted_costs_what_its_ledger_charges(place, tmp_path):
     stopped = place.train("stopped", "replicate=2", until=1)
-    with pytest.raises(Refused, match="no released parameters.*init.step"):
+    with pytest.raises(ConfigError, match="no released parameters.*init.step"):
         place.train("of_stopped", "init=run", f"init.run={stopped}")
-    with pytest.raises(Refused, match=r"init.step=7: .*Use one of \[1\]"):
+    with pytest.raises(ConfigError, match=r"init.step=7: .*Use one of \[1\]"):
         place.train("of_stopped", "init=run", f"init.run={stopped}", "init.step=7")
     path = place.train("of_stopped", "init=run", f"init.run={stopped}", "init.step=1")
     # It was killed before it entered its second step.

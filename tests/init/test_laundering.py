@@ -14,7 +14,7 @@ from dpx.claim.calibration import calibrate
 from dpx.claim.spent import require_bound
 from dpx.data import manifests
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.init.start import Start, planned, receiver_of, start
 from dpx.init.weights import PARAMS, by_path, checksum
 from dpx.job.explain import explain
@@ -108,7 +108,7 @@ def test_data_whose_manifest_cannot_be_believed_is_shared(place, parent, tmp_pat
         rewritten(path, lambda held: held.update(json.loads((_kept(other, tmp_path)).read_text())))
     experiment = place.declared("init=run", f"init.run={copied}", text="other")
     if how == "lost":
-        with pytest.raises(Refused, match="did not record its vocabulary"):
+        with pytest.raises(ConfigError, match="did not record its vocabulary"):
             rewritten(copied / "release" / "privacy.json", lambda document: document.pop("vocabulary"))
             began(place, "init=run", f"init.run={copied}", text="other")
         return
@@ -124,13 +124,13 @@ def _kept(store: Any, private: Path) -> Path:
 def test_a_shorter_ledger_is_refused(place, copied):
     path = copied / "private" / "ledger"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
-    with pytest.raises(Refused, match="private/ledger, beside release"):
+    with pytest.raises(ConfigError, match="private/ledger, beside release"):
         began(place, "init=run", f"init.run={copied}")
 
 
 def test_a_lost_ledger_is_refused(place, copied):
     (copied / "private" / "ledger").unlink()
-    with pytest.raises(Refused, match="private/ledger.*is not there"):
+    with pytest.raises(ConfigError, match="private/ledger.*is not there"):
         began(place, "init=run", f"init.run={copied}")
 
 
@@ -146,14 +146,14 @@ def test_a_lost_ledger_is_refused(place, copied):
 )
 def test_a_statement_that_was_edited_is_not_that_of_the_weights(place, handed, change):
     rewritten(handed / "privacy.json", change)
-    with pytest.raises(Refused, match="not the statement these weights were released with"):
+    with pytest.raises(ConfigError, match="not the statement these weights were released with"):
         began(place, "init=run", f"init.run={handed}")
 
 
 def test_a_handed_config_that_was_edited_is_not_that_of_the_weights(place, handed):
     path = handed / "config.yaml"
     path.write_text(path.read_text().replace("short_sequence_rate: 0.1", "short_sequence_rate: 0.2"))
-    with pytest.raises(Refused, match="not the config these weights were trained with"):
+    with pytest.raises(ConfigError, match="not the config these weights were trained with"):
         began(place, "init=run", f"init.run={handed}")
 
 
@@ -161,7 +161,7 @@ def test_weights_without_a_seal_or_a_statement(place, handed):
     rewritten(handed / PARAMS / "_CHECKPOINT_METADATA", lambda held: held["custom_metadata"].pop("statement"))
     assert "did not seal statements" in reasons(began(place, "init=run", f"init.run={handed}"))
     (handed / "privacy.json").unlink()
-    with pytest.raises(Refused, match="weights without their statement"):
+    with pytest.raises(ConfigError, match="weights without their statement"):
         began(place, "init=run", f"init.run={handed}")
 
 
@@ -175,7 +175,7 @@ def test_weights_that_were_exchanged_are_found(place, parent, handed, tmp_path):
 
     export(tmp_path / "other", nested(moved), {})
     shutil.copytree(tmp_path / "other" / "state", state)
-    with pytest.raises(Refused, match="other weights than were released"):
+    with pytest.raises(ConfigError, match="other weights than were released"):
         began(place, "init=run", f"init.run={handed}")
 
 
@@ -215,12 +215,12 @@ def test_another_unit_is_not_protected(place, parent):
 
 
 def test_another_relation_is_refused(place, parent):
-    with pytest.raises(Refused, match="privacy.adjacency=replace_one: .*Use privacy.adjacency=zero_out"):
+    with pytest.raises(ConfigError, match="privacy.adjacency=replace_one: .*Use privacy.adjacency=zero_out"):
         began(place, "init=run", f"init.run={parent}", "privacy.adjacency=replace_one", "accountant=pld")
 
 
 def test_a_vocabulary_is_the_parents_and_was_not_learnt_from_what_is_protected(place, parent, tmp_path):
-    with pytest.raises(Refused, match="another vocabulary"):
+    with pytest.raises(ConfigError, match="another vocabulary"):
         began(place, "init=run", f"init.run={parent}", "data.vocabulary.path=null", text="other")
     fitted = place.train("fitted", "data.vocabulary.path=null")
     (held,) = (fitted / "private" / manifests.FOLDER).glob("*.json")
@@ -250,7 +250,7 @@ def test_a_file_is_public_by_the_users_word_alone(place, weights, tmp_path):
     assert "unknown provenance" in reasons(found) and checksum(weights) in reasons(found)
     found = began(place, "init=file", f"init.file={file}", "init.provenance=public")
     assert reasons(found) == "" and all(np.array_equal(leaf, weights[path]) for path, leaf in by_path(found.parameters).items())
-    with pytest.raises(Refused, match="init.provenance=mine"):
+    with pytest.raises(ConfigError, match="init.provenance=mine"):
         place.declared("init=file", f"init.file={file}", "init.provenance=mine")
 
 
@@ -269,13 +269,13 @@ def test_a_run_from_a_public_file_says_whose_word_that_is(place, weights, tmp_pa
 def test_released_weights_are_not_public_in_another_file(place, parent, weights, tmp_path):
     public = ("init=file", "init.provenance=public")
     for released in (parent, parent / "release", parent / "release" / "params"):
-        with pytest.raises(Refused, match="weights that a run of dpx released.*init=run"):
+        with pytest.raises(ConfigError, match="weights that a run of dpx released.*init=run"):
             began(place, *public, f"init.file={released}")
     whole = by_path(dpx.load(parent).params)
-    with pytest.raises(Refused, match="what the run parent released.*init=run"):
+    with pytest.raises(ConfigError, match="what the run parent released.*init=run"):
         began(place, *public, f"init.file={saved(tmp_path / 'whole.npz', whole)}")
     one = weights | {"embeddings/word": whole["embeddings/word"]}
-    with pytest.raises(Refused, match="what the run parent released as embeddings/word"):
+    with pytest.raises(ConfigError, match="what the run parent released as embeddings/word"):
         began(place, *public, f"init.file={saved(tmp_path / 'one.npz', one)}")
 
 
@@ -296,7 +296,7 @@ def _without_first(leaves):
 )
 def test_a_file_that_does_not_fit_names_the_first_parameter(place, weights, tmp_path, change, said):
     file = saved(tmp_path / "bert.npz", change(weights))
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(ConfigError, match=said):
         began(place, "init=file", f"init.file={file}")
 
 
@@ -304,28 +304,28 @@ def test_a_file_that_is_cut_short_or_no_file(place, weights, tmp_path):
     file = saved(tmp_path / "bert.npz", weights)
     file.write_bytes(file.read_bytes()[:-900])
     for named, said in ((file, "cut short"), (tmp_path / "none.npz", "no such file"), (tmp_path, "is a folder")):
-        with pytest.raises(Refused, match=f"init.file=.*{said}"):
+        with pytest.raises(ConfigError, match=f"init.file=.*{said}"):
             began(place, "init=file", f"init.file={named}")
 
 
 def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Refused, match="init.run=nowhere: no such run"):
+    with pytest.raises(ConfigError, match="init.run=nowhere: no such run"):
         began(place, "init=run", "init.run=nowhere")
-    with pytest.raises(Refused, match="holds no run"):
+    with pytest.raises(ConfigError, match="holds no run"):
         began(place, "init=run", "init.run=empty")
-    with pytest.raises(Refused, match="init.run=.*layers/down/kernel of shape"):
+    with pytest.raises(ConfigError, match="init.run=.*layers/down/kernel of shape"):
         began(place, "init=run", f"init.run={parent}", "model.feed_forward=32")
-    with pytest.raises(Refused, match="model.heads=1: .*model with 2"):
+    with pytest.raises(ConfigError, match="model.heads=1: .*model with 2"):
         began(place, "init=run", f"init.run={parent}", "model.heads=1")
-    with pytest.raises(Refused, match="init.step=1: .*no checkpoints"):
+    with pytest.raises(ConfigError, match="init.step=1: .*no checkpoints"):
         began(place, "init=run", f"init.run={handed}", "init.step=1")
-    with RunFolder(copied).claimed(), pytest.raises(Refused, match="another process is training"):
+    with RunFolder(copied).claimed(), pytest.raises(ConfigError, match="another process is training"):
         began(place, "init=run", f"init.run={copied}")
     (damaged,) = [path for path in (handed / PARAMS / "state" / "d").iterdir()][:1]
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(Refused, match="cut short or damaged"):
+    with pytest.raises(ConfigError, match="cut short or damaged"):
         began(place, "init=run", f"init.run={handed}")
 
 
@@ -335,7 +335,7 @@ def test_charges_that_no_accountant_composes_are_refused(place, parent):
     experiment = place.declared("accountant=pld")
     calibrated = calibrate(experiment, 100)
     require_bound(experiment, calibrated, [origin])
-    with pytest.raises(Refused, match="mechanism=discrete_gaussian.*accountant=pld"):
+    with pytest.raises(ConfigError, match="mechanism=discrete_gaussian.*accountant=pld"):
         require_bound(experiment, calibrated, [discrete])
 
 
@@ -365,5 +365,5 @@ def test_a_charged_search_begins_from_random_parameters(place, parent):
 
     experiment = place.declared("tune=search", "tune.charge=composition", "init=run", f"init.run={parent}")
     assert experiment.tune is not None
-    with pytest.raises(Refused, match="init=run with tune.charge=composition"):
+    with pytest.raises(ConfigError, match="init=run with tune.charge=composition"):
         check_init(experiment.init, experiment.tune)

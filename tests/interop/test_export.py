@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from dpx import config
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.init.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import family_of, written
@@ -118,14 +118,14 @@ def test_every_family_goes_out_as_it_came_in(name: str, tmp_path: Path):
 def test_what_has_no_class_is_refused(exported: Path, run: Path):
     for changes in ({"pool": "mean"}, {"classifier": "linear"}):
         model = Bert(name="m", layers=1, width=8, heads=1, feed_forward=8, **changes)  # type: ignore[arg-type]
-        with pytest.raises(Refused, match="Train with model.pool=cls and the classifier of the model's own family"):
+        with pytest.raises(ConfigError, match="Train with model.pool=cls and the classifier of the model's own family"):
             family_of(model, Classification(classes=2))
-    with pytest.raises(Refused, match="is already there. Delete it, or name another folder with job.to"):
+    with pytest.raises(ConfigError, match="is already there. Delete it, or name another folder with job.to"):
         export(run)
 
 
 def test_exported_weights_are_no_free_start(exported: Path, place: Path):
-    with pytest.raises(Refused, match="holds weights that a run of dpx trained and exported. Use init=run init.run=adapted"):
+    with pytest.raises(ConfigError, match="holds weights that a run of dpx trained and exported. Use init=run init.run=adapted"):
         train(place, "laundered", f"init.path={exported}", "init.provenance=public")
 
 
@@ -134,7 +134,7 @@ def test_a_changed_ledger_or_other_weights_are_not_exported(run: Path, tmp_path:
     shutil.rmtree(copy / "release" / "hf", ignore_errors=True)
     ledger = (copy / "private" / "ledger").read_text().splitlines(keepends=True)
     (copy / "private" / "ledger").write_text("".join(ledger[:-1]))
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         export(copy)
     assert not (copy / "release" / "hf").exists()
 

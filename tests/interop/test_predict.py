@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.run_folder import RunFolder
 
 from .conftest import train
@@ -48,9 +48,9 @@ def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Pa
 
 def test_what_cannot_be_predicted_is_said_in_a_line(run: Path, place: Path, tmp_path: Path):
     (tmp_path / "a.csv").write_text("words,label\na,1\n")
-    with pytest.raises(Refused, match=r"a.csv:2: has no column 'text', only words, label"):
+    with pytest.raises(ConfigError, match=r"a.csv:2: has no column 'text', only words, label"):
         predict(run, tmp_path / "a.csv", tmp_path / "out")
-    with pytest.raises(Refused, match="no file that is read"):
+    with pytest.raises(ConfigError, match="no file that is read"):
         predict(run, tmp_path / "none.csv", tmp_path / "out")
-    with pytest.raises(Refused, match="names no labels in its config.json|has no classifier/bias"):
+    with pytest.raises(ConfigError, match="names no labels in its config.json|has no classifier/bias"):
         predict(run, place / "rows.csv", tmp_path / "out", checkpoint=str(place / "model"))

@@ -9,7 +9,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.interop import tensors
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.folder import INDEX, WEIGHTS
@@ -29,7 +29,7 @@ def shapes(checkpoint: Checkpoint):
 
 
 def refused(folder: Path) -> str:
-    with pytest.raises(Refused) as found:
+    with pytest.raises(ConfigError) as found:
         checkpoint = Checkpoint(str(folder))
         checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
     assert "\n" not in str(found.value)
@@ -144,7 +144,7 @@ def test_names_of_the_first_years(folder: Path):
 )
 def test_a_config_that_dpx_has_no_model_for(changes: dict[str, object], message: str):
     found = {key: value for key, value in (Case.read("bert_body_a").config | changes).items() if value is not None or key not in changes}
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(ConfigError) as refusal:
         model_of(found, "config.json")
     assert message in str(refusal.value)
 
@@ -155,5 +155,5 @@ def test_a_model_from_config_json_is_written_out(folder: Path):
     node = config.resolved(cfg)["model"]
     assert node["_target_"] == "dpx.models.shape.Bert" and (node["layers"], node["width"], node["vocabulary_size"]) == (2, 16, 64)
     assert config.build(cfg)[0].model.name == "bert_2x16"
-    with pytest.raises(Refused, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         config.build(recipes.compose(["init=hf", "init.path=./nowhere", "model=hf"]))

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.data.vocabulary import SPECIAL_TOKENS
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.init.weights import by_path
 from dpx.job.plan import plan
 from dpx.training.checkpoint import released
@@ -71,5 +71,5 @@ def test_unknown_provenance_leaves_no_guarantee_and_a_plan_reads_no_weights(plac
 )
 def test_what_does_not_fit_the_checkpoint_is_refused(place: Path, overrides: list[str], words: str):
     (place / "other.txt").write_text("\n".join([*SPECIAL_TOKENS, *reversed(WORDS)]) + "\n")
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         train(place, "refused", *(one.replace("{place}", str(place)) for one in overrides))

@@ -12,7 +12,7 @@ from tokenizers.processors import RobertaProcessing
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.rows import marked_examples
 from dpx.data.vocabulary import SPECIAL_TOKENS
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 TEXTS = ["The quick brown fox.", "Jumps over, über the lazy dog!", "the fox"]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "u", "##ber", ".", ",", "!", "The", "Jumps"]
@@ -79,10 +79,10 @@ def test_the_marks_of_gpt2_are_one(tmp_path: Path):
 
 def test_what_holds_no_tokenizer_is_said(tmp_path: Path, wordpieces: Path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Refused, match="holds no tokenizer.json and no vocab.txt"):
+    with pytest.raises(ConfigError, match="holds no tokenizer.json and no vocab.txt"):
         text_tokenizer.of_path(tmp_path / "empty", 1000)
-    with pytest.raises(Refused, match="holds 20 pieces but data.vocabulary.size=10. Set data.vocabulary.size=20"):
+    with pytest.raises(ConfigError, match="holds 20 pieces but data.vocabulary.size=10. Set data.vocabulary.size=20"):
         text_tokenizer.of_path(wordpieces, 10)
     (wordpieces / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(Refused, match="tokenizer.json: is no tokenizer"):
+    with pytest.raises(ConfigError, match="tokenizer.json: is no tokenizer"):
         text_tokenizer.of_path(wordpieces, 1000)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.evaluate import Evaluate
 from dpx.job.explain import Explain
@@ -114,7 +114,7 @@ def test_a_ledger_that_was_lost_cut_edited_or_set_back_never_lowers_epsilon(data
     accident(copy / "private" / "ledger")
     try:
         after = train(data, copy)["epsilon"].get("rdp", np.inf)
-    except Refused as refused:
+    except ConfigError as refused:
         assert "ledger" in str(refused)
         return
     assert after >= before, f"epsilon fell from {before} to {after}"
@@ -125,7 +125,7 @@ def test_a_ledger_that_was_lost_cut_edited_or_set_back_never_lowers_epsilon(data
 def test_nothing_looks_at_a_run_whose_ledger_falls_short(data, copy, accident, look):
     experiment, *_ = composed(*PLAIN, f"data.directory={data}")
     accident(copy / "private" / "ledger")
-    with pytest.raises(Refused, match="ledger"):
+    with pytest.raises(ConfigError, match="ledger"):
         look(experiment, RunFolder(copy))
 
 
@@ -210,7 +210,7 @@ def test_a_disk_that_fills_between_ledger_and_checkpoint_loses_no_charge(data, t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint.ocp.training.Checkpointer, "save_async", full)
-        with pytest.raises(Refused, match="the disk is full"):
+        with pytest.raises(ConfigError, match="the disk is full"):
             train(data, path)
     assert len(drawn) == charged(path) == 2
     train(data, path)
@@ -226,7 +226,7 @@ def test_a_fork_of_a_fork_is_charged_for_all_three(data, finished, tmp_path, dra
 
 def test_a_run_whose_private_tree_is_gone_is_not_begun_again(data, copy):
     shutil.rmtree(copy / "private")
-    with pytest.raises(Refused, match="ledger"):
+    with pytest.raises(ConfigError, match="ledger"):
         train(data, copy)
 
 
@@ -234,7 +234,7 @@ def test_a_release_of_another_run_is_told_apart(data, copy, tmp_path):
     train(data, tmp_path / "other", "replicate=1")
     shutil.rmtree(copy / "release")
     shutil.copytree(tmp_path / "other" / "release", copy / "release")
-    with pytest.raises(Refused, match="ledger"):
+    with pytest.raises(ConfigError, match="ledger"):
         train(data, copy)
 
 

@@ -9,7 +9,7 @@ import dpx.privacy
 from dpx import config
 from dpx.claim import spent, statement
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.account import Account, account, read
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
@@ -83,13 +83,13 @@ def test_a_statement_is_as_good_as_its_ledger(run):
 
 @pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path])
 def test_where_nothing_is_charged_one_line_says_so(make, tmp_path):
-    with pytest.raises(Refused, match="no ledger is there"):
+    with pytest.raises(ConfigError, match="no ledger is there"):
         read(make(tmp_path))
 
 
 def test_a_statement_without_ledger_is_refused(tmp_path):
     (tmp_path / "privacy.json").write_text('{"guarantee": "not_private"}')
-    with pytest.raises(Refused, match="without a ledger"):
+    with pytest.raises(ConfigError, match="without a ledger"):
         read(tmp_path / "privacy.json")
 
 

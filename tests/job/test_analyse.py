@@ -8,7 +8,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused, declaration
+from dpx.declaration import ConfigError, declaration
 from dpx.job.analyse import Analyse
 from dpx.job.plan import Plan
 from dpx.run_folder import RunFolder
@@ -41,7 +41,7 @@ def test_tables_are_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_absent_input_is_refused_and_planned(tmp_path: Path) -> None:
     analysis = Squares(path=str(tmp_path / "runs.csv"))
-    with pytest.raises(Refused, match="runs.csv"):
+    with pytest.raises(ConfigError, match="runs.csv"):
         Analyse(analysis=analysis)(EXPERIMENT, RunFolder(tmp_path))
     (entry,) = Plan(analysis=analysis).document(EXPERIMENT)["inputs"]
     assert entry == {"path": str(tmp_path / "runs.csv"), "exists": False}
@@ -49,7 +49,7 @@ def test_absent_input_is_refused_and_planned(tmp_path: Path) -> None:
 
 def test_an_analysis_has_to_be_chosen(tmp_path: Path) -> None:
     experiment, job = config.build(recipes.compose(["job=analyse"]))
-    with pytest.raises(Refused, match="none is chosen"):
+    with pytest.raises(ConfigError, match="none is chosen"):
         job(experiment, RunFolder(tmp_path))
 
 

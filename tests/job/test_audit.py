@@ -11,7 +11,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism import noise
 from dpx.run_folder import RunFolder
 
@@ -44,7 +44,7 @@ def test_the_same_audit_again_is_the_same(tmp_path):
 def test_half_the_noise_fails_in_one_line_after_writing(tmp_path, monkeypatch):
     sound = noise.add_noise
     monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(0.5)))
-    with pytest.raises(Refused, match=r"^audit: the lower bound .* exceeds the claim") as caught:
+    with pytest.raises(ConfigError, match=r"^audit: the lower bound .* exceeds the claim") as caught:
         audit(tmp_path, "seed=1")
     assert "\n" not in str(caught.value)
     assert not json.loads((tmp_path / "release" / "audit.json").read_text())["passes"]
@@ -53,7 +53,7 @@ def test_half_the_noise_fails_in_one_line_after_writing(tmp_path, monkeypatch):
 def test_noise_of_another_variance_fails(tmp_path, monkeypatch):
     sound = noise.add_noise
     monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(1.2)))
-    with pytest.raises(Refused, match="^audit: the released noise has not the variance stated"):
+    with pytest.raises(ConfigError, match="^audit: the released noise has not the variance stated"):
         audit(tmp_path)
 
 
@@ -63,12 +63,12 @@ def test_other_clips_and_methods_pass(tmp_path, overrides):
 
 
 def test_plain_training_has_nothing_to_audit(tmp_path):
-    with pytest.raises(Refused, match="^mechanism=none"):
+    with pytest.raises(ConfigError, match="^mechanism=none"):
         audit(tmp_path, "mechanism=none")
 
 
 def test_an_odd_number_of_guesses_is_refused():
-    with pytest.raises(Refused, match="guesses=3"):
+    with pytest.raises(ConfigError, match="guesses=3"):
         config.build(recipes.compose(["job=audit", "job.guesses=3"]))
 
 

@@ -12,7 +12,7 @@ from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import Setting
 from dpx.benchmark.worker import Worker, worker
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.benchmark import Benchmark, interleaved
 from dpx.run_folder import RunFolder
 
@@ -100,28 +100,28 @@ def test_a_row_is_held_against_baselines_of_its_own_dtype_and_mesh():
     ],
 )
 def test_bad_settings_are_refused(changes, words):
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         Benchmark(**changes)
 
 
 def test_a_batch_that_a_mesh_cannot_share_is_refused():
     experiment, _ = config.build(recipes.compose(MICRO))
     subject = Benchmark(meshes=["single", "cpu8"], logical_batch=8, physical_batches=[2])
-    with pytest.raises(Refused, match="physical_batches=2 on mesh=cpu8"):
+    with pytest.raises(ConfigError, match="physical_batches=2 on mesh=cpu8"):
         list(subject.settings(experiment))
 
 
 @pytest.mark.parametrize("mechanism", ["none", "discrete_gaussian", "banded"])
 def test_what_has_no_independent_noise_is_refused(mechanism):
     experiment, _ = config.build(recipes.compose([*MICRO, f"mechanism={mechanism}"]))
-    with pytest.raises(Refused, match=f"job=benchmark, mechanism={mechanism}"):
+    with pytest.raises(ConfigError, match=f"job=benchmark, mechanism={mechanism}"):
         list(Benchmark().settings(experiment))
 
 
 def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
     monkeypatch.setattr(extras, "is_installed", lambda name: False)
     experiment, _ = config.build(recipes.compose(MICRO))
-    with pytest.raises(Refused, match=r"job.variants=opacus_ew: needs torch, which is not installed. Install the extra bench: "):
+    with pytest.raises(ConfigError, match=r"job.variants=opacus_ew: needs torch, which is not installed. Install the extra bench: "):
         list(Benchmark(variants=["plain", "opacus_ew"]).settings(experiment))
 
 
@@ -152,9 +152,9 @@ def test_a_step_on_labels_is_timed_on_random_rows():
 
 def test_random_rows_are_refused_where_they_would_be_learnt_from(tmp_path: Path):
     experiment, train = config.build(recipes.compose(["task=classification", "data=random", "model=micro", "data.sequence_length=16"]))
-    with pytest.raises(Refused, match="data.source.kind=random: random rows hold nothing to train on"):
+    with pytest.raises(ConfigError, match="data.source.kind=random: random rows hold nothing to train on"):
         train(experiment, RunFolder(tmp_path))
-    with pytest.raises(Refused, match="data=embedded: its rows carry no label"):
+    with pytest.raises(ConfigError, match="data=embedded: its rows carry no label"):
         config.build(recipes.compose(["task=classification"]))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.benchmark_noise import BenchmarkNoise
 
 
@@ -14,5 +14,5 @@ def test_only_jax_s_own_normal_stops_short_of_eight_sigma():
 
 
 def test_an_odd_number_of_draws_is_refused():
-    with pytest.raises(Refused, match="job.draws=1000"):
+    with pytest.raises(ConfigError, match="job.draws=1000"):
         BenchmarkNoise(draws=1000)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpx.config import build, recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.design import Design
 from dpx.run_folder import RunFolder
 from dpx.scaling import noise
@@ -66,7 +66,7 @@ def test_the_file_plans_as_it_was_designed(designed):
 )
 def test_what_cannot_be_designed_is_refused(options, key, tmp_path):
     experiment, _ = build(recipes.compose(BASE))
-    with pytest.raises(Refused, match=key):
+    with pytest.raises(ConfigError, match=key):
         Design(**({"epsilon": 8.0, "size": 20000} | options))(experiment, RunFolder(tmp_path, ""))
 
 

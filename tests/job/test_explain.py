@@ -6,7 +6,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.explain import Explain, explain, public_size
 from dpx.run_folder import RunFolder
 
@@ -69,7 +69,7 @@ def test_plain_training_is_called_what_it_is():
 
 def test_an_unknown_size_is_asked_for():
     hub = config.build(recipes.compose([*QUICK, "data=hub", "data.declared_size=null"]))[0]
-    with pytest.raises(Refused, match="declared_size"):
+    with pytest.raises(ConfigError, match="declared_size"):
         public_size(hub)
 
 

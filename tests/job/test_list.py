@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from dpx import config
 from dpx.config import recipes
 from dpx.config.recipes import _values
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.list import List
 from dpx.run_folder import RunFolder
 
@@ -49,12 +49,12 @@ def test_plans_every_point_of_every_match(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_point_that_cannot_be_planned_fails_after_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "points", lambda name: [[], ["privacy.delta=0.5"]])
-    with pytest.raises(Refused, match="1 of 2 points"):
+    with pytest.raises(ConfigError, match="1 of 2 points"):
         List(match="anil_2m_batch", plan=True)(EXPERIMENT, RunFolder(tmp_path))
     rows = json.loads((tmp_path / "release" / "list.json").read_text())
     assert [bool(row["error"]) for row in rows] == [False, True]
 
 
 def test_nothing_matching_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="no recipe has such a name"):
+    with pytest.raises(ConfigError, match="no recipe has such a name"):
         List(match="nothing_*", plan=False)(EXPERIMENT, RunFolder(tmp_path))

@@ -11,7 +11,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.cost.flops import training_matmul_flops
 from dpx.cost.memory import Trains, activations, step_memory
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.plan import Plan, largest_microbatch, plan, show
 from dpx.models.shape import Bert
 from dpx.run_folder import RunFolder
@@ -77,12 +77,12 @@ def test_a_fixed_seed_leaves_no_guarantee() -> None:
 
 
 def test_a_download_is_not_started_by_a_plan() -> None:
-    with pytest.raises(Refused, match="data.declared_size"):
+    with pytest.raises(ConfigError, match="data.declared_size"):
         _plan("data=hub", "data.declared_size=null")
 
 
 def test_delta_at_or_above_one_over_n_is_refused() -> None:
-    with pytest.raises(Refused, match="not below 1/N"):
+    with pytest.raises(ConfigError, match="not below 1/N"):
         _plan("data=hub", "privacy.delta=1e-8")
 
 
@@ -149,7 +149,7 @@ def test_the_real_step_is_compiled_for_the_mesh(capsys: pytest.CaptureFixture[st
     assert kinds["gather"] == {"all-gather"} and kinds["accumulate"] == set() and kinds["reduce"] >= {"reduce-scatter", "all-reduce"}
     assert not any(one["in_loop"] for crossing in found["collectives"].values() for one in crossing)
     model, task = Bert(name="micro", layers=2, width=32, heads=2, feed_forward=64, positions=64), MaskedLanguageModel(next_sentence=False)
-    products = 2 * training_matmul_flops(model, 1024, 32, task.slots(32), pooled_outputs=0)
+    products = 2 * training_matmul_flops(model, 1024, 32, task.masked_positions(32), pooled_outputs=0)
     assert products < found["flops_per_device_and_microbatch"] < 1.2 * products
     held = found["programs"]["accumulate"]
     assert held["arguments"] > 0 and found["peak_bytes_per_device"] >= sum(held.values())

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.resume import Resume
 from dpx.job.train import Train
 from dpx.launch.launcher import _of_finished_run
@@ -23,7 +23,7 @@ def _run(folder: Path, *overrides: str) -> Path:
 
 def test_nothing_to_go_on_with(tmp_path: Path) -> None:
     experiment, job = config.build(recipes.compose(["job=resume"]))
-    with pytest.raises(Refused, match="no run is named"):
+    with pytest.raises(ConfigError, match="no run is named"):
         job(experiment, RunFolder(tmp_path))
 
 
@@ -43,13 +43,13 @@ def test_a_run_is_found_by_its_name_where_there_is_one(tmp_path: Path, monkeypat
     _run(Path("outputs/main-1234"))
     assert config.load("main")[1] == Path("outputs/main-1234")
     _run(Path("outputs/main-5678"))
-    with pytest.raises(Refused, match="2 runs have that name"):
+    with pytest.raises(ConfigError, match="2 runs have that name"):
         config.load("main")
-    with pytest.raises(Refused, match="no such run. Name a run folder, such as main-1234"):
+    with pytest.raises(ConfigError, match="no such run. Name a run folder, such as main-1234"):
         config.load("main-1235")
 
 
 def test_no_other_config_beside_a_run(tmp_path: Path) -> None:
     folder = _run(tmp_path / "a")
-    with pytest.raises(Refused, match="model=micro: the run .* has its own config"):
+    with pytest.raises(ConfigError, match="model=micro: the run .* has its own config"):
         _of_finished_run(recipes.compose([f"run={folder}", "model=micro"]), [f"run={folder}", "model=micro"])

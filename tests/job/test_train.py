@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 import dpx
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.job.prepare import Prepare
 from dpx.run_folder import RunFolder
@@ -101,9 +101,9 @@ def _begun(path):
 
 def test_a_run_without_parameters_is_refused(trained, tmp_path):
     experiment, _ = trained
-    with pytest.raises(Refused, match="holds no released parameters"):
+    with pytest.raises(ConfigError, match="holds no released parameters"):
         Evaluate()(experiment, RunFolder(_begun(tmp_path)))
-    with pytest.raises(Refused, match="run: no run is named that could be evaluated. Add run="):
+    with pytest.raises(ConfigError, match="run: no run is named that could be evaluated. Add run="):
         Evaluate()(experiment, RunFolder(tmp_path / "nowhere"))
 
 

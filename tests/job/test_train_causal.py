@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
 from dpx.models.shape import Decoder
@@ -62,5 +62,5 @@ def test_a_plan_counts_every_position_of_the_head():
     ],
 )
 def test_what_does_not_fit_stops_before_anything_runs(changes, words):
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         config.build(recipes.compose([*CAUSAL, *changes]))

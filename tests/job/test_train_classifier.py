@@ -11,7 +11,7 @@ import dpx
 from dpx import config
 from dpx.config import recipes
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
 from dpx.run_folder import RunFolder
@@ -97,7 +97,7 @@ def test_a_plan_counts_whole_rows():
 )
 def test_what_does_not_fit_stops_before_anything_runs(changes, words):
     given = [change for change in CLASSES if not ("data=synthetic" in changes and change.startswith("data.source"))]
-    with pytest.raises(Refused, match=f"^{words}"):
+    with pytest.raises(ConfigError, match=f"^{words}"):
         config.build(recipes.compose([*given, *changes]))
 
 

@@ -10,9 +10,9 @@ from dp_accounting import pld
 from dpx import extras
 from dpx.claim import calibration
 from dpx.claim.calibration import calibrate
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism import banded
-from dpx.mechanism.declarations import Banded, Quantile, ReleasedTelemetry, TargetEpsilon
+from dpx.mechanism.declarations import AdaptiveClip, Banded, ReleasedTelemetry, TargetEpsilon
 from dpx.mechanism.noise import add_noise, slice_keys
 from dpx.privacy import ledger
 from dpx.privacy.declarations import GdpClt, Pld, Privacy
@@ -61,7 +61,7 @@ def test_a_strategy_has_columns_of_norm_one_and_beats_independent_noise():
 
 @pytest.mark.parametrize("wrong", [[0.9, 0.5, 0.2], [0.5, 0.5], [0.0, 0.5, 0.5], [float("nan"), 0.1, 0.1]])
 def test_a_strategy_whose_columns_are_too_long_is_refused(wrong):
-    with pytest.raises(Refused, match="strategy.json: is not a strategy"):
+    with pytest.raises(ConfigError, match="strategy.json: is not a strategy"):
         banded.checked(wrong, 3)
 
 
@@ -76,7 +76,9 @@ def test_a_strategy_is_settled_once(tmp_path, monkeypatch):
 def test_without_the_library_one_line_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(extras, "is_installed", lambda _: False)
     for needs_it in (lambda: banded.optimised(10, 3), lambda: Banded(bands=3).require_library(tmp_path)):
-        with pytest.raises(Refused, match=r"^mechanism=banded: needs jax_privacy, which is not installed. Install the extra correlated: "):
+        with pytest.raises(
+            ConfigError, match=r"^mechanism=banded: needs jax_privacy, which is not installed. Install the extra correlated: "
+        ):
             needs_it()
     (tmp_path / "strategy.json").touch()
     Banded(bands=3).require_library(tmp_path)
@@ -119,7 +121,7 @@ def test_a_target_is_met_by_the_amplified_event():
     [
         ({"sampler": Poisson()}, "mechanism=banded, sampler=poisson"),
         ({"sampler": CyclicPoisson(cycle=2)}, "sampler.cycle=2"),
-        ({"clip": Quantile(clipping_norm=1.0)}, "mechanism=banded, clip=quantile"),
+        ({"clip": AdaptiveClip(clipping_norm=1.0)}, "mechanism=banded, clip=quantile"),
         ({"telemetry": ReleasedTelemetry()}, "mechanism=banded, telemetry=released"),
         ({"privacy": Privacy(delta=1e-5, adjacency="add_remove")}, "privacy.adjacency=add_remove"),
         ({"privacy": Privacy(delta=1e-5, unit="document", rows_per_unit_max=3)}, "privacy.rows_per_unit_max=3"),
@@ -128,12 +130,12 @@ def test_a_target_is_met_by_the_amplified_event():
 )
 def test_what_the_proof_does_not_cover_is_refused(change, named):
     experiment = make(**change)
-    with pytest.raises(Refused, match=named) as caught:
+    with pytest.raises(ConfigError, match=named) as caught:
         experiment.sampler.check(experiment.privacy, experiment.accountant)
         experiment.mechanism.check(experiment)
     assert "\n" not in str(caught.value)
 
 
 def test_a_batch_beyond_one_group_is_refused():
-    with pytest.raises(Refused, match="batch size 10: a step draws from 9 rows"):
+    with pytest.raises(ConfigError, match="batch size 10: a step draws from 9 rows"):
         calibrate(make(privacy=Privacy(delta=1e-3)), 39)

@@ -5,10 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.mechanism.declarations import Flat, Normalised, PerLayer, Quantile
+from dpx.mechanism.declarations import AdaptiveClip, Flat, Normalised, PerLayer
 
 NORMS = jnp.asarray([0.0, 1e-20, 1.0, 2.0, 3.0, 1e19])
-CLIPS = [Flat(clipping_norm=2.0), Quantile(clipping_norm=2.0), Normalised(clipping_norm=2.0, stability=0.5), PerLayer(clipping_norm=2.0)]
+CLIPS = [
+    Flat(clipping_norm=2.0),
+    AdaptiveClip(clipping_norm=2.0),
+    Normalised(clipping_norm=2.0, stability=0.5),
+    PerLayer(clipping_norm=2.0),
+]
 
 
 @pytest.mark.parametrize("clip", CLIPS[:2], ids=lambda clip: clip.kind)

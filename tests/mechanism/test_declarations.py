@@ -2,9 +2,10 @@
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import (
     REACH,
+    AdaptiveClip,
     Banded,
     DiscreteGaussian,
     Flat,
@@ -12,7 +13,6 @@ from dpx.mechanism.declarations import (
     NoiseBatchRatio,
     Normalised,
     PerLayer,
-    Quantile,
     ReleasedTelemetry,
     TargetEpsilon,
 )
@@ -29,10 +29,10 @@ TINY = 1e-9
         (PerLayer, {}, "clipping_norm", TINY, 0.0),
         (Normalised, {}, "clipping_norm", TINY, 0.0),
         (Normalised, {"clipping_norm": 1.0}, "stability", TINY, 0.0),
-        (Quantile, {}, "clipping_norm", TINY, 0.0),
-        (Quantile, {"clipping_norm": 1.0}, "target_quantile", TINY, 0.0),
-        (Quantile, {"clipping_norm": 1.0}, "learning_rate", TINY, 0.0),
-        (Quantile, {"clipping_norm": 1.0}, "count_noise_multiplier", TINY, 0.0),
+        (AdaptiveClip, {}, "clipping_norm", TINY, 0.0),
+        (AdaptiveClip, {"clipping_norm": 1.0}, "target_quantile", TINY, 0.0),
+        (AdaptiveClip, {"clipping_norm": 1.0}, "learning_rate", TINY, 0.0),
+        (AdaptiveClip, {"clipping_norm": 1.0}, "count_noise_multiplier", TINY, 0.0),
         (ReleasedTelemetry, {}, "noise_multiplier", TINY, 0.0),
         (ReleasedTelemetry, {}, "loss_limit", TINY, 0.0),
         (Multiplier, {}, "noise_multiplier", TINY, 0.0),
@@ -43,7 +43,7 @@ TINY = 1e-9
 def test_the_least_value_stands_and_what_is_below_does_not(kind, given, field, least, below):
     assert getattr(kind(**given, **{field: least}), field) == least
     for wrong in (below, -least):
-        with pytest.raises(Refused, match=f"{field}={wrong}"):
+        with pytest.raises(ConfigError, match=f"{field}={wrong}"):
             kind(**given, **{field: wrong})
 
 
@@ -51,19 +51,19 @@ def test_the_least_value_stands_and_what_is_below_does_not(kind, given, field, l
     ("kind", "given", "field", "most", "above"),
     [
         (DiscreteGaussian, {}, "grid_bits", 22, 23),
-        (Quantile, {"clipping_norm": 1.0}, "target_quantile", 1 - 1e-9, 1.0),
-        (Quantile, {"clipping_norm": 1.0}, "learning_rate", 1.0, 1.0 + 1e-9),
+        (AdaptiveClip, {"clipping_norm": 1.0}, "target_quantile", 1 - 1e-9, 1.0),
+        (AdaptiveClip, {"clipping_norm": 1.0}, "learning_rate", 1.0, 1.0 + 1e-9),
     ],
 )
 def test_the_largest_value_stands_and_what_is_above_does_not(kind, given, field, most, above):
     assert getattr(kind(**given, **{field: most}), field) == most
-    with pytest.raises(Refused, match=f"{field}={above}"):
+    with pytest.raises(ConfigError, match=f"{field}={above}"):
         kind(**given, **{field: above})
 
 
 def test_defaults_are_those_of_the_papers_and_the_readme():
     assert (DiscreteGaussian().grid_bits, Banded().bands, Normalised(clipping_norm=1.0).stability) == (20, 4, 0.01)
-    quantile, released = Quantile(clipping_norm=1.0), ReleasedTelemetry()
+    quantile, released = AdaptiveClip(clipping_norm=1.0), ReleasedTelemetry()
     assert (quantile.target_quantile, quantile.learning_rate, quantile.count_noise_multiplier) == (0.5, 0.2, 20.0)
     assert (released.noise_multiplier, released.loss_limit) == (20.0, 10.0)
 

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.adaptive_clip import RANGE
-from dpx.mechanism.declarations import Flat, NoPrivacy, Quantile
+from dpx.mechanism.declarations import AdaptiveClip, Flat, NoPrivacy
 from dpx.mechanism.gaussian import gaussian
 from dpx.randomness import RootSecret
 from dpx.training.step import make_step
 from tests.training.conftest import declare
 
-CLIP = Quantile(clipping_norm=0.1, target_quantile=0.7, learning_rate=0.5, count_noise_multiplier=6.0)
+CLIP = AdaptiveClip(clipping_norm=0.1, target_quantile=0.7, learning_rate=0.5, count_noise_multiplier=6.0)
 SECRET = RootSecret.from_seed(9)
 BATCH = jnp.float32(10)
 
@@ -54,7 +54,7 @@ def test_the_count_noise_has_its_own_key_at_every_step():
 def test_the_norm_finds_the_quantile_of_what_it_sees():
     rng, norm = np.random.default_rng(0), 0.1
     lengths = rng.lognormal(0.0, 0.5, 1000)
-    clip = Quantile(clipping_norm=0.1, target_quantile=0.7, learning_rate=0.2, count_noise_multiplier=10.0)
+    clip = AdaptiveClip(clipping_norm=0.1, target_quantile=0.7, learning_rate=0.2, count_noise_multiplier=10.0)
     for step in range(120):
         counts = {"units": 1000.0, "clipped": float(np.sum(lengths > norm)), "non_finite": 0.0}
         counts = {name: jnp.float32(value) for name, value in counts.items()}
@@ -84,5 +84,5 @@ def test_only_an_adaptive_norm_of_a_private_run_is_state(micro):
 )
 def test_values_out_of_range_are_refused(wrong):
     (name,) = wrong
-    with pytest.raises(Refused, match=f"clip.{name}="):
-        Quantile(**({"clipping_norm": 1.0} | wrong))
+    with pytest.raises(ConfigError, match=f"clip.{name}="):
+        AdaptiveClip(**({"clipping_norm": 1.0} | wrong))

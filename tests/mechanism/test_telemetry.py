@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpx.clipping.result import ClippedSum
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian
 from dpx.privacy.joint import joint
@@ -81,7 +81,7 @@ def test_secret_telemetry_releases_nothing():
 
 
 def test_combinations_without_a_claim_are_refused():
-    with pytest.raises(Refused, match="telemetry=released: mechanism=none has no claim"):
+    with pytest.raises(ConfigError, match="telemetry=released: mechanism=none has no claim"):
         declare(telemetry=ReleasedTelemetry(), mechanism=NoPrivacy())
-    with pytest.raises(Refused, match="telemetry=released: the noise of released values is float32"):
+    with pytest.raises(ConfigError, match="telemetry=released: the noise of released values is float32"):
         DiscreteGaussian().check(declare(telemetry=ReleasedTelemetry(), mechanism=DiscreteGaussian()))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.task import objective as dispatch
 from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
 from tests.clipping.batches import SPECIAL, bert, parameters
@@ -86,5 +86,5 @@ def test_halves_start_smaller_in_a_deep_stack():
     ],
 )
 def test_a_model_that_does_not_fit_its_task_is_refused(model, task, words):
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         dispatch.objective(model, task, 50, SPECIAL)

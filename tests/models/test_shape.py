@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 
 from .declared import declared
 
@@ -23,7 +23,7 @@ from .declared import declared
     ],
 )
 def test_a_shape_that_cannot_be_built_is_refused(model, changes, words):
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         dataclasses.replace(declared(model), **changes)
 
 

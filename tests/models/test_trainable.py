@@ -9,7 +9,7 @@ import pytest
 
 from dpx.clipping.frozen import merged
 from dpx.clipping.probes import leaf_names
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.models import trainable
 from dpx.models.lora import TARGETS, add_adapters, merge_adapters
 from tests.clipping.batches import QUICKLY, parameters
@@ -76,7 +76,7 @@ def test_the_model_is_the_same_in_two_stacks():
 )
 def test_what_picks_nothing_is_refused(build, match):
     _, params = model()
-    with pytest.raises(Refused, match=match) as error:
+    with pytest.raises(ConfigError, match=match) as error:
         trainable.split(params, build())
     assert "\n" not in str(error.value)
 
@@ -137,7 +137,7 @@ def test_adapters_have_the_shapes_of_their_targets_and_scales_rest():
     ],
 )
 def test_adapters_that_cannot_be_are_refused(options, match):
-    with pytest.raises(Refused, match=match):
+    with pytest.raises(ConfigError, match=match):
         adapters(model()[1], **options)
-    with pytest.raises(Refused, match="^parameters: have adapters"):
+    with pytest.raises(ConfigError, match="^parameters: have adapters"):
         adapters(adapters(model()[1]))

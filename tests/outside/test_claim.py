@@ -10,7 +10,7 @@ from dp_accounting import rdp
 from dpx import config
 from dpx.claim import calibration, rests_on, statement
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.job import account, explain, plan
 from dpx.privacy import event_json, ledger
@@ -114,7 +114,7 @@ def theirs_of(event) -> float:
 )
 def test_what_has_no_event_is_refused(site, overrides, reason):
     own = [one for one in OWN if not one.startswith("noise") or "noise=target_epsilon" not in overrides]
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         calibration.calibrate(built(*own, *overrides), SIZE)
 
 
@@ -129,7 +129,7 @@ def test_a_claim_is_not_inherited(site):
         """Draws otherwise, under Poisson's release."""
 
     for change in ({"mechanism": Quieter()}, {"sampler": Luckier()}):
-        with pytest.raises(Refused, match="of its own"):
+        with pytest.raises(ConfigError, match="of its own"):
             calibration.calibrate(dataclasses.replace(built(*OWN), **change), SIZE)
 
 
@@ -194,9 +194,9 @@ def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(sit
     job(built(*OWN), RunFolder(tmp_path / "own"))
     assert "NO BOUND" in capsys.readouterr().out
     assert json.loads((tmp_path / "own" / "release" / "account.json").read_text())["rests_on"] == ["dpx_pond"]
-    with pytest.raises(Refused, match="gave for zero_out alone"):
+    with pytest.raises(ConfigError, match="gave for zero_out alone"):
         event_json.from_text(text, "replace_one")
-    with pytest.raises(Refused, match="is no event of dp-accounting"):
+    with pytest.raises(ConfigError, match="is no event of dp-accounting"):
         event_json.restore({"class": "attr"})
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from dpx import config, packages
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.analyse import Analyse
 from dpx.report import pages
 from dpx.run_folder import RunFolder
@@ -105,7 +105,7 @@ def test_a_run_of_a_package_that_is_gone_is_refused_by_name(site, tmp_path):
         plain = config.resolved(recipes.compose(["+experiment=pond"]))
     (tmp_path / "release").mkdir()
     (tmp_path / "release" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
-    with pytest.raises(Refused, match="dpx_pond is no package of dpx that is installed here"):
+    with pytest.raises(ConfigError, match="dpx_pond is no package of dpx that is installed here"):
         config.build(config.load(str(tmp_path))[0])
 
 
@@ -161,5 +161,5 @@ def test_its_job_analysis_and_page_are_declared_by_yaml(site, tmp_path):
         assert "ripples" in (tmp_path / "release" / "analysis.json").read_text()
         assert pages.page("pond").document([], [], tmp_path).title == "The pond"
         assert pages.names() == ["anil2021", "pond"]
-    with pytest.raises(Refused, match="no page is made of that paper"):
+    with pytest.raises(ConfigError, match="no page is made of that paper"):
         pages.page("pond")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.papers.du2021.table1_complexity import DpfpTable1Complexity
 from dpx.papers.mckenna2025.flops_model import MckennaFlopsModel
 
@@ -27,7 +27,7 @@ def test_dp_sgd_holds_a_gradient_for_each_example_and_book_keeping_does_not():
 
 
 def test_a_slope_needs_two_sizes():
-    with pytest.raises(Refused, match="a slope needs two sizes"):
+    with pytest.raises(ConfigError, match="a slope needs two sizes"):
         DpfpTable1Complexity(
             models=["micro"], batches=[4], sequence_length=8, vocabulary_size=64, rank=1, power_iterations=1, micro_batches=1
         )

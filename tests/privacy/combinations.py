@@ -17,8 +17,9 @@ from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
 from dpx.data.declarations import Vocabulary
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import (
+    AdaptiveClip,
     Banded,
     DiscreteGaussian,
     DpSgd,
@@ -28,7 +29,6 @@ from dpx.mechanism.declarations import (
     NoPrivacy,
     Normalised,
     PerLayer,
-    Quantile,
     ReleasedTelemetry,
     SecretTelemetry,
     TargetEpsilon,
@@ -80,7 +80,7 @@ def choices(size, steps):
         ],
         "accountant": [Pld(), Rdp(), WithoutAmplification(), GdpClt()],
         "mechanism": [DpSgd()] * 6 + [NoPrivacy(), DiscreteGaussian(), Banded(bands=3)],
-        "clip": [Flat(clipping_norm=0.1), Normalised(clipping_norm=1.0), PerLayer(clipping_norm=0.5), Quantile(clipping_norm=0.2)],
+        "clip": [Flat(clipping_norm=0.1), Normalised(clipping_norm=1.0), PerLayer(clipping_norm=0.5), AdaptiveClip(clipping_norm=0.2)],
         "telemetry": [SecretTelemetry()] * 3 + [ReleasedTelemetry()],
         "audit": [NoCanaries()] * 3 + [Canaries(gradients=20, sequences=4, primary=Primary(guesses=4))],
         "noise": [
@@ -108,7 +108,7 @@ def choices(size, steps):
 def drawn(base, seed, size_of, steps):
     """Combination number `seed`; `size_of(data, privacy)` is how many protected things it draws from.
 
-    `Refused` where two declarations contradict each other.
+    `ConfigError` where two declarations contradict each other.
     """
     choose = random.Random(seed)
     places = {name: choose.randrange(len(options)) for name, options in choices(1000, steps).items()}
@@ -137,7 +137,7 @@ def entered(experiment, calibrated, path):
 
 def is_one_line(refusal):
     text = str(refusal)
-    return isinstance(refusal, Refused) and "\n" not in text and len(text) < 400 and bool(refusal.fix)
+    return isinstance(refusal, ConfigError) and "\n" not in text and len(text) < 400 and bool(refusal.fix)
 
 
 def check(experiment, calibrated, document, runs):
@@ -196,7 +196,7 @@ def held_to(base, seed, path, size=1_000, steps=12):
         try:
             experiment = drawn(base, seed, lambda *_: size, steps)
             calibrated = calibrate(experiment, size)
-        except Refused as refusal:
+        except ConfigError as refusal:
             assert is_one_line(refusal)
             return False
         # What calibrates may run, so nothing is refused from here on.

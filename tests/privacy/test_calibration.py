@@ -6,7 +6,7 @@ import dpx.privacy
 from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.claim import calibration
 from dpx.claim.calibration import as_planned, calibrate, plan_of
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, cache, closed_form, solve
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
@@ -70,7 +70,7 @@ def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
     ],
 )
 def test_claims_that_cannot_stand_are_refused_in_one_line(small, changes, size, message):
-    with pytest.raises(Refused, match=message) as refusal:
+    with pytest.raises(ConfigError, match=message) as refusal:
         calibrate(small(**changes), size)
     assert "\n" not in str(refusal.value)
 
@@ -128,18 +128,18 @@ def test_an_unwritable_cache_is_no_obstacle(monkeypatch):
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
 def test_impossible_targets_are_refused(epsilon):
-    with pytest.raises(Refused, match="epsilon"):
+    with pytest.raises(ConfigError, match="epsilon"):
         dpx.privacy.noise_multiplier(**claim(epsilon))
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6])
 def test_impossible_deltas_are_refused(delta):
-    with pytest.raises(Refused, match="delta"):
+    with pytest.raises(ConfigError, match="delta"):
         dpx.privacy.epsilon([(0.01, 100)], noise_multiplier=1.0, delta=delta)
 
 
 def test_a_delta_below_the_arithmetic_is_refused_by_pld_only():
-    with pytest.raises(Refused, match="accountant=rdp"):
+    with pytest.raises(ConfigError, match="accountant=rdp"):
         dpx.privacy.epsilon([(0.01, 100)], noise_multiplier=1.0, delta=1e-15)
     assert dpx.privacy.epsilon([(0.01, 100)], noise_multiplier=1.0, delta=1e-15, accountant="rdp") > 0
 
@@ -170,7 +170,7 @@ def test_without_amplification_every_step_counts_whole(small):
 
 def test_delta_is_held_against_the_counted_size_where_that_is_public(small):
     few = {"declared_size": 100}
-    with pytest.raises(Refused, match=r"privacy.delta=0.001: not below 1/N = 0.0001"):
+    with pytest.raises(ConfigError, match=r"privacy.delta=0.001: not below 1/N = 0.0001"):
         calibrate(small(data=few, privacy={"delta": 1e-3}, batch_schedule={"size": 10}), 10_000)
 
 
@@ -179,7 +179,7 @@ def test_under_add_remove_delta_is_held_against_the_declared_size_alone(small):
     declared = {"data": {"declared_size": 100}, "batch_schedule": {"size": 10}}
     found = [calibrate(small(**declared, privacy={"delta": 1e-3, "adjacency": "add_remove"}), size) for size in (50, 10_000)]
     assert found[0] == found[1]
-    with pytest.raises(Refused, match=r"not below 1/N = 0.01"):
+    with pytest.raises(ConfigError, match=r"not below 1/N = 0.01"):
         calibrate(small(**declared, privacy={"delta": 0.02, "adjacency": "add_remove"}), 10)
 
 
@@ -196,5 +196,5 @@ def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
 
 
 def test_balls_in_bins_is_refused_where_n_is_protected(small):
-    with pytest.raises(Refused, match="permutation of all N rows"):
+    with pytest.raises(ConfigError, match="permutation of all N rows"):
         calibrate(small(sampler=BallsInBins(), data={"declared_size": N}, privacy={"adjacency": "add_remove"}), N)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy import accounting, closed_form, events, loss_grid
 from dpx.privacy.events import Release
 
@@ -50,7 +50,7 @@ def test_allowed_cells_are_gaussian_at_full_participation(kind, adjacency, accou
 
 @pytest.mark.parametrize(("kind", "adjacency", "accountant"), REFUSED)
 def test_refused_cells_say_why_in_one_line(kind, adjacency, accountant):
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(ConfigError) as refusal:
         events.event(full_participation(kind), adjacency, accountant)
     text = str(refusal.value)
     assert "\n" not in text and "Use " in text and kind in text
@@ -105,7 +105,7 @@ def test_a_large_unit_at_a_small_rate_is_summed_without_loss_of_mass():
 
 @pytest.mark.parametrize("changes", [{"noise_multiplier": 0.0}, {"sampling_probability": 0.0}, {"sampling_probability": 1.5}])
 def test_impossible_releases_are_refused(changes):
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         Release(**({"noise_multiplier": 1.0} | changes))
 
 
@@ -141,6 +141,6 @@ def test_a_tiny_rate_is_not_drowned_by_the_grid():
 
 def test_noise_too_small_for_a_distribution_is_refused_by_pld_and_bounded_by_the_others():
     charges = [(Release(noise_multiplier=2.0**-30, kind="shuffled"), 1)]
-    with pytest.raises(Refused, match="accountant=pld"):
+    with pytest.raises(ConfigError, match="accountant=pld"):
         accounting.compose(charges, "pld")
     assert accounting.compose(charges, "deterministic").epsilon(DELTA) > 2.0**59

@@ -6,7 +6,7 @@ import dp_accounting
 import pytest
 from dp_accounting import dp_event, rdp
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.events import Release
 from dpx.privacy.filter import Filter, renyi, renyi_limit, zcdp, zcdp_limit
 
@@ -83,21 +83,21 @@ def test_the_zcdp_limit_is_bun_and_steinkes(epsilon: float) -> None:
     ],
 )
 def test_zcdp_charges_gaussians_of_everyone_alone(release: Release, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         zcdp([(release, 1)], "zero_out")
     assert zcdp([(Release(noise_multiplier=1.0), 2)], "zero_out") == 1.0, "everyone is drawn"
 
 
 def test_an_order_whose_conversion_alone_costs_the_budget_is_refused() -> None:
-    with pytest.raises(Refused, match=r"tune.budget.epsilon=1.0, tune.budget.order=2: at delta 1e-06"):
+    with pytest.raises(ConfigError, match=r"tune.budget.epsilon=1.0, tune.budget.order=2: at delta 1e-06"):
         _renyi(1.0, 2)
 
 
 def test_integer_noise_is_bounded_at_whole_orders() -> None:
-    with pytest.raises(Refused, match=r"tune.budget.order=2.5: integer noise"):
+    with pytest.raises(ConfigError, match=r"tune.budget.order=2.5: integer noise"):
         renyi([(Release(noise_multiplier=4.0, sampling_probability=0.1, is_discrete=True), 5)], 2.5, "zero_out")
 
 
 def test_what_renyi_accounting_does_not_know_has_no_filter() -> None:
-    with pytest.raises(Refused, match="accountant=rdp"):
+    with pytest.raises(ConfigError, match="accountant=rdp"):
         renyi([(Release(noise_multiplier=2.0, sampling_probability=0.1, rows_per_unit=3, kind="group"), 5)], 16, "zero_out")

@@ -8,8 +8,8 @@ from dp_accounting import pld
 
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
-from dpx.declaration import Refused
-from dpx.mechanism.declarations import Quantile, TargetEpsilon
+from dpx.declaration import ConfigError
+from dpx.mechanism.declarations import AdaptiveClip, TargetEpsilon
 from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint, remaining
@@ -19,7 +19,7 @@ from dpx.sampler import Shuffled
 from .unchained import unchain
 
 N = 10_000
-CLIP = Quantile(clipping_norm=0.5, count_noise_multiplier=2.0)
+CLIP = AdaptiveClip(clipping_norm=0.5, count_noise_multiplier=2.0)
 
 
 def test_stacked_gaussians_are_one():
@@ -35,7 +35,7 @@ def test_what_remains_is_exactly_what_joins_to_the_target():
     left = remaining(0.8, {"count": 2.0, "telemetry": None})
     assert joint(left, 2.0) == pytest.approx(0.8, rel=1e-11) and joint(left, 2.0) >= 0.8
     assert left == pytest.approx((0.8**-2 - 2.0**-2) ** -0.5)
-    with pytest.raises(Refused, match=r"count=0.5: spends all that a joint noise multiplier of 0.8 allows"):
+    with pytest.raises(ConfigError, match=r"count=0.5: spends all that a joint noise multiplier of 0.8 allows"):
         remaining(0.8, {"count": 0.5})
 
 
@@ -76,8 +76,8 @@ def test_a_target_epsilon_is_met_by_sum_and_count_together(small, adjacency):
 
 
 def test_a_count_dearer_than_the_target_is_refused(small):
-    with pytest.raises(Refused, match="count_noise_multiplier=0.1: spends all"):
-        calibrate(small(noise=TargetEpsilon(epsilon=4.0), clip=Quantile(clipping_norm=1.0, count_noise_multiplier=0.1)), N)
+    with pytest.raises(ConfigError, match="count_noise_multiplier=0.1: spends all"):
+        calibrate(small(noise=TargetEpsilon(epsilon=4.0), clip=AdaptiveClip(clipping_norm=1.0, count_noise_multiplier=0.1)), N)
 
 
 def test_the_statement_says_what_is_released_and_recomputes(small, tmp_path):

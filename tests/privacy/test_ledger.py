@@ -8,7 +8,7 @@ import sys
 import dp_accounting
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
 
@@ -76,7 +76,7 @@ def test_a_torn_tail_is_dropped_and_written_over(tmp_path, lost):
 @pytest.mark.parametrize("text", ["", "not json\n", '{"a": 1}\n', '{"ledger": "x", "format": 1}\n5\n', '{"ledger": "x", "format": 2}\n'])
 def test_what_is_no_ledger_is_refused(tmp_path, text):
     (tmp_path / "ledger").write_text(text)
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         Ledger(tmp_path / "ledger")
 
 
@@ -177,7 +177,7 @@ def test_a_pass_is_charged_at_its_smallest_noise(tmp_path):
 @pytest.mark.parametrize("sampler", ["truncated_poisson", "fixed_size"])
 def test_units_of_rows_need_plain_poisson(tmp_path, sampler):
     runs = fill(tmp_path / "ledger", [0], sampler=sampler, size=640, cap=100, rows_per_unit=2).runs()
-    with pytest.raises(Refused, match="several rows"):
+    with pytest.raises(ConfigError, match="several rows"):
         ledgers.releases(runs)
 
 
@@ -208,11 +208,11 @@ def test_a_changed_line_is_found_by_itself(tmp_path):
     text = (tmp_path / "ledger").read_text()
     for changed in (text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'), text.replace(" 2\n", " 7\n")):
         (tmp_path / "ledger").write_text(changed)
-        with pytest.raises(Refused, match=r"line \d was changed, or one before it is missing"):
+        with pytest.raises(ConfigError, match=r"line \d was changed, or one before it is missing"):
             Ledger(tmp_path / "ledger")
     lines = text.splitlines(keepends=True)
     (tmp_path / "ledger").write_text("".join(lines[:2] + lines[3:]))
-    with pytest.raises(Refused, match="line 3 was changed, or one before it is missing"):
+    with pytest.raises(ConfigError, match="line 3 was changed, or one before it is missing"):
         Ledger(tmp_path / "ledger")
 
 

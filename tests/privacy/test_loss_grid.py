@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as losses
 
 import dpx.privacy
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy import accounting, closed_form, loss_grid, solve
 from dpx.privacy.events import Release
 
@@ -124,7 +124,7 @@ def test_everyone_in_every_step_is_one_gaussian_release(kind):
 def test_a_delta_that_rounding_swallows_is_not_claimed():
     charges = [(poisson(1e-8, 0.3), 10**6)]
     assert loss_grid.rounding(charges) == pytest.approx(1.5e-10)
-    with pytest.raises(Refused, match="accountant=rdp"):
+    with pytest.raises(ConfigError, match="accountant=rdp"):
         solve.solve(charges, epsilon=1.0, delta=1e-10)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy import ledger as ledgers
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
@@ -80,7 +80,7 @@ def test_another_neighbouring_relation_is_refused_where_it_would_be_composed(sma
     privacy, claim = small().privacy, {"adjacency": "add_remove"}
     for harmless in (origin("one", relation="disjoint", claim=claim), origin("one", claim=claim, reasons=["none anyway"])):
         origins.require_same_relation([harmless], privacy)
-    with pytest.raises(Refused, match="Use privacy.adjacency=add_remove"):
+    with pytest.raises(ConfigError, match="Use privacy.adjacency=add_remove"):
         origins.require_same_relation([origin("one", claim=claim)], privacy)
 
 

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import dp_event, rdp
 from scipy import stats
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy import accounting, selection
 from dpx.privacy.events import Release
 
@@ -71,5 +71,5 @@ def test_a_mean_of_one_is_one_trial_and_costs_next_to_nothing() -> None:
 
 
 def test_a_mean_below_one_is_refused() -> None:
-    with pytest.raises(Refused, match="mean=0.5"):
+    with pytest.raises(ConfigError, match="mean=0.5"):
         selection.quantile(0.5, 0.5, 1.0)

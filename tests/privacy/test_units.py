@@ -6,7 +6,7 @@ import pytest
 
 from dpx.claim import statement
 from dpx.claim.calibration import calibrate, entry
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.explain import explain
 from dpx.privacy import ledger
 from dpx.privacy.declarations import Privacy, Rdp
@@ -70,12 +70,12 @@ def test_units_drawn_whole_may_have_any_sampler(units, sampler, adjacency, small
 
 @pytest.mark.parametrize(("sampler", "adjacency"), [(FixedSize(), "replace_one")])
 def test_rows_drawn_singly_may_not(units, sampler, adjacency):
-    with pytest.raises(Refused, match="drawn row by row"):
+    with pytest.raises(ConfigError, match="drawn row by row"):
         calibrate(units("group", sampler=sampler, adjacency=adjacency), N)
 
 
 def test_a_batch_is_counted_in_units(units):
-    with pytest.raises(Refused, match="a step draws from 63 documents"):
+    with pytest.raises(ConfigError, match="a step draws from 63 documents"):
         calibrate(units(), 63)
 
 
@@ -91,5 +91,5 @@ def test_the_statement_and_the_explanation_speak_of_units(units, tmp_path):
 
 
 def test_drawing_rows_as_units_is_refused():
-    with pytest.raises(Refused, match="^privacy.unit_mode=sample_units with privacy.unit=row"):
+    with pytest.raises(ConfigError, match="^privacy.unit_mode=sample_units with privacy.unit=row"):
         Privacy(delta=1e-5, unit_mode="sample_units")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.report import benchmarks
 
 
@@ -69,5 +69,5 @@ def test_an_accelerators_file_says_its_rate_its_types_and_what_it_left_out(tmp_p
 
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path):
-    with pytest.raises(Refused, match="has no place for tables"):
+    with pytest.raises(ConfigError, match="has no place for tables"):
         benchmarks.write(home(tmp_path, "nothing"))

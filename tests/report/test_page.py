@@ -11,7 +11,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.report import Report
 from dpx.papers.anil2021.report import page
 from dpx.report import published, rows
@@ -139,9 +139,9 @@ def test_published_numbers_are_marked(home: Path) -> None:
 
 def test_an_unknown_paper_is_refused(tmp_path: Path) -> None:
     experiment, _ = config.build(recipes.compose([]))
-    with pytest.raises(Refused, match="no page is made of that paper"):
+    with pytest.raises(ConfigError, match="no page is made of that paper"):
         Report(paper="nobody2020")(experiment, RunFolder(tmp_path))
-    with pytest.raises(Refused, match="published values are not there"):
+    with pytest.raises(ConfigError, match="published values are not there"):
         Report(paper="anil2021", evidence=str(tmp_path))(experiment, RunFolder(tmp_path))
 
 

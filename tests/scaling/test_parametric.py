@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.scaling import parametric
 
 TRUE = {"E": 1.5, "A": 60.0, "B": 80.0, "C": 2.0, "alpha": 0.45, "beta": 0.35, "gamma": 0.9, "alpha2": -0.04}
@@ -46,7 +46,7 @@ def test_an_exponent_of_examples_is_not_identified_where_they_hardly_vary():
 
 def test_fewer_points_than_coefficients_are_refused():
     m, n, s, loss = points()
-    with pytest.raises(Refused, match="coefficients"):
+    with pytest.raises(ConfigError, match="coefficients"):
         parametric.fit("L2", m[:8], n[:8], s[:8], loss[:8])
 
 

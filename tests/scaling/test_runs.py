@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx.config import recipes, resolved
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.scaling import runs
 
 
@@ -42,5 +42,5 @@ def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(Refused, match="no run"):
+    with pytest.raises(ConfigError, match="no run"):
         runs.measured(tmp_path)

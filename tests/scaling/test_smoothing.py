@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.scaling import smoothing
 from dpx.scaling.measurements import Measurements
 
@@ -49,7 +49,7 @@ def test_both_choices_over_rates():
 def test_a_rate_that_was_cut_short_does_not_win():
     losses, _ = smoothing.over_rates(np.array([[1.0, np.nan], [4.0, 3.5]]))
     assert losses.tolist() == [4.0, 3.5]
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         smoothing.over_rates(np.array([[1.0, np.nan]]))
 
 
@@ -72,7 +72,7 @@ def test_replicates_count_as_their_mean_and_the_winning_rate_is_kept():
 
 def test_two_physical_batches_are_not_one_grid():
     rows = rows_of(form_l2)
-    with pytest.raises(Refused, match="batch_size"):
+    with pytest.raises(ConfigError, match="batch_size"):
         smoothing.grid_of(Measurements.of([*rows, rows[0] | {"batch_size": 64}]))
 
 
@@ -82,5 +82,5 @@ def test_the_table_goes_to_a_file_and_back(tmp_path):
     again = Measurements.read(tmp_path / "table.csv")
     assert np.array_equal(again.loss, found.loss) and np.array_equal(again.model, found.model)
     (tmp_path / "other.csv").write_text("model,loss\na,1\n")
-    with pytest.raises(Refused, match="parameters"):
+    with pytest.raises(ConfigError, match="parameters"):
         Measurements.read(tmp_path / "other.csv")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.scaling import smoothing
 from dpx.scaling.extrapolation import extend, fit_power_law
 from dpx.scaling.surface import surface_of
@@ -43,7 +43,7 @@ def test_outside_there_is_no_loss(surface, m, t, ratio):
 def test_less_noise_than_was_measured_is_marked_and_given_the_loss_of_the_least(surface):
     found = surface.at(2e5, 500, 2**-30)
     assert found.is_below_ratios and found.loss == pytest.approx(form_l2(2e5, 500.0, RATIOS[0]))
-    with pytest.raises(Refused, match="epsilon=inf"):
+    with pytest.raises(ConfigError, match="epsilon=inf"):
         surface.at(2e5, 500, 0.0)
 
 

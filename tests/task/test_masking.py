@@ -33,9 +33,9 @@ def test_number_and_place_of_slots():
     token_BT, length_B = rows(300)
     found = masked(task, token_BT, length_B, np.arange(300))
     wanted_B = np.minimum(np.clip(np.round(0.15 * length_B), 1, 20), length_B - 2)
-    np.testing.assert_array_equal(found.is_slot_BM.sum(1), wanted_B)
+    np.testing.assert_array_equal(found.has_label_BM.sum(1), wanted_B)
     for b in range(300):
-        slots = np.asarray(found.slot_BM[b])[np.asarray(found.is_slot_BM[b])]
+        slots = np.asarray(found.masked_position_BM[b])[np.asarray(found.has_label_BM[b])]
         assert len(set(slots)) == len(slots) and slots.min() > 0 and slots.max() < length_B[b] - 1
         np.testing.assert_array_equal(np.asarray(found.label_BM[b])[: len(slots)], token_BT[b, slots])
         untouched = np.setdiff1d(np.arange(T), slots)
@@ -45,9 +45,9 @@ def test_number_and_place_of_slots():
 def test_replacements_are_80_10_10_and_never_special():
     token_BT, length_B = rows(4000)
     found = masked(MaskedLanguageModel(next_sentence=False), token_BT, length_B, np.arange(4000))
-    is_slot = np.asarray(found.is_slot_BM)
-    shown = np.take_along_axis(np.asarray(found.token_BT), np.asarray(found.slot_BM), 1)[is_slot]
-    label = np.asarray(found.label_BM)[is_slot]
+    has_label = np.asarray(found.has_label_BM)
+    shown = np.take_along_axis(np.asarray(found.token_BT), np.asarray(found.masked_position_BM), 1)[has_label]
+    label = np.asarray(found.label_BM)[has_label]
     total = len(shown)
     assert np.mean(shown == SPECIAL.mask_id) == pytest.approx(0.8, abs=4 * np.sqrt(0.16 / total))
     kept = 0.1 + 0.1 / (V - 5)
@@ -59,7 +59,7 @@ def test_replacements_are_80_10_10_and_never_special():
 def test_always_mask_hides_every_slot():
     token_BT, length_B = rows(50)
     found = masked(MaskedLanguageModel(next_sentence=False, masking="always_mask"), token_BT, length_B, np.arange(50))
-    shown = np.take_along_axis(np.asarray(found.token_BT), np.asarray(found.slot_BM), 1)[np.asarray(found.is_slot_BM)]
+    shown = np.take_along_axis(np.asarray(found.token_BT), np.asarray(found.masked_position_BM), 1)[np.asarray(found.has_label_BM)]
     assert np.all(shown == SPECIAL.mask_id)
 
 
@@ -68,7 +68,7 @@ def test_slots_are_uniform_over_ordinary_positions():
     token_BT, length_B = np.repeat(token_BT, 3000, 0), np.repeat(np.int32([20]), 3000)
     token_BT[:, 5:] = 7
     found = masked(MaskedLanguageModel(next_sentence=False), token_BT, length_B, np.arange(3000))
-    counts = np.bincount(np.asarray(found.slot_BM)[np.asarray(found.is_slot_BM)], minlength=T)
+    counts = np.bincount(np.asarray(found.masked_position_BM)[np.asarray(found.has_label_BM)], minlength=T)
     assert counts[1:20].min() > 0.8 * counts[1:20].mean() and counts[20:].sum() == 0
 
 
@@ -84,14 +84,14 @@ def test_masks_do_not_depend_on_the_batch():
     for name in together:
         np.testing.assert_array_equal(np.asarray(together[name])[chosen], apart[name])
     other = subject.batch(jax.random.PRNGKey(6), whole)
-    assert not np.array_equal(together["slots"], other["slots"])
+    assert not np.array_equal(together["masked_positions"], other["masked_positions"])
 
 
 def test_rows_without_a_word_or_without_a_token_have_no_slot():
     token_BT = np.full((2, 8), SPECIAL.pad_id, np.int32)
     token_BT[0, :3] = [SPECIAL.cls_id, SPECIAL.unk_id, SPECIAL.sep_id]
     found = masked(MaskedLanguageModel(next_sentence=False), token_BT, np.int32([3, 0]), np.arange(2))
-    assert not np.asarray(found.is_slot_BM).any()
+    assert not np.asarray(found.has_label_BM).any()
     np.testing.assert_array_equal(found.token_BT, token_BT)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.models.protocol import ExampleModel
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
 from dpx.task.mlm import Special
@@ -67,9 +67,9 @@ def test_a_task_of_dpx_is_trained_exactly_by_tracing(task, causal):
 
 def test_what_its_head_cannot_give_is_refused():
     for task, model in ((MultipleChoice(choices=2), Bag()), (MaskedLanguageModel(next_sentence=True), Bag(causal=False))):
-        with pytest.raises(Refused, match="model=bag"):
+        with pytest.raises(ConfigError, match="model=bag"):
             objective(model, task, VOCABULARY, SPECIAL)
-    with pytest.raises(Refused, match="a causal decoder sees no word"):
+    with pytest.raises(ConfigError, match="a causal decoder sees no word"):
         MaskedLanguageModel(next_sentence=False).parameter_shapes(Bag(), VOCABULARY)
-    with pytest.raises(Refused, match="an encoder sees the token"):
+    with pytest.raises(ConfigError, match="an encoder sees the token"):
         CausalLanguageModel().parameter_shapes(Bag(causal=False), VOCABULARY)

@@ -9,10 +9,10 @@ import pytest
 
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.data.declarations import Data, Synthetic, Vocabulary
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.mechanism.clip import flat_weights
-from dpx.mechanism.declarations import Flat, Quantile, ReleasedTelemetry, SecretTelemetry
+from dpx.mechanism.declarations import AdaptiveClip, Flat, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
@@ -22,7 +22,7 @@ from dpx.training.session import Session
 from .conftest import declare, make_rows
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
-CLIP = Quantile(clipping_norm=0.1, target_quantile=0.3, learning_rate=1.0, count_noise_multiplier=4.0)
+CLIP = AdaptiveClip(clipping_norm=0.1, target_quantile=0.3, learning_rate=1.0, count_noise_multiplier=4.0)
 SHOWN = ReleasedTelemetry(noise_multiplier=2.0, loss_limit=50.0)
 STEPS, SEED = 4, 5
 
@@ -130,7 +130,7 @@ def test_a_fork_takes_the_norm_along_and_a_parent_without_one_is_refused(experim
     train(experiment(steps=3), tmp_path / "fork", fork=f"{whole[0]}@2")
     (forked,) = lines(tmp_path / "fork", "release/telemetry.jsonl")
     assert forked["step"] == 2 and forked["clipping_norm"] == lines(whole[0], "release/telemetry.jsonl")[2]["clipping_norm"]
-    with pytest.raises(Refused, match="holds another state than this config's: its clip"):
+    with pytest.raises(ConfigError, match="holds another state than this config's: its clip"):
         train(experiment(steps=3, clip=Flat(clipping_norm=0.1), telemetry=SecretTelemetry()), tmp_path / "flat", fork=f"{whole[0]}@2")
 
 

@@ -44,7 +44,7 @@ def test_chain_and_checksum_take_less_than_a_hundredth_of_a_step(tmp_path, monke
         waited = lambda sums, scaled: timed("reduce", parts.reduce)(jax.block_until_ready(sums), scaled)  # noqa: E731
         runtime = dataclasses.replace(session.runtime, step=dataclasses.replace(parts, reduce=waited))
         seconds["ledger"].clear()
-        loop.run(runtime, session.beginning, lambda *_: None, session._renew)
+        loop.run(runtime, session.run_start, lambda *_: None, session._renew)
     found = {name: statistics.median(values[2:]) for name, values in seconds.items()}
     # Two lines a step: its charge before, its checksum after.
     share = (found["reduce"] + 2 * found["ledger"]) / found["step"]

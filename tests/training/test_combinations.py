@@ -17,7 +17,7 @@ from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.job.account import read
 from dpx.mechanism.declarations import Banded, TargetEpsilon
@@ -57,7 +57,7 @@ def _standing(base, size_of):
             if not can_run or (len(programs) == PROGRAMS and _program(experiment) not in programs):
                 continue
             calibrate(experiment, size_of(experiment.data, experiment.privacy))
-        except Refused:
+        except ConfigError:
             continue
         programs.add(_program(experiment))
         yield experiment

@@ -52,7 +52,7 @@ def train(experiment, path, fork=None):
 def past_noise_at_start(experiment, path, fork=None):
     folder = opened(experiment, path, fork)
     with folder.claimed(), Session.open(experiment, folder) as session:
-        return session.beginning.first_step, max(float(abs(leaf).max()) for leaf in jax.tree.leaves(session.beginning.state.noise))
+        return session.run_start.first_step, max(float(abs(leaf).max()) for leaf in jax.tree.leaves(session.run_start.state.noise))
 
 
 def test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch(experiment, tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def watched(tmp_path_factory):
             patch.setattr(noise, "SLICE_ELEMENTS", 1 << 11)
             with Session.open(experiment, folder) as session:
                 seen["shapes"] = [
-                    (path_name(p), leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(session.beginning.state.params)
+                    (path_name(p), leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(session.run_start.state.params)
                 ]
                 seen["blocks"] = {name: len(row_blocks(shape)) for name, shape in seen["shapes"]}  # type: ignore[assignment]
                 session.train()

@@ -64,7 +64,7 @@ def seen(opened):
     runtime = dataclasses.replace(opened.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw", watched_draw)
-        loop.run(runtime, opened.beginning, lambda _step, _state, metrics: calls.update(metrics=metrics), opened._renew)
+        loop.run(runtime, opened.run_start, lambda _step, _state, metrics: calls.update(metrics=metrics), opened._renew)
     calls["rows_in_store"], calls["capacity"] = runtime.store.manifest.rows["protected"], step.chunk * step.rows
     calls["calibrated"], calls["clip"] = runtime.calibrated, runtime.experiment.clip
     calls["entry"] = next((entry for _, entry in runtime.ledger.entries()), None)
@@ -111,11 +111,11 @@ def test_rows_without_text_count_no_tokens_and_texts_of_a_choice_each_their_own(
 
 
 def test_a_sum_once_entered_stays_and_a_run_without_noise_enters_none(seen, opened):
-    runtime, name = opened.runtime, opened.beginning.epoch.name
+    runtime, name = opened.runtime, opened.run_start.epoch.name
     first, mark = runtime.ledger.sum_of(name, 0), runtime.ledger.mark
-    loop._record(runtime, opened.beginning.epoch, 0, "another")
+    loop._record(runtime, opened.run_start.epoch, 0, "another")
     plain = dataclasses.replace(runtime, calibrated=dataclasses.replace(runtime.calibrated, noise_multiplier=None))
-    loop._record(plain, opened.beginning.epoch, 1, "another")
+    loop._record(plain, opened.run_start.epoch, 1, "another")
     assert runtime.ledger.sum_of(name, 0) == first is not None and runtime.ledger.mark == mark
 
 
@@ -126,7 +126,7 @@ def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
 
 def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypatch):
     """Metrics come one step late: those of step 0 are still awaited when step 1 comes to another sum."""
-    first, order = opened.beginning.epoch, []
+    first, order = opened.run_start.epoch, []
     second = dataclasses.replace(first, number=first.number + 1, name="second")
 
     def one_step(_, epoch, secret, step, state):
@@ -136,10 +136,10 @@ def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypa
 
     def renew(step, state):
         order.append(("renewed", step))
-        return second, opened.beginning.secret, state
+        return second, opened.run_start.secret, state
 
     monkeypatch.setattr(loop, "one_step", one_step)
     monkeypatch.setattr(loop, "_show", lambda _, epoch, step, *rest: order.append((epoch.number, step)) or 0.0)
     experiment = dataclasses.replace(opened.runtime.experiment, steps=3, schedule=Schedule(evaluate_every=100, checkpoint_every=100))
-    loop.run(dataclasses.replace(opened.runtime, experiment=experiment), opened.beginning, lambda *_: None, renew)
+    loop.run(dataclasses.replace(opened.runtime, experiment=experiment), opened.run_start, lambda *_: None, renew)
     assert order == [(0, 0), ("renewed", 1), (1, 1), (1, 2)]

@@ -6,7 +6,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.training import microbatch
 from tests.clipping.batches import bert, objective
 
@@ -42,7 +42,7 @@ def test_a_run_keeps_its_answer_whatever_the_cache_says(workload, instant, tmp_p
 
 def test_nothing_fits(workload, monkeypatch, tmp_path):
     monkeypatch.setattr(microbatch, "_rates", lambda *_: {})
-    with pytest.raises(Refused, match="microbatch=auto: not even 2 examples fit"):
+    with pytest.raises(ConfigError, match="microbatch=auto: not even 2 examples fit"):
         microbatch.choose(workload, cache=tmp_path)
 
 

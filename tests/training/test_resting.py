@@ -11,7 +11,7 @@ from orbax.checkpoint import v1 as ocp
 
 import dpx
 from dpx import config
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.parameter_path import path_name
 from dpx.run_folder import RunFolder
@@ -93,13 +93,13 @@ def test_a_fork_rests_on_what_its_parent_rests_on(adapted, data, tmp_path):
 def test_what_rests_is_not_drawn_again_where_it_was_lost(adapted, data, tmp_path):
     train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
     shutil.rmtree(tmp_path / "run" / "private" / resting.FOLDER)
-    with pytest.raises(Refused, match="private/resting: what rests in this run is not there"):
+    with pytest.raises(ConfigError, match="private/resting: what rests in this run is not there"):
         train(data, tmp_path / "run", "train=lora", "train.rank=2")
 
 
 def test_another_part_is_another_run(adapted, data, tmp_path):
     path = shutil.copytree(adapted[0], tmp_path / "run")
-    with pytest.raises(Refused, match="the config differs from the one this run began with"):
+    with pytest.raises(ConfigError, match="the config differs from the one this run began with"):
         train(data, path, "train=bias")
 
 
@@ -136,6 +136,6 @@ def test_a_plan_counts_what_is_trained(tmp_path):
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_drawn(line, words, data, tmp_path):
-    with pytest.raises(Refused, match=words.replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
         train(data, tmp_path / "run", *line.split())
     assert not (tmp_path / "run" / "private" / "ledger").exists()

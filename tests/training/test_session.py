@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpx.data.declarations import Data, Synthetic, Vocabulary
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mesh import Mesh
@@ -146,9 +146,9 @@ def test_a_fork_takes_a_fresh_key_and_the_whole_parents_ledger(experiment, unint
     forked = _train(experiment(seed=5), tmp_path, fork=f"{parent}@4")
     assert not _equal(forked, final)
     assert sum(count for run in _runs(tmp_path) for _, count in run["steps"]) == 6 + 2
-    with pytest.raises(Refused, match="no checkpoint at step 3. Use one of"):
+    with pytest.raises(ConfigError, match="no checkpoint at step 3. Use one of"):
         _train(experiment(seed=5), tmp_path / "other", fork=f"{parent}@3")
-    with pytest.raises(Refused, match="not of the form"):
+    with pytest.raises(ConfigError, match="not of the form"):
         _train(experiment(seed=5), tmp_path / "other2", fork=str(parent))
 
 
@@ -156,14 +156,14 @@ def test_a_changed_config_is_refused_on_resume(experiment, uninterrupted, tmp_pa
     path = tmp_path / "run"
     shutil.copytree(uninterrupted[0], path)
     ledger = (path / "private" / "ledger").read_bytes()
-    with pytest.raises(Refused, match="the config differs from the one this run began with"):
+    with pytest.raises(ConfigError, match="the config differs from the one this run began with"):
         _train(experiment(seed=5, steps=7), path)
     assert (path / "private" / "ledger").read_bytes() == ledger
 
 
 def test_two_processes_cannot_hold_one_folder(experiment, tmp_path):
     with RunFolder(tmp_path).claimed():
-        with pytest.raises(Refused, match="another process is running in this folder"):
+        with pytest.raises(ConfigError, match="another process is running in this folder"):
             _train(experiment(seed=5), tmp_path)
 
 
@@ -174,7 +174,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_still_serves(experimen
     for part in (newest / "state").rglob("*"):
         if part.is_file() and "ocdbt" in str(part):
             part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
-    with pytest.raises(Refused, match=r"checkpoints/6: this checkpoint is cut short or damaged\. Move it away"):
+    with pytest.raises(ConfigError, match=r"checkpoints/6: this checkpoint is cut short or damaged\. Move it away"):
         _train(experiment(seed=5), path)
     shutil.rmtree(newest)
     assert _equal(_train(experiment(seed=5), path), uninterrupted[1])
@@ -187,7 +187,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards(exper
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.ocp.training.Checkpointer, "save_async", full)
-        with pytest.raises(Refused, match="the disk is full"):
+        with pytest.raises(ConfigError, match="the disk is full"):
             _train(experiment(seed=5), tmp_path)
     assert _equal(_train(experiment(seed=5), tmp_path), uninterrupted[1])
     assert _runs(tmp_path) == _runs(uninterrupted[0])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.events import Release
 from dpx.privacy.filter import renyi, renyi_limit
 from dpx.tuning.declarations import Budget, Tune
@@ -27,7 +27,7 @@ def test_trials_of_another_cost_are_refused_without_a_budget(tmp_path: Path, ove
     study = Study(tmp_path, "s")
     study.begin(experiment("composition"), tmp_path / "a", ())
     other = experiment("composition", 3, override)
-    with pytest.raises(Refused, match="costs otherwise than the trials before it") as refused:
+    with pytest.raises(ConfigError, match="costs otherwise than the trials before it") as refused:
         study.begin(other, tmp_path / "b", ("optimizer.weight_decay=0.2", override))
     assert str(refused.value).startswith(f"{override}: ") and "\n" not in str(refused.value)
     assert len(study.trials()) == 1 and not (tmp_path / "b").exists(), "nothing of it has begun"
@@ -37,12 +37,12 @@ def test_trials_of_another_cost_are_refused_without_a_budget(tmp_path: Path, ove
 def test_the_line_names_an_accountant_that_is_never_proved(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     study.begin(experiment("composition", 3, "accountant=pld"), tmp_path / "a", ())
-    with pytest.raises(Refused, match="and never under accountant=pld"):
+    with pytest.raises(ConfigError, match="and never under accountant=pld"):
         study.begin(experiment("composition", 3, "accountant=pld", "steps=6"), tmp_path / "b", ("steps=6",))
 
 
 def test_a_budget_is_refused_under_pld(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"accountant=pld with tune.budget: .*Use accountant=rdp"):
+    with pytest.raises(ConfigError, match=r"accountant=pld with tune.budget: .*Use accountant=rdp"):
         Study(tmp_path, "s").begin(_adaptive("accountant=pld"), tmp_path / "a", ())
     assert Study(tmp_path, "s").trials() == []
 
@@ -64,7 +64,7 @@ def test_a_trial_beyond_the_budget_is_refused_before_it_begins(tmp_path: Path) -
     study = Study(tmp_path, "s")
     trial(study, _adaptive(), 0, None, steps=1)
     costly = _adaptive("steps=500")
-    with pytest.raises(Refused, match=r"tune.budget.epsilon=0.9: the trial costs .* are spent"):
+    with pytest.raises(ConfigError, match=r"tune.budget.epsilon=0.9: the trial costs .* are spent"):
         study.begin(costly, folder_of(study, 99), ("steps=500",))
     assert len(study.trials()) == 1 and not folder_of(study, 99).exists()
     assert fitting > 2, "one that failed after a step has cost its plan, and others still fit"
@@ -73,7 +73,7 @@ def test_a_trial_beyond_the_budget_is_refused_before_it_begins(tmp_path: Path) -
 
 def test_where_no_trial_fits_the_line_names_an_order_at_which_some_do_and_it_may_still_be_declared(tmp_path: Path) -> None:
     study, noisy = Study(tmp_path, "s"), ("steps=100", "tune.budget.epsilon=2.5")
-    with pytest.raises(Refused, match=r"Declare tune.budget.order=6, where 6 of it fit"):
+    with pytest.raises(ConfigError, match=r"Declare tune.budget.order=6, where 6 of it fit"):
         study.begin(experiment("composition", 9, *noisy, "tune.budget.order=64"), tmp_path / "a", ())
     study.begin(experiment("composition", 9, *noisy, "tune.budget.order=6"), tmp_path / "a", ())
     assert len(study.trials()) == 1
@@ -88,14 +88,14 @@ def test_restarts_that_break_the_budget_take_the_guarantee_away(tmp_path: Path) 
     study.close(of)
     said = stated(study)
     assert said["guarantee"] == "none" and "cost more than the budget" in said["reasons"][0] and said["epsilon"] == {}
-    with pytest.raises(Refused, match=r"are spent"):
+    with pytest.raises(ConfigError, match=r"are spent"):
         study.begin(_adaptive(), folder_of(study, 2), ())
 
 
 def test_a_budget_comes_before_the_first_trial(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     study.begin(experiment("composition"), tmp_path / "a", ())
-    with pytest.raises(Refused, match="began with another budget"):
+    with pytest.raises(ConfigError, match="began with another budget"):
         study.begin(_adaptive(), tmp_path / "b", ())
 
 
@@ -105,7 +105,7 @@ def test_zcdp_adds_up_passes_over_everyone(tmp_path: Path) -> None:
     trial(study, experiment("composition", 3, *budget), 1, 0.1)
     trial(study, experiment("composition", 3, *budget, "noise.noise_multiplier=6"), 2, 0.1)
     assert stated(study)["epsilon"] == {"zcdp": 9.0} and stated(study)["guarantee"] == "dp"
-    with pytest.raises(Refused, match="tune.budget.kind=zcdp, sampler=poisson"):
+    with pytest.raises(ConfigError, match="tune.budget.kind=zcdp, sampler=poisson"):
         study.begin(experiment("composition", 3, *budget[:2]), folder_of(study, 3), ())
 
 
@@ -114,7 +114,7 @@ def test_zcdp_adds_up_passes_over_everyone(tmp_path: Path) -> None:
 )
 def test_a_sweeper_that_varies_the_cost_is_refused_at_launch(key: str) -> None:
     sweeper = {"params": {"lr_schedule.learning_rate": "interval(0, 1)", key: "choice(1, 2)"}}
-    with pytest.raises(Refused, match=r"hydra.sweeper.params.*only under a budget"):
+    with pytest.raises(ConfigError, match=r"hydra.sweeper.params.*only under a budget"):
         check_charge(sweeper, Tune(charge="composition"))
     check_charge(sweeper, Tune(charge="composition", budget=Budget(epsilon=8.0, order=16.0)))
     check_charge(sweeper, Tune(charge="uncharged"))
@@ -132,10 +132,10 @@ def test_a_sweeper_that_varies_the_cost_is_refused_at_launch(key: str) -> None:
     ],
 )
 def test_half_a_budget_is_none(budget: dict, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         Budget(**budget)
 
 
 def test_a_budget_is_held_by_adding_up() -> None:
-    with pytest.raises(Refused, match="with tune.charge=repeat_and_select"):
+    with pytest.raises(ConfigError, match="with tune.charge=repeat_and_select"):
         Tune(charge="repeat_and_select", budget=Budget(epsilon=8.0, order=16.0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
 from dpx.tuning.declarations import Tune
@@ -137,7 +137,7 @@ def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path)
 
 
 def test_what_a_parent_has_spent_is_in_no_trials_plan() -> None:
-    with pytest.raises(Refused, match="fork=outputs/a with tune.charge=composition"):
+    with pytest.raises(ConfigError, match="fork=outputs/a with tune.charge=composition"):
         check_fork("outputs/a", Tune(charge="composition"))
     check_fork("outputs/a", Tune(charge="uncharged"))
     check_fork(None, Tune(charge="composition"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.privacy.chain import Chain
 from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study
@@ -22,7 +22,7 @@ def _refuses_everything(study: Study, words: str) -> None:
         lambda: study.end(of, folder_of(study, 1), "finished", 0.1),
         lambda: study.close(of),
     ):
-        with pytest.raises(Refused, match=words) as refused:
+        with pytest.raises(ConfigError, match=words) as refused:
             use()
         assert "\n" not in str(refused.value)
 

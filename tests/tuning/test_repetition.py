@@ -9,7 +9,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.launch import launcher as launch
 from dpx.launch.sweep import Status
@@ -129,7 +129,7 @@ def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: 
 def test_trials_of_another_cost_are_no_repetitions(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     study.begin(experiment("repeat_and_select", 8), tmp_path / "a", ())
-    with pytest.raises(Refused, match="telemetry=released: costs otherwise .* repetitions of one mechanism cost the same"):
+    with pytest.raises(ConfigError, match="telemetry=released: costs otherwise .* repetitions of one mechanism cost the same"):
         study.begin(experiment("repeat_and_select", 8, "telemetry=released"), tmp_path / "b", ("telemetry=released",))
 
 
@@ -167,7 +167,7 @@ def test_the_released_digest_still_finds_a_record_that_was_replaced(tmp_path: Pa
     study.close(of)
     assert Study(tmp_path, "s").trials(), "the record as it is holds"
     (study.private / "trials").write_bytes(older)
-    with pytest.raises(Refused, match="has no line that this names"):
+    with pytest.raises(ConfigError, match="has no line that this names"):
         study.close(of)
 
 

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.claim import calibration
-from dpx.declaration import Refused
+from dpx.declaration import ConfigError
 from dpx.launch.sweep import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study, check_charge
@@ -28,7 +28,7 @@ def test_a_study_counts_down_and_takes_no_trial_more(tmp_path: Path) -> None:
     assert Study(tmp_path, "s").left(of.tune) == 1, "from the file, by another process"
     trial(study, of, 2, None)
     assert study.left(of.tune) == 0, "a failed trial counts"
-    with pytest.raises(Refused, match=r"tune.trials=2: the study s has had all its trials"):
+    with pytest.raises(ConfigError, match=r"tune.trials=2: the study s has had all its trials"):
         study.begin(of, tmp_path / "x", ())
     study.begin(of, first, ())  # the same trial goes on
     assert study.left(Tune(trials=5)) == 3
@@ -105,7 +105,7 @@ def test_trials_of_one_study_share_what_the_charge_needs(
     monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
     study = Study(tmp_path, "s")
     study.begin(experiment(charge, 8), tmp_path / "a", ())
-    with pytest.raises(Refused, match=f"began with another {named}"):
+    with pytest.raises(ConfigError, match=f"began with another {named}"):
         study.begin(experiment(charge, 8, override), tmp_path / "b", ())
     study.begin(experiment(charge, 8, "optimizer.weight_decay=0.3", "clip.clipping_norm=0.5"), tmp_path / "c", ())
 
@@ -113,13 +113,13 @@ def test_trials_of_one_study_share_what_the_charge_needs(
 def test_a_charge_is_no_change_of_mind(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     study.begin(experiment("uncharged"), tmp_path / "a", ())
-    with pytest.raises(Refused, match="began with another charge"):
+    with pytest.raises(ConfigError, match="began with another charge"):
         study.begin(experiment("composition"), tmp_path / "b", ())
 
 
 def test_a_trial_that_refuses_to_start_has_not_begun(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition", 3, f"batch_schedule.size={SIZE + 1}")
-    with pytest.raises(Refused, match=f"batch size {SIZE + 1}"):
+    with pytest.raises(ConfigError, match=f"batch size {SIZE + 1}"):
         study.begin(of, folder_of(study, 0), ())
     assert study.trials() == [] and not folder_of(study, 0).exists()
 
@@ -133,7 +133,7 @@ def test_a_trial_that_refuses_to_start_has_not_begun(tmp_path: Path) -> None:
     ],
 )
 def test_adaptive_trials_are_not_charged_as_independent_ones(sweeper: dict, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         check_charge(sweeper, Tune(charge="repeat_and_select"))
     check_charge(sweeper, Tune(charge="composition"))
     check_charge({"sampler": {"_target_": "optuna.samplers.RandomSampler", "seed": None}}, Tune(charge="repeat_and_select"))

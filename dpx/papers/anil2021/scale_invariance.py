@@ -4,7 +4,7 @@ f(alpha w) = f(w) for all alpha > 0 implies grad f(alpha w) = grad f(w) / alpha:
 w to be all that a LayerNorm sees. That holds for the three embedding tables together, whose sum alone is normalised, as long as the
 output does not decode with the word table as well; a matrix whose product joins a residual sum, x + f(x), is not invariant.
 
-B: examples, T: tokens, M: masked slots, H: width, V: vocabulary.
+B: examples, T: tokens, M: masked positions, H: width, V: vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class AnilScaleInvariance:
 
 
 def _outputs(model: Any, params: Any, batch: dict[str, Any], output: str) -> Outputs:
-    """`parameters -> (loss, [logits])`: masked slots and next sentence; or a LayerNorm over one matrix product alone."""
+    """`parameters -> (loss, [logits])`: masked positions and next sentence; or a LayerNorm over one matrix product alone."""
     import jax
     import jax.numpy as jnp
 

@@ -22,7 +22,7 @@ class EveryOther(PackageTask):
     def accuracy_counts(self) -> tuple[str, str | None]:
         return "every_other_correct", "every_other_predicted"
 
-    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         correct, predicted = (totals[name] for name in self.counts)
         return {"loss": totals["loss"] / max(totals["examples"], 1.0), "every_other_accuracy": correct / max(predicted, 1.0)}
 
@@ -57,12 +57,12 @@ class _Running:
 
         tokens, length = jnp.asarray(rows["tokens"]), jnp.asarray(rows["length"])
         place_T = jnp.arange(tokens.shape[1])
-        is_slot_BT = (place_T + 1 < length[:, None]) & (place_T % 2 == 0)
-        labels = jnp.where(is_slot_BT, jnp.roll(tokens, -1, axis=1), 0)
-        return {"tokens": tokens, "length": length, "labels": labels, "is_slot": is_slot_BT, "record": jnp.asarray(rows["record"])}
+        has_label_BT = (place_T + 1 < length[:, None]) & (place_T % 2 == 0)
+        labels = jnp.where(has_label_BT, jnp.roll(tokens, -1, axis=1), 0)
+        return {"tokens": tokens, "length": length, "labels": labels, "has_label": has_label_BT, "record": jnp.asarray(rows["record"])}
 
     def answers(self, batch: Any) -> Any:
-        return batch["labels"], batch["is_slot"]
+        return batch["labels"], batch["has_label"]
 
     def losses(self, params: Any, batch: Any, dropout_key: Any = None) -> Any:
         import jax
@@ -75,7 +75,7 @@ class _Running:
 
         logits_TV = self.model.token_logits(params, example["tokens"], example["length"]).astype(jnp.float32)
         picked_T = jnp.take_along_axis(logits_TV, example["labels"][:, None], axis=1)[:, 0]
-        asked_T = example["is_slot"].astype(jnp.float32)
+        asked_T = example["has_label"].astype(jnp.float32)
         loss = jnp.sum((jax.nn.logsumexp(logits_TV, axis=1) - picked_T) * asked_T) / jnp.maximum(asked_T.sum(), 1)
         correct = jnp.sum((picked_T >= logits_TV.max(1)) * asked_T)
         return loss, {"every_other_correct": correct, "every_other_predicted": asked_T.sum()}

@@ -10,8 +10,8 @@ import pytest
 
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
-from dpx.training.beginning import Beginning, Epochs, begin, facts_of, note_plan
 from dpx.training.checkpoint import Checkpoints
+from dpx.training.run_start import Epochs, RunStart, facts_of, note_plan, start_run
 from dpx.training.state import State
 from dpx.training.step import Step
 
@@ -37,14 +37,14 @@ STEP = Step(
 @contextlib.contextmanager
 def begun(
     path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, seed: int | None = None
-) -> Iterator[tuple[Beginning, Ledger, Any]]:
+) -> Iterator[tuple[RunStart, Ledger, Any]]:
     """How a run in `path` starts, its ledger, and `save(step)`, which keeps a state there."""
     folder = RunFolder(path, "", fork)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.claimed())
         ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", 3)))
-        found = begin(Epochs(folder, seed, fingerprint, ledger), checkpoints, STEP)
+        found = start_run(Epochs(folder, seed, fingerprint, ledger), checkpoints, STEP)
         yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.epoch))
 
 

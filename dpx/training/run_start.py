@@ -13,7 +13,7 @@ from typing import Any
 
 from dpx.claim import agreement
 from dpx.data import manifests
-from dpx.declaration import Refused, require
+from dpx.declaration import ConfigError, require
 from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
@@ -26,7 +26,7 @@ from dpx.training.step import Step
 
 
 @dataclasses.dataclass(frozen=True)
-class Beginning:
+class RunStart:
     """The state after `first_step` steps, the noise epoch it goes on in with its secret, and what to tell the user."""
 
     epoch: Epoch
@@ -101,7 +101,7 @@ def facts_of(ledger: Ledger, epoch: Epoch) -> dict[str, Any]:
     return {"ledger": ledger.mark.as_json(), "epoch": epoch.name}
 
 
-def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> Beginning:
+def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
     """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns. A new run begins from `start`."""
     folder, ledger = epochs.folder, epochs.ledger
     if not ledger.epochs and ledger.is_chained:
@@ -136,7 +136,7 @@ def begin(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start = R
     state = state.in_a_new_epoch() if first_step == epoch.from_step else state
     # Before its first checkpoint a run may have ended before anything was written.
     rests = resting.placed(folder.private, step) if first_step else resting.keep(folder.private, step, secret.key("init"), start.parameters)
-    return Beginning(epoch, first_step, secret, state, messages, rests)
+    return RunStart(epoch, first_step, secret, state, messages, rests)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[s
     return None
 
 
-def _fresh(epochs: Epochs, step: Step, start: Start, why: str) -> Beginning:
+def _fresh(epochs: Epochs, step: Step, start: Start, why: str) -> RunStart:
     private = epochs.folder.private
     if start.private is not None:
         manifests.inherit(private, start.private)
@@ -177,7 +177,7 @@ def _fresh(epochs: Epochs, step: Step, start: Start, why: str) -> Beginning:
     epoch, secret = epochs.open(0, None, why)
     key, given = secret.key("init"), resting.given(start.parameters)
     messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1]), *start.messages)
-    return Beginning(epoch, 0, secret, step.init(key, *given), messages, resting.keep(private, step, key, *given))
+    return RunStart(epoch, 0, secret, step.init(key, *given), messages, resting.keep(private, step, key, *given))
 
 
 def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int, start: Start) -> State:
@@ -185,7 +185,7 @@ def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step:
     return checkpoints.load(first_step, state) if first_step else state
 
 
-def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
+def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> RunStart:
     """A fork's first start, or its start when its own first checkpoint is gone: from the parent, under a fresh key in any case."""
     folder, ledger = epochs.folder, epochs.ledger
     assert folder.fork is not None
@@ -198,7 +198,7 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> Beginning:
     checkpoints.save(first_step, state, facts_of(ledger, epoch))
     checkpoints.wait()
     messages = (f"forked at step {first_step} of {folder.fork}: everything its ledger holds is charged here too",)
-    return Beginning(epoch, first_step, secret, state, messages, rests)
+    return RunStart(epoch, first_step, secret, state, messages, rests)
 
 
 def _forked(fork: str, like: State, ledger: Ledger) -> tuple[int, State]:
@@ -212,7 +212,7 @@ def _forked(fork: str, like: State, ledger: Ledger) -> tuple[int, State]:
     checkpoints = Checkpoints(parent.private / "checkpoints", kept=1_000_000)
     try:
         if int(at) not in checkpoints.steps:
-            raise Refused(f"fork={fork}", f"no checkpoint at step {at}", f"Use one of {checkpoints.steps}")
+            raise ConfigError(f"fork={fork}", f"no checkpoint at step {at}", f"Use one of {checkpoints.steps}")
         require(
             checkpoints.parts(int(at)) == set(like.saved()),
             f"fork={fork}",
