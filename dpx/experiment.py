@@ -70,20 +70,36 @@ class Experiment:
         require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")
         require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are counted from 0", "Use 0 or more")
         self.data.require_fits(self.privacy)
-        if isinstance(self.audit, Canaries):
-            require(self.is_private, "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")
-            self.audit.require_fits(self.privacy)
-            for is_met, value in (
-                (self.mechanism.is_independent_gaussian, f"mechanism={self.mechanism.name}"),
-                (not self.clip.is_adaptive, f"clip={self.clip.kind}"),
-            ):
-                require(is_met, f"audit=canaries, {value}", "canaries are scored against independent noise at one norm", "Use audit=none")
+        self._require_audit_fits()
         require(
             self.microbatch == "auto" or self.microbatch > 0,
             f"microbatch={self.microbatch}",
             "a microbatch holds at least one example",
             "Use 1 or more, or auto",
         )
+        self._require_model_fits()
+        self.task.require_fits(self.model, self.data)
+        widths_of(self.length_buckets, self.data.sequence_length)
+        require(
+            not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
+            "noise=noise_batch_ratio",
+            "the ratio is noise over one batch size, but the batch size varies",
+            "Use batch_schedule=constant or noise=multiplier",
+        )
+        self._require_telemetry_fits()
+
+    def _require_audit_fits(self) -> None:
+        if not isinstance(self.audit, Canaries):
+            return
+        require(self.is_private, "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")
+        self.audit.require_fits(self.privacy)
+        for is_met, value in (
+            (self.mechanism.is_independent_gaussian, f"mechanism={self.mechanism.name}"),
+            (not self.clip.is_adaptive, f"clip={self.clip.kind}"),
+        ):
+            require(is_met, f"audit=canaries, {value}", "canaries are scored against independent noise at one norm", "Use audit=none")
+
+    def _require_model_fits(self) -> None:
         require(
             self.data.sequence_length <= self.model.positions,
             f"data.sequence_length={self.data.sequence_length}",
@@ -97,14 +113,8 @@ class Experiment:
             f"model {self.model.name} has a word table of {rows} rows",
             f"Use data.vocabulary.size={rows}",
         )
-        self.task.require_fits(self.model, self.data)
-        widths_of(self.length_buckets, self.data.sequence_length)
-        require(
-            not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
-            "noise=noise_batch_ratio",
-            "the ratio is noise over one batch size, but the batch size varies",
-            "Use batch_schedule=constant or noise=multiplier",
-        )
+
+    def _require_telemetry_fits(self) -> None:
         require(
             self.privacy.rows_per_example == 1 or not self.telemetry.is_released,
             "telemetry=released, privacy.unit_mode=sample_units",

@@ -51,7 +51,7 @@ def write_csv(path: Path, records: list[dict[str, str]]) -> Path:
 def test_every_format_gives_the_same_rows(tmp_path: Path):
     records = rows(6)
     lines = ["\t".join(record.values()) for record in records]
-    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress("\n".join(["text\tlabel\twho", *lines]).encode()))
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress("\n".join(["text\tlabel\twho", *lines]).encode(), mtime=0))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     write_csv(tmp_path / "a.csv", records)
     pytest.importorskip("pyarrow")
