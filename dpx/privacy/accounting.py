@@ -159,8 +159,9 @@ def compose(
         _check_known(charges, accountant, adjacency)
     event = events.composed(charges, adjacency, accountant)
     if accountant == "pld":
+        grid = interval or loss_grid.grid(charges, adjacency)
         require(
-            (interval or loss_grid.grid(charges, adjacency)) <= _WIDEST_GRID,
+            grid <= _WIDEST_GRID,
             "accountant=pld",
             "the privacy losses of so little noise reach further than a distribution on a grid can hold",
             "Use accountant=deterministic or rdp, or more noise",
@@ -168,8 +169,8 @@ def compose(
         rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
         if interval is not None:
             # Asked for once: kept, it would drive out what statements ask for again.
-            return _compose_losses(merged, adjacency, interval, rounding)
-        return _composed_losses(merged, adjacency, loss_grid.grid(charges, adjacency), rounding)
+            return _compose_losses(merged, adjacency, grid, rounding)
+        return _composed_losses(merged, adjacency, grid, rounding)
     if accountant == "deterministic":
         return closed_form.Gaussians(event)
     return renyi(event, adjacency, proved_orders(charges, orders))

@@ -14,16 +14,20 @@ from dpx.scaling.measurements import Measurements
 RECORD_EVERY = 100
 
 
-def record_means(losses: np.ndarray, every: int = RECORD_EVERY) -> tuple[np.ndarray, np.ndarray]:
-    """(steps done, mean loss) of every whole window of `every` steps; a window begun is left out."""
+def record_means(losses: np.ndarray, is_drawn: np.ndarray, every: int = RECORD_EVERY) -> tuple[np.ndarray, np.ndarray]:
+    """(steps done, mean loss) of every whole window of `every` steps. A step in which no example `is_drawn` has no loss and does not count;
+    a window begun, or of such steps alone, is left out. A loss that is not finite makes its mean so."""
     whole = len(losses) // every
-    return every * np.arange(1, whole + 1), losses[: whole * every].reshape(whole, every).mean(1)
+    windows, is_drawn = (values[: whole * every].reshape(whole, every) for values in (losses, is_drawn))
+    drawn = is_drawn.sum(1)
+    some = drawn > 0
+    return (every * np.arange(1, whole + 1))[some], np.where(is_drawn, windows, 0.0).sum(1)[some] / drawn[some]
 
 
 def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple[Measurements, list[str]]:
     """Every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read.
 
-    A step without examples has no loss; such steps do not count. Raises `ConfigError` where nothing is found.
+    Raises `ConfigError` where nothing is found.
     """
     rows: list[dict[str, Any]] = []
     left_out = []
@@ -41,10 +45,11 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines]
     require(steps == list(range(len(steps))), folder.name, "its record of losses has gaps", "Resume it where it stopped")
-    losses = np.array([line["train/loss"] if line["train/examples"] else np.nan for line in lines])
-    known = np.where(np.isnan(losses), np.nanmean(losses) if np.isfinite(losses).any() else np.nan, losses)
+    losses, is_drawn = (np.array([line[name] for line in lines]) for name in ("train/loss", "train/examples"))
+    steps_done, means = record_means(losses, is_drawn > 0, every)
+    require(bool(np.isfinite(means).all()), folder.name, "its loss is no finite number somewhere", "Leave it out, or lower its rate")
     same = _knobs(config, folder)
-    return [same | {"step": step, "loss": loss} for step, loss in zip(*record_means(known, every), strict=True)]
+    return [same | {"step": step, "loss": loss} for step, loss in zip(steps_done, means, strict=True)]
 
 
 def _knobs(config: Any, folder: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from omegaconf import OmegaConf
 from dpx.config import recipes, resolved
 from dpx.declaration import ConfigError
 from dpx.scaling import runs
+from dpx.scaling.measurements import published_results
+from dpx.scaling.published import PARAMETERS
 
 
 def folder(path, losses, *overrides):
@@ -22,8 +24,14 @@ def folder(path, losses, *overrides):
 
 
 def test_records_are_means_of_whole_windows():
-    steps, means = runs.record_means(np.arange(250.0))
+    steps, means = runs.record_means(np.arange(250.0), np.ones(250, bool))
     assert steps.tolist() == [100, 200] and means.tolist() == [49.5, 149.5]
+
+
+def test_steps_without_examples_do_not_count():
+    losses = np.array([1.0, 0.0, 3.0, 9.0, 0.0, 0.0, 5.0, np.inf])
+    steps, means = runs.record_means(losses, losses > 0, every=2)
+    assert steps.tolist() == [2, 4, 8] and means.tolist() == [1.0, 6.0, np.inf]
 
 
 def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
@@ -33,14 +41,29 @@ def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
     )
     folder(tmp_path / "laptop_mckenna_grid-c", [7.0])
     (tmp_path / "laptop_mckenna_grid-c" / "release" / "config.yaml").unlink()
+    folder(tmp_path / "laptop_mckenna_grid-d", [7.0] * 99 + [float("inf")])
     found, left_out = runs.measured(tmp_path, "laptop_mckenna_grid-")
     assert found.step.tolist() == [100, 200, 100] and found.model.tolist() == ["width_16", "width_16", "width_32"]
     assert found.noise_batch_ratio.tolist() == [2**-15, 2**-15, 2**-10] and found.replicate.tolist() == [0, 0, 1]
     # Tables of 1,024 + 32 + 2 rows, two layers of 12 H^2 + 13 H, and the head.
     assert found.parameters[0] == (1024 + 32 + 2) * 16 + 2 * 16 + 2 * (12 * 16**2 + 13 * 16) + 16 * 16 + 16 + 2 * 16 + 1024
-    assert len(left_out) == 1 and left_out[0].startswith("laptop_mckenna_grid-c")
+    assert [line[: len("laptop_mckenna_grid-c")] for line in left_out] == [f"laptop_mckenna_grid-{name}" for name in "cd"]
+    assert "no finite number" in left_out[1]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no run"):
         runs.measured(tmp_path)
+
+
+def test_the_layout_of_the_papers_authors_is_read(tmp_path):
+    table = tmp_path / "losses.csv"
+    table.write_text("Model,Learning Rate,Iterations,Noise Batch Ratio,Cross Entropy\nBertTiny,0.0078125,100,0.0,6.5\n")
+    head, row = table.read_text().splitlines()
+    for name in PARAMETERS:
+        table.write_text(f"{head}\n{row.replace('BertTiny', name)}\n")
+        found = published_results(table)
+        assert found.parameters.tolist() == [PARAMETERS[name]] and found.step.tolist() == [100] and found.loss.tolist() == [6.5]
+    table.write_text(f"{head}\n{row}\n".replace("Iterations", "Steps"))
+    with pytest.raises(ConfigError, match="no such layout: Iterations"):
+        published_results(table)
