@@ -1,4 +1,5 @@
-"""The pond, built into a wheel and installed beside dpx into an environment of its own; nothing is downloaded."""
+"""The pond and dpx, each built into a wheel and installed into an environment of their own; dpx's build backend alone
+is downloaded."""
 
 import json
 import os
@@ -23,23 +24,26 @@ def run(*command: str, cwd: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
-    """The interpreter of a fresh environment: the wheel of the pond, this checkout as an editable installation would name it, and what dpx
-    depends on from where the tests run."""
+    """The interpreter of a fresh environment: the wheels of the pond and of dpx, and what dpx depends on from where the tests run."""
     root = tmp_path_factory.mktemp("fresh")
-    source, wheels = root / "dpx_pond", root / "wheels"
-    run("cp", "-r", str(POND), str(source), cwd=root)
-    build = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", str(wheels), str(source))
-    run(*build, cwd=root)
+    wheels = root / "wheels"
+    run("git", "clone", "-q", "--depth=1", f"file://{CHECKOUT}", str(root / "dpx"), cwd=root)
+    run("cp", "-r", str(POND), str(root / "dpx_pond"), cwd=root)
+    build = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels))
+    run(*build, str(root / "dpx"), cwd=root)
+    run(*build, "--no-index", "--no-build-isolation", str(root / "dpx_pond"), cwd=root)
     run(sys.executable, "-m", "venv", "--without-pip", str(root / "env"), cwd=root)
     site = next((root / "env").glob("lib/python*/site-packages"))
-    (wheel,) = wheels.glob("*.whl")
-    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel), cwd=root)
-    (site / "beside.pth").write_text(f"{CHECKOUT}\n{sysconfig.get_paths()['purelib']}\n")
+    install = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site))
+    run(*install, *map(str, wheels.glob("*.whl")), cwd=root)
+    # A path named so is searched, and the files in it that name other paths, such as this checkout's, are not read.
+    (site / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return root / "env" / "bin" / "python"
 
 
 @pytest.mark.slow
 def test_it_is_listed_planned_trained_and_read_again(python, tmp_path):
+    assert str(CHECKOUT) not in run(str(python), "-c", "import dpx; print(dpx.__file__)", cwd=tmp_path)
     listed = run(str(python), "-m", "dpx", "job=list", "list.match=pond", cwd=tmp_path)
     assert "0.3.1" in listed and "mechanism=echo" in listed
     run(str(python), "-m", "dpx", *QUICK, "job=plan", cwd=tmp_path)
