@@ -23,7 +23,9 @@ def write_durably(path: Path, data: str | bytes) -> None:
 
 
 def put_in_place(draft: Path, path: Path) -> None:
-    """Moves `draft`, a file or folder whose content is on disk, to `path` in one move, in place of a file there; durable at return."""
+    """Renames `draft`, a file or folder already synced to disk, to `path` atomically, replacing a file there; durable at return.
+
+    Raises `OSError` where both are not on one file system, or `path` is a folder that is not empty."""
     os.replace(draft, path)
     for folder in {draft.parent, path.parent}:
         sync_directory(folder)

@@ -44,7 +44,7 @@ class Mesh:
 
     @property
     def shards(self) -> int:
-        """Devices that share what is at rest."""
+        """Number of devices over which one copy of parameters and moments is divided: `fsdp` times `tensor`."""
         return self.fsdp * self.tensor
 
     def make(self):

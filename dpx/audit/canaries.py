@@ -59,7 +59,9 @@ def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str,
 
 
 def require_same_audit(fork: str, audit: Any) -> None:
-    """Raises `ConfigError` where the parent of a fork was audited otherwise."""
+    """Checks that a fork has the same `audit` (canaries or none) as its parent, the run named in `fork` ("<folder>@<step>").
+
+    Raises `ConfigError` where it differs."""
     if isinstance(audit, Canaries):
         _of_parent(fork, audit)
     elif (Path(fork.rpartition("@")[0]) / "private" / COINS).exists():

@@ -32,7 +32,9 @@ def _merged(params: Any, frozen: Any, path: str) -> Any:
 
 
 def bound(losses_fn: Any, frozen: Any) -> Any:
-    """The loss as a function of what is trained alone."""
+    """`losses_fn` with the `frozen` parameters filled in: takes the trained tree alone, and the batch as before.
+
+    What is returned raises `ConfigError` where a parameter is in both trees."""
     if not jax.tree.leaves(frozen):
         return losses_fn
     frozen = jax.tree.map(jnp.asarray, frozen)

@@ -74,7 +74,7 @@ class Op:
         return x.reshape(x.shape[0] // self.rows_per_unit, self.rows_per_unit * math.prod(x.shape[1:-1]), x.shape[-1])
 
     def over_rows(self, x: Array) -> Array:
-        """[B, ...] as [U, ...]: the rows of a unit added up."""
+        """`x` [B, ...], one value a row, as [U, ...]: summed over the `rows_per_unit` rows of each unit, U = B / rows_per_unit."""
         return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
 
     def part(self, path: str) -> int:

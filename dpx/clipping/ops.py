@@ -39,7 +39,7 @@ class Dense(Op):
     resting: tuple[str, ...] = ()
 
     def matrix(self, kernel):
-        """The kernel as [p, d]."""
+        """The kernel as one matrix [p, d]: its first `axes` axes (inputs) flattened to p, the others (outputs) to d."""
         return kernel.reshape(math.prod(kernel.shape[: self.axes]), math.prod(kernel.shape[self.axes :]))
 
     def flat(self, x, axes):

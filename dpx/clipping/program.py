@@ -45,7 +45,7 @@ class Program:
 
     @cached_property
     def is_narrow(self) -> bool:
-        """Whether anything is rounded to less than float32, in an op or between them."""
+        """Whether an op, or anything between ops, computes in a floating-point type narrower than float32, such as bfloat16."""
         return any(site.is_narrow for site in self.all_sites) or readers.has_narrow(self.closed.jaxpr)
 
     @cached_property

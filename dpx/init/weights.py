@@ -83,7 +83,9 @@ def require_finite(place: str, leaves: Leaves) -> None:
 
 
 def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Shape and type of each array in an .npz, from its headers alone. Raises `ConfigError` for what is none."""
+    """`{name: (shape, dtype)}` of the arrays in an .npz file, read from their headers without loading them.
+
+    Raises `ConfigError` where the file is missing, damaged or no .npz."""
     _require_npz(file)
     found = {}
     try:

@@ -46,7 +46,8 @@ class Privacy:
 
     @property
     def rows_per_example(self) -> int:
-        """Rows drawn and clipped as one, padding among them: what one of `batch_schedule.size` and of `microbatch` holds."""
+        """Number of rows in one example, padding rows included. An example is what is drawn and clipped as one, and what
+        `batch_schedule.size` and `microbatch` count."""
         return self.rows_per_unit_max if self.unit_mode == "sample_units" else 1
 
     @property

@@ -38,7 +38,8 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What an experiment's laptop analogue came to: fails if any part does, passes if all do."""
+    """Whether the laptop analogue of a paper's experiment has the published shape: one `Part` for each claim. It fails if any part fails,
+    passes if all pass, and is otherwise not run."""
 
     item: str
     experiment: str

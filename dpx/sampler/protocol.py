@@ -43,7 +43,7 @@ class Sampler:
 
     @property
     def rest(self) -> int | None:
-        """A row takes part once in any so many steps; `None` where it may come back at once."""
+        """Length in steps of the window in which a row is drawn at most once; `None` where it may be drawn again in the next step."""
         return None
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:

@@ -50,7 +50,8 @@ class Measurements:
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
-        """Rows by name. Raises `ConfigError` for a missing column or a value that is no number."""
+        """The table of `rows`, each `{column: value}` (text or numbers). Raises `ConfigError` for no rows, a missing column, or a
+        value that is not a finite number."""
         require(bool(rows), "0 rows", "nothing was measured", "Name finished runs or a table that holds some")
         columns: dict[str, np.ndarray] = {}
         try:

@@ -48,7 +48,8 @@ class Objective:
         return variables["params"]
 
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
-        """Masks rows as a store gives them; a row's masks are a function of (`key`, its `record`) alone."""
+        """Rows as a store gives them (`tokens` int32 [B,T], `length`, `segment_start` and `record` int32 [B]), masked: `tokens` [B,T] with
+        `masked_positions`, `labels` and `has_label` [B,M]. A row's masks depend on `key` (uint32 [2]) and its `record` alone."""
         rows = {name: jnp.asarray(value) for name, value in rows.items()}
         keys_B = record_keys(jnp.asarray(key), rows["record"])
         masked = mask(self.task, self.special, self.vocabulary_size, keys_B, rows["tokens"], rows["length"])

@@ -43,5 +43,5 @@ def _mixed(word: UInt32[Array, "..."], first: int, second: int) -> UInt32[Array,
 
 
 def as_text(values: Any) -> str:
-    """`uint32[2]` as 16 hexadecimal digits."""
+    """A checksum (uint32 [2]) as 16 hexadecimal digits, as the ledger holds it."""
     return f"{int(values[0]):08x}{int(values[1]):08x}"

@@ -77,7 +77,7 @@ class AnotherSum(Exception):
 
 
 def run(runtime: Runtime, run_start: RunStart, seen: Observer, renew: Renewal) -> State:
-    """Trains from `beginning` to the last step; `seen(step, state, metrics)` after each, metrics one step late.
+    """Trains from `run_start` to the last step; `seen(step, state, metrics)` after each, metrics one step late.
 
     `renew` opens a new noise epoch where a replayed step comes to another sum. Raises `Stopped` after a step where the user asked for it.
     """

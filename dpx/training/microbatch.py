@@ -50,7 +50,7 @@ class Workload:
 
     @classmethod
     def of(cls, experiment: Experiment, objective: Any) -> "Workload":
-        """That of a declared run."""
+        """The workload of `experiment` with its `objective` (`dpx.task.objective`)."""
         gradient_sum = GradientSum.of(experiment.mechanism, experiment.clip, experiment.clipping, experiment.privacy)
         return cls(objective, gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mechanism, experiment.mesh)
 

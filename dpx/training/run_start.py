@@ -140,9 +140,10 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any]) -> None:
-    """Enters the plan before the first step; later, and in a fork, the names of what differs from the first one.
+    """Writes the plan (sampling, noise, number of steps) to the ledger before the first step. On resuming and in a fork, writes the names
+    of the settings that differ from it instead.
 
-    Sampling, noise or steps that were planned anew may have been chosen by what was seen, and no composition here is proved for that.
+    Such settings may have been chosen after seeing results, and no composition theorem used here is proved for adaptive choices.
     """
     if ledger.plan is None:
         ledger.declare_plan(plan)

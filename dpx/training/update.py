@@ -22,7 +22,9 @@ def decay_mask(params: Any) -> Any:
 
 
 def transformation(optimizer: Adam) -> optax.GradientTransformation:
-    """m_hat / (sqrt(v_hat) + eps) + weight_decay * theta (Anil et al. 2021, Algorithm 1), without the learning rate."""
+    """Adam with decoupled weight decay: m_hat / (sqrt(v_hat) + eps) + weight_decay * theta (Anil et al. 2021, Algorithm 1).
+
+    The caller multiplies by the learning rate (`apply`)."""
     return optax.chain(
         optax.scale_by_adam(b1=optimizer.beta1, b2=optimizer.beta2, eps=optimizer.eps),
         optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask if optimizer.decay_mask == "bert" else None),

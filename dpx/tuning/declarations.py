@@ -7,9 +7,11 @@ from dpx.declaration import declaration, require
 
 @declaration
 class Budget:
-    """What a whole search may cost, declared before its first trial; none where `epsilon` is `None` (`dpx.privacy.filter`).
+    """The epsilon that all trials of a search may cost together, at the run's delta, declared before the first trial
+    (`dpx.privacy.filter`). There is no budget where `epsilon` is `None`.
 
-    `order` is the Renyi order at which trials are added up, fixed beforehand; zCDP adds up rho and has none.
+    `order` is the Renyi order (above 1) at which costs of trials are added, fixed beforehand; `kind=zcdp` adds rho and takes none. Raises
+    `ConfigError` for any other combination.
     """
 
     kind: Literal["renyi", "zcdp"] = "renyi"

@@ -26,6 +26,7 @@ from dpx.task.objective import objective
 from dpx.training.synthetic_rows import synthetic_rows
 
 WAYS = ("plain", "book_keeping")
+WITH_BODY = ("while", "call", "conditional", "cond")  # opcodes, and names where the result is a tuple
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\S+?)(?:\{[\d,]*\})? ([\w\-]+)\(", re.MULTILINE)
 
 
@@ -66,7 +67,7 @@ def main(model: str, length: int, examples: int, rounds: int) -> None:
     found = milliseconds(*programs(model, length, examples), rounds)
     # A loop's or a call's own event covers those of its body.
     for counter in found.values():
-        for kind in [kind for kind in counter if kind[0] in ("while", "call", "conditional")]:
+        for kind in [kind for kind in counter if not {*kind}.isdisjoint(WITH_BODY)]:
             del counter[kind]
     plain, private = (found[way] for way in WAYS)
     print(f"{model}, {length} tokens, {examples} examples: plain {plain.total():.1f} ms, private {private.total():.1f} ms")
