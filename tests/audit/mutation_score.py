@@ -125,7 +125,7 @@ ROOMS = {
     ),
     "models": Room(
         ("dpx/models/*.py", "dpx/cost/flops.py", "dpx/cost/memory.py"),
-        (*_in("models", "shape dropout head bert decoder trainable"), *_in("cost", "memory"), *_in("clipping", "families cost")),
+        (*_in("models", "shape dropout head bert decoder trainable"), *_in("cost", "memory"), *_in("clipping", "matrix families cost")),
         limit_s=2 * LIMIT_S,
     ),
 }

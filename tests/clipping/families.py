@@ -1,23 +1,16 @@
-"""One small objective of every family of models and heads, awkward rows for it, and the one comparison all of them must pass."""
+"""One small objective of every family of models and heads, and awkward rows for it."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-import dpx
 from dpx.models.shape import Bert, Decoder, Model
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 from dpx.task.objective import Objective, objective
 from tests.clipping.batches import (
-    QUICKLY,
     SPECIAL,
     VOCABULARY,
-    assert_trees_close,
     batch,
     bert,
-    float64_gradients,
-    parameters,
-    squared_norm,
 )
 
 DROPOUT_KEY = jax.random.PRNGKey(7)
@@ -69,42 +62,3 @@ def rows(of: Objective, examples: int = 4, tokens: int = 12, seed: int = 1):
     found = {"tokens": token, "length": length, "segment_start": np.minimum(length, drawn.integers(1, tokens + 1, texts))}
     found |= {"label": drawn.integers(0, 3, examples), "record": np.arange(100, 100 + examples)}
     return of.batch(np.zeros(2, np.uint32), {name: value.astype(np.int32) for name, value in found.items()})
-
-
-def assert_exact(of: Objective, batch, method: str = "book_keeping", spread: float | None = None, **options) -> None:
-    """Squared norms, losses and the clipped sum against float64 gradients of one example at a time, some clipped and some not.
-
-    What all choices of an example share cancels in its gradient, so much that float32's own, by any method, may be off by more than
-    1e-5: families of choices are clipped in float64 as well, and in float32, farther from initialisation, their sums are held to 1e-5
-    of the clipping norm.
-    """
-    has_choices = isinstance(of.task, MultipleChoice)
-    spread = spread or (0.5 if has_choices else 0.3)
-
-    def losses(params, batch):
-        return of.losses(params, batch, DROPOUT_KEY)
-
-    params = parameters(of, spread=spread)
-    gradients, expected_losses = float64_gradients(losses, params, batch)
-    norms = np.sqrt([squared_norm(gradient) for gradient in gradients])
-    limit = float(np.median(norms))
-    factors = limit / np.maximum(norms, limit)
-    expected = jax.tree.map(lambda *leaves: sum(c * g for c, g in zip(factors, leaves, strict=True)), *gradients)
-
-    def weights(norms_B):
-        return limit / jnp.maximum(norms_B, limit)
-
-    def assert_found(params, relative: float, floor: float) -> None:
-        clipped = jax.jit(
-            lambda params, batch: dpx.clipped_sum(losses, params, batch, weights=weights, method=method, checked=False, **options),
-            compiler_options=QUICKLY,
-        )
-        found = clipped(params, batch)
-        np.testing.assert_allclose(np.square(found.norms_B), np.square(norms), rtol=relative, atol=1e-12)
-        np.testing.assert_allclose(found.losses_B, expected_losses, rtol=relative)
-        assert_trees_close(found.total, expected, relative, floor)
-
-    assert_found(params, 1e-5, 1e-5 * limit if has_choices else 1e-12)
-    if has_choices:
-        with jax.enable_x64(True):
-            assert_found(jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), params), 1e-6, 1e-12)

@@ -11,64 +11,10 @@ from dpx.clipping.frozen import merged
 from dpx.clipping.program import traced
 from dpx.clipping.weights import PerLayerWeights
 from dpx.declaration import ConfigError
-from dpx.models import fused_layers, trainable
+from dpx.models import trainable
 from tests.clipping.batches import QUICKLY, assert_trees_close
-from tests.clipping.selections import SELECTIONS, assert_exact, start
+from tests.clipping.exactness import SELECTIONS, case
 from tests.clipping.test_ops import WEIGHTS, batch, losses, parameters
-
-CASES = [
-    ("bert", "bias", "book_keeping"),
-    ("bert", "top", "book_keeping"),
-    ("bert", "lora", "book_keeping"),
-    ("decoder", "last_layer", "ghost"),
-]
-FAMILIES = ("bert", "roberta", "decoder")
-METHODS = ("book_keeping", "ghost")
-ALL = [(family, name, method) for family in FAMILIES for name in SELECTIONS for method in (*METHODS, "vmap")]
-
-
-def cases(every, quick):
-    """The quick ones, and all others as slow ones."""
-    return [*quick, *(pytest.param(*case, marks=pytest.mark.slow) for case in every if case not in quick)]
-
-
-@pytest.mark.parametrize("family, selection, method", cases(ALL, CASES))
-def test_what_is_trained_is_clipped_exactly(family, selection, method):
-    assert_exact(family, SELECTIONS[selection], method)
-
-
-@pytest.mark.parametrize("family, selection", cases([("roberta", name) for name in SELECTIONS], [("decoder", "lora")]))
-def test_by_ops(family, selection):
-    assert_exact(family, SELECTIONS[selection], fused=False)
-
-
-LOOPS = [(family, name, method) for family in ("bert", "decoder") for name in ("bias", "kernels", "lora", "top") for method in METHODS]
-
-
-@pytest.mark.parametrize("family, selection, method", cases(LOOPS, [("bert", "kernels", "book_keeping")]))
-def test_in_a_loop_and_without_memory(family, selection, method, monkeypatch):
-    """Kernels' inputs are had again through gains that rest."""
-    monkeypatch.setattr(fused_layers, "MOST_IN_LINE", 0)
-    assert_exact(family, SELECTIONS[selection], method, kept_bytes=0)
-
-
-DROPPED = [
-    (family, name, fused) for family in ("bert", "decoder", "roberta_choices") for name in ("lora", "lora_ffa") for fused in (True, False)
-]
-
-
-@pytest.mark.parametrize("family, selection, fused", cases(DROPPED, [("bert", "lora", True)]))
-def test_with_dropout_of_adapters_inputs(family, selection, fused):
-    """The model itself drops nothing; each adapter has masks of its own, which the backward pass draws again."""
-    assert_exact(family, SELECTIONS[selection], changes=(("adapter_dropout", 0.25),), fused=fused)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("family", ["bert", "decoder"])
-def test_with_dropout(family, selection):
-    """Masks follow from a layer's number in the model, not in the part of the stack that is trained."""
-    assert_exact(family, SELECTIONS[selection], changes=(("dropout", 0.1),))
 
 
 @pytest.mark.slow
@@ -76,7 +22,7 @@ def test_with_dropout(family, selection):
 @pytest.mark.parametrize("selection", ["bias", "top", "lora"])
 @pytest.mark.parametrize("options", [{"weights": PerLayerWeights(3.0)}, {"rows_per_unit": 2}], ids=["per_layer", "units"])
 def test_groups_and_units_equal_vmap(selection, method, options):
-    losses, params, batch, _ = start("bert")
+    losses, params, batch = case("bert", with_adapters=True).parts
     trained, frozen = trainable.split(params, SELECTIONS[selection])
 
     def run(method):
@@ -143,7 +89,7 @@ def test_a_loss_of_one_example_has_frozen_parameters_too():
 
 def recorded(selection):
     """(numbers that a step records, numbers trained, the ops that record something)."""
-    losses, params, batch, _ = start("bert")
+    losses, params, batch = case("bert", with_adapters=True).parts
     trained, frozen = trainable.split(params, SELECTIONS[selection])
     sites = traced(losses, trained, batch, {"kept_bytes": 0}, 4, frozen).sites
     sizes = [leaf.size for site in sites for leaf in jax.tree.leaves(site.record)]
@@ -216,7 +162,7 @@ def test_a_gradient_that_is_zero_is_no_missing_path(method):
 
 def test_gains_from_elsewhere_whose_value_a_sum_needs_are_refused():
     """A stack that has a kernel's input again from a gain that is nobody's parameter would read zeros for it."""
-    of, params, rows, _ = start("bert")
+    of, params, rows = case("bert", with_adapters=True).parts
     trained, frozen = trainable.split(params, SELECTIONS["kernels"])
     layers = frozen["layers"]
     held = layers["attention_norm"]

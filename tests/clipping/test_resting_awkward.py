@@ -10,7 +10,7 @@ from dpx.clipping import ops
 from dpx.declaration import ConfigError
 from dpx.models import trainable
 from tests.clipping.batches import QUICKLY, assert_trees_close
-from tests.clipping.selections import SELECTIONS, start
+from tests.clipping.exactness import SELECTIONS, case
 from tests.clipping.test_ops import WEIGHTS
 
 slow = pytest.mark.slow
@@ -30,7 +30,7 @@ def clipped(losses, selection, params, batch, **options):
 @pytest.mark.parametrize("selection", ["bias", "kernels", "lora", "last_layer"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_row_without_a_value_counts_for_nothing(selection, method, value):
-    losses, params, batch, _ = start("bert")
+    losses, params, batch = case("bert", with_adapters=True).parts
 
     def changed(params, pair):
         losses_B, counts = losses(params, pair["rows"])
@@ -48,8 +48,8 @@ def test_a_row_without_a_value_counts_for_nothing(selection, method, value):
 @pytest.mark.parametrize("family", ["bert", "decoder"])
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_bfloat16_is_close(family, selection):
-    losses, params, batch, _ = start(family)
-    narrow, *_ = start(family, dtype="bfloat16")
+    losses, params, batch = case(family, with_adapters=True).parts
+    narrow, *_ = case(family, with_adapters=True, dtype="bfloat16").parts
     found = clipped(narrow, selection, params, batch)
     np.testing.assert_allclose(found.norms_B, clipped(losses, selection, params, batch).norms_B, rtol=0.1)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(found.total))
@@ -59,7 +59,7 @@ def test_bfloat16_is_close(family, selection):
 @pytest.mark.parametrize("family", ["bert", "decoder"])
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_examples_are_apart(family, selection):
-    losses, params, batch, _ = start(family)
+    losses, params, batch = case(family, with_adapters=True).parts
     trained, frozen = trainable.split(params, SELECTIONS[selection])
     jax.eval_shape(lambda p, f, b: dpx.clipped_sum(losses, p, b, frozen=f, weights=WEIGHTS), trained, frozen, batch)
 

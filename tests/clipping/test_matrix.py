@@ -1,0 +1,72 @@
+"""Every family, selection of what is trained, method and way of computing clips exactly: the one matrix of them.
+
+A cell is (family, what is trained, method, way). The default suite holds those of `DEFAULT`, in which each family's kind, each selection's
+kind, each method and each way occurs; the others are slow.
+"""
+
+from itertools import product
+
+import pytest
+
+from dpx.models import fused_layers
+from tests.clipping.exactness import SELECTIONS, assert_exact, case
+from tests.clipping.families import FAMILIES
+
+# way: (changes of the model, options of the sum); short stacks stand in line unless they are told to loop.
+WAYS = {
+    "blocks": ({}, {}),
+    "ops": ({}, {"fused": False, "kept_bytes": 2**30}),
+    "loop": ({}, {}),
+    "loop_without_memory": ({}, {"kept_bytes": 0}),
+    "in_line": ({"scan": False}, {"kept_bytes": 0}),
+    "dropout": ({"dropout": 0.1}, {}),
+    "adapter_dropout": ({"adapter_dropout": 0.25}, {}),
+    "adapter_dropout_ops": ({"adapter_dropout": 0.25}, {"fused": False}),
+}
+METHODS = ("book_keeping", "ghost", "vmap")
+DEFAULT = [
+    *((family, "all", "book_keeping", "blocks") for family in ("bert_untied", "roberta", "decoder", "bert_classifier", "decoder_choices")),
+    ("decoder", "all", "book_keeping", "ops"),
+    ("decoder", "all", "book_keeping", "dropout"),
+    ("decoder", "all", "book_keeping", "in_line"),
+    ("bert", "all", "book_keeping", "loop"),
+    ("bert", "bias", "book_keeping", "blocks"),
+    ("bert", "top", "book_keeping", "blocks"),
+    ("bert", "lora", "book_keeping", "blocks"),
+    ("decoder", "last_layer", "ghost", "blocks"),
+    ("decoder", "lora", "book_keeping", "ops"),
+    ("bert", "kernels", "book_keeping", "loop_without_memory"),
+    ("bert", "lora", "book_keeping", "adapter_dropout"),
+]
+CELLS = [
+    *product(FAMILIES, ["all"], METHODS, ["blocks"]),
+    *product(FAMILIES, ["all"], METHODS[:1], ["ops"]),
+    *product(("bert_untied", "roberta", "bert_classifier", "roberta_classifier", "decoder_choices"), ["all"], METHODS[:1], ["dropout"]),
+    *product(("bert", "decoder"), ["all"], METHODS[:1], ["in_line", "loop"]),
+    *product(("bert", "roberta", "decoder"), SELECTIONS, METHODS, ["blocks"]),
+    *product(["roberta"], SELECTIONS, METHODS[:1], ["ops"]),
+    *product(("bert", "decoder"), ("bias", "kernels", "lora", "top"), METHODS[:2], ["loop_without_memory"]),
+    *product(("bert", "decoder"), SELECTIONS, METHODS[:1], ["dropout"]),
+    *product(("bert", "decoder", "roberta_choices"), ("lora", "lora_ffa"), METHODS[:1], ["adapter_dropout", "adapter_dropout_ops"]),
+]
+
+
+def cells():
+    """Those of every list once; a cell that is not in `DEFAULT` is slow."""
+    return [*DEFAULT, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in dict.fromkeys(CELLS) if cell not in DEFAULT)]
+
+
+@pytest.mark.parametrize(("family", "trained", "method", "way"), cells())
+def test_clips_exactly(family, trained, method, way, monkeypatch):
+    changes, options = WAYS[way]
+    if way.startswith("loop"):
+        monkeypatch.setattr(fused_layers, "MOST_IN_LINE", 0)
+    given = case(family, with_adapters=trained != "all", **changes)
+    assert_exact(given, SELECTIONS.get(trained), method, **options)
+
+
+def test_the_default_cells_hold_each_method_way_and_kind():
+    kinds = {family.split("_")[0] for family, *_ in DEFAULT} | {family.split("_")[-1] for family, *_ in DEFAULT}
+    assert {"bert", "roberta", "decoder", "classifier", "choices", "untied"} <= kinds
+    assert {way for *_, way in DEFAULT} >= set(WAYS) - {"adapter_dropout_ops"}
+    assert {"all", "bias", "top", "lora", "last_layer", "kernels"} <= {trained for _, trained, *_ in DEFAULT}
