@@ -24,6 +24,14 @@ class Objective(Protocol):
     def answers(self, batch: Any) -> Any: ...
 
 
+@runtime_checkable
+class ClassifierObjective(Objective, Protocol):
+    """`logits(params, batch)` gives one value a class [B, K]: where it is there, held-out predictions are counted class by class, for
+    measures such as F1."""
+
+    def logits(self, params: Any, batch: Any, dropout_key: Any = None) -> Any: ...
+
+
 class OneText:
     """What tasks share that read a text of one segment and decode over the vocabulary."""
 

@@ -19,6 +19,7 @@ from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
+from dpx.task.protocol import ClassifierObjective
 from dpx.training import checkpoint
 
 BATCH_ROWS = 64
@@ -57,7 +58,7 @@ def held_out(
         losses_B, counts = objective.losses(params, batch)
         total = lambda values_B: jnp.sum(jnp.where(is_padding_B, 0.0, values_B))  # noqa: E731
         found = {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
-        if hasattr(objective, "logits"):
+        if isinstance(objective, ClassifierObjective):
             # The same logits again: the compiler computes them once.
             logits_BK = objective.logits(params, batch)
             found["confusion"] = confusion(jnp.argmax(logits_BK, axis=-1), batch["label"], is_padding_B, logits_BK.shape[-1])
