@@ -313,7 +313,7 @@ MUTANTS = (
         "dpx/training/sharding.py",
         "return jax.lax.psum(total, EXAMPLE_AXES)",
         "return total",
-        "tests/training/test_step.py::test_twenty_private_steps_agree_on_every_mesh",
+        "tests/training/test_step.py::test_sums_of_all_devices_are_added_up_each_once",
     ),
     Mutant(
         "local norm under a model axis",

@@ -114,6 +114,7 @@ def test_padding_rows_contribute_exactly_zero(way):
     other = run(clipped(method, **options), params, cleared, padding=padding, limit=1e6)
     for leaf, same in zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(leaf, same)
+    np.testing.assert_array_equal(found.is_counted_B, ~padding)
     assert np.all(np.asarray(found.norms_B[3:]) == 0) and np.all(np.asarray(found.losses_B[3:]) == 0)
     assert_trees_close(found.total, summed(np.ones(3), gradients[:3]))
 

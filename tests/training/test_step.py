@@ -250,6 +250,17 @@ def test_twenty_private_steps_agree_on_every_mesh(micro, mesh, method):
     _assert_close(_trained(micro[1], mesh, method), _trained(micro[1], (1, 1, 1), method), rtol=1e-5, atol=2e-6)
 
 
+@needs_8
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2)], ids=["8", "4x1x2", "2x4", "2x2x2"])
+def test_sums_of_all_devices_are_added_up_each_once(micro, mesh):
+    """Whole numbers, so that an order of adding up changes no bit; every way in which a leaf can be laid out."""
+    step, drawn = _make(_on(mesh, "book_keeping"), micro[1]), np.random.default_rng(0)
+    sums = jax.tree.map(lambda leaf: drawn.integers(-99, 99, leaf.shape).astype(np.float32), jax.eval_shape(step.zero))
+    found = step.reduce(sums)
+    jax.tree.map(np.testing.assert_array_equal, found["gradient"], _total(sums))
+    jax.tree.map(lambda total, apart: np.testing.assert_array_equal(total, apart.sum()), found["count"], sums["count"])
+
+
 def test_parameters_travel_in_the_compute_type_and_rest_in_float32(micro):
     narrow = dataclasses.replace(micro[0].model, dtype="bfloat16")
     step = _make(declare(model=narrow), dataclasses.replace(micro[1], model=narrow))
