@@ -127,18 +127,45 @@ def test_recipe_builds_and_equals_golden(name: str) -> None:
     _agrees(GOLDEN / "experiment" / f"{name}.yaml", _difference(config.resolved(cfg), _default()))
 
 
-@pytest.mark.parametrize("name", recipes.names())
-def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str, monkeypatch) -> None:
-    # A recipe without a sweep is its own only point, composed to find that out.
-    composed = functools.cache(lambda overrides, with_hydra: compose(list(overrides), with_hydra=with_hydra))
-    compose, folders = recipes.compose, set()
-    monkeypatch.setattr(recipes, "compose", lambda overrides, with_hydra=False: composed(tuple(overrides), with_hydra))
-    points = recipes.points(name)
+def _each_value(points: list[list[str]]) -> list[list[str]]:
+    """The first point, every point that differs from it in one axis alone, and the last: each value of each axis, seen by itself."""
+    near = [point for point in points if sum(one != other for one, other in zip(point, points[0], strict=True)) <= 1]
+    return near if points[-1] in near else [*near, points[-1]]
+
+
+def test_each_value_of_each_axis_is_among_the_points_that_are_composed() -> None:
+    points = [[a, b, c] for a in "pqr" for b in "xyz" for c in "uv"]
+    chosen = _each_value(points)
+    assert chosen[0] == points[0] and chosen[-1] == points[-1] and len(chosen) == 1 + 2 + 2 + 1 + 1
+    assert [{point[axis] for point in chosen} for axis in range(3)] == [set("pqr"), set("xyz"), set("uv")]
+    assert _each_value([[]]) == [[]] and _each_value([["a"], ["b"]]) == [["a"], ["b"]]
+
+
+def _build_into_own_folders(name: str, points: list[list[str]]) -> None:
+    folders = set()
     for point in points:
         cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *point], with_hydra=True)
         config.build(cfg)
         folders.add(cfg.hydra.sweep.subdir)
     assert len(folders) == len(points)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_points_of_a_recipe_build_into_a_folder_of_their_own(name: str, monkeypatch) -> None:
+    """Each value of each axis; a recipe of three axes has hundreds of points, and all of them are composed when slow."""
+    # A recipe without a sweep is its own only point, composed to find that out.
+    composed = functools.cache(lambda overrides, with_hydra: compose(list(overrides), with_hydra=with_hydra))
+    compose = recipes.compose
+    monkeypatch.setattr(recipes, "compose", lambda overrides, with_hydra=False: composed(tuple(overrides), with_hydra))
+    _build_into_own_folders(name, _each_value(recipes.points(name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str) -> None:
+    points = recipes.points(name)
+    if len(points) > len(_each_value(points)):
+        _build_into_own_folders(name, points)
 
 
 def test_no_golden_config_is_left_over() -> None:
