@@ -72,8 +72,9 @@ def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], 
 
 def search(surface: Surface, calibration: Calibration, budget: Budget) -> Candidates:
     """Every trained model with every batch (whole powers of 2^(1/4)) at the budget; raises `ConfigError` where no configuration has a
-    loss."""
+    loss. Without noise the batch is the measured one: what a batch does to the loss by itself was not measured."""
     batches = np.unique(np.round(2.0 ** np.arange(4, np.log2(budget.size) + 1e-9, 0.25)))
+    batches = batches if math.isfinite(budget.epsilon) else np.array([surface.batch_size])
     asked = candidates(
         surface, calibration.ratio, compute=budget.compute, size=budget.size, parameters=surface.parameters_M, batch_sizes=batches
     )
@@ -87,7 +88,7 @@ def _exact(surface: Surface, calibration: Calibration, budget: Budget, asked: Ca
     if math.isfinite(budget.epsilon):
         solved = calibration.exact(budget.size, batch, steps)
         sigma, sampler = min(solved.poisson, solved.deterministic), solved.chosen
-        profile = _profile(budget.size, batch, steps, sigma, sampler)
+        profile = profile_of(budget.size, batch, steps, sigma, sampler)
     loss = surface.at(parameters, min(max(steps, surface.steps_T[0]), surface.steps_T[-1]), sigma / batch)
     marks = [f"at the {edge} of the grid: the optimum may lie beyond" for edge in asked.at_edge(surface, place)]
     if loss.is_extrapolated:
@@ -103,7 +104,7 @@ def _exact(surface: Surface, calibration: Calibration, budget: Budget, asked: Ca
     )
 
 
-def _profile(size: int, batch: int, steps: int, sigma: float, sampler: str) -> np.ndarray:
+def profile_of(size: int, batch: int, steps: int, sigma: float, sampler: str) -> np.ndarray:
     """delta at `EPSILONS` of what would run; the dearer of both directions, so that the profile is symmetric."""
     if sampler == "deterministic":
         mu = math.sqrt(math.ceil(steps * batch / size * (1 - 1e-12))) / sigma

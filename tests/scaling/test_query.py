@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.scaling import smoothing
+from dpx.scaling import design, smoothing
+from dpx.scaling.noise import Calibration
 from dpx.scaling.query import candidates, knee, saturating_compute
 from dpx.scaling.surface import Surface, surface_of
 
-from .synthetic import BATCH, TOKENS, form_l2, measured, saturating, simple_ratio
+from .synthetic import BATCH, RATIOS, TOKENS, form_l2, measured, saturating, simple_ratio
 
 SIZE, COMPUTE = 2e5, 6 * 2e5 * 2048 * TOKENS * 800
 
@@ -80,3 +81,11 @@ def test_where_compute_stops_helping():
     computes = np.geomspace(1, 1e4, 41)
     losses = np.where(computes < 100, 5 - np.log10(computes), 3.0)
     assert saturating_compute(computes, losses, 0.0) == pytest.approx(100) and knee(computes, losses) == pytest.approx(100)
+
+
+def test_without_noise_a_design_keeps_the_measured_batch():
+    """A loss at a batch of 1 as at the measured one would make the smallest batch the best of all."""
+    found = surface(ratios=np.concatenate([[2.0**-40], RATIOS]))
+    budget = design.Budget(COMPUTE / 10, int(SIZE), float("inf"), 1e-6)
+    asked = design.search(found, Calibration(float("inf"), 1e-6), budget)
+    assert set(asked.batch_size.tolist()) == {BATCH}
