@@ -1,6 +1,5 @@
 """`job=design`: which model, batch, steps and noise for an epsilon, a number of records and compute; from measured losses."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -125,14 +124,11 @@ def _nodes(grid: Any, best: Any) -> list[tuple[Any, float]]:
 
 
 def _measurements(place: str | None, match: str) -> Any:
-    from dpx.scaling.measurements import Measurements
-    from dpx.scaling.runs import measured
+    from dpx.scaling.runs import load
 
     fix = "Name a table or a folder of runs, or use design.published=true"
     require(place is not None, "design.measurements", "no losses to design from", fix)
-    path = Path(str(place))
-    require(path.exists(), f"design.measurements={place}", "is not there", "Name a CSV table, or a folder that holds runs")
-    return measured(path, match)[0] if path.is_dir() else Measurements.read(path)
+    return load(str(place), match)[0]
 
 
 def _published(size: int, epsilon: float) -> Table:

@@ -59,6 +59,8 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
         own = [row for row in kept if not panel.by or row[panel.by] == value]
         for column in (*panel.y, *panel.marks):
             points = [(_place(panel, row), row[column]) for row in own if row[column] is not None]
+            if not points:
+                continue
             column_name = names.get(column, column.replace("_", " "))
             one_column = len(panel.y) + len(panel.marks) == 1
             label = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

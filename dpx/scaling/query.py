@@ -100,6 +100,12 @@ def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: floa
     return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
 
 
+def ends_flat(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> bool:
+    """Whether the last doubling of compute gains less than `tolerance`: a curve that does not has not shown where it saturates."""
+    halved = np.interp(np.log(computes[-1] / 2), np.log(computes), losses)
+    return bool(halved <= (1 + tolerance) * losses[-1])
+
+
 def knee(computes: np.ndarray, losses: np.ndarray) -> float:
     """Where the loss against log compute bends most: the point furthest below the chord between its ends."""
     known = np.isfinite(losses)

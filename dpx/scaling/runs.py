@@ -40,6 +40,13 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
     return Measurements.of(rows), left_out
 
 
+def load(place: str | Path, match: str = "") -> tuple[Measurements, list[str]]:
+    """A CSV table (`Measurements.read`), or a folder of runs (`measured`); raises `ConfigError` where nothing is there."""
+    path = Path(place)
+    require(path.exists(), path, "is not there", "Name a CSV table of measurements, or a folder that holds runs")
+    return measured(path, match) if path.is_dir() else (Measurements.read(path), [])
+
+
 def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
     config = OmegaConf.load(folder / "release" / "config.yaml")
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]

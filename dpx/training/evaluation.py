@@ -87,10 +87,11 @@ def _batches(
             yield store.rows(split, places[np.minimum(numbers, len(places) - 1)], width), numbers >= len(places)
 
 
-def of_released(experiment: Experiment, params: Path) -> dict[str, float]:
-    """Held-out metrics of the parameters in `release/params`, with the task's baselines beside them."""
+def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:
+    """Metrics of the parameters in `release/params` on the first `rows` of a split (as many as the run's own evaluation, where not given),
+    with the task's baselines beside them."""
     store = prepare(experiment.data, experiment.privacy)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)
-    evaluate = held_out(objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
+    evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)
     return evaluate(checkpoint.released(params)) | {f"{name}_accuracy": value for name, value in evaluate.baselines.items()}

@@ -13,13 +13,14 @@ from dpx.job.analyse import Analyse
 from dpx.papers.du2021.prop1_noise_dimension import DpfpProp1NoiseDimension
 from dpx.papers.du2021.prop3_noise_ratio import DpfpProp3NoiseRatio
 from dpx.papers.du2021.table2_accounting import Cell, DpfpTable2Accounting
-from dpx.papers.mckenna2025.calibration_profiles import MckennaCalibrationProfiles, deltas, excess_vulnerability
+from dpx.papers.mckenna2025.calibration_profiles import EPSILONS, MckennaCalibrationProfiles, deltas
 from dpx.papers.mckenna2025.diminishing_batch import MckennaDiminishingBatch
 from dpx.papers.mckenna2025.fig4_vector_fields import MckennaFig4VectorFields
 from dpx.papers.yin2022.accounting import LegalAccounting
 from dpx.privacy import closed_form
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
+from dpx.scaling.vulnerability import excess_by_profiles
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "privacy" / "reference.json").read_text())}
@@ -139,7 +140,8 @@ def test_excess_vulnerability_of_two_gaussians():
     base, worse = (compose([(Release(noise_multiplier=1 / mu, kind="gaussian"), 1)], "deterministic") for mu in (1.0, 1.5))
     # Both other forms of the definition give 0.0819 here.
     profiles = deltas(base), deltas(worse)
-    assert excess_vulnerability(*profiles) == pytest.approx(0.0819, abs=2e-4) and excess_vulnerability(*reversed(profiles)) == 0.0
+    found = [excess_by_profiles(EPSILONS, *pair) for pair in (profiles, profiles[::-1])]
+    assert found == [pytest.approx(0.0819, abs=2e-4), 0.0]
     assert worse.delta(0.0) == pytest.approx(closed_form.delta(1.5, 0.0))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from dpx.declaration import declaration
 from dpx.picture import Cells, Lines, Picture
+from dpx.scaling.vulnerability import excess_by_profiles
 from dpx.table import Table
 
 
@@ -47,7 +48,7 @@ class MckennaCalibrationProfiles:
 
     def _excess(self, settings: dict) -> Table:
         profiles = {batch: deltas(composed) for batch, (_, composed) in settings.items()}
-        rows = [(one, two, excess_vulnerability(profiles[one], profiles[two])) for one, two in itertools.permutations(settings, 2)]
+        rows = [(one, two, excess_by_profiles(EPSILONS, profiles[one], profiles[two])) for one, two in itertools.permutations(settings, 2)]
         return Table("excess_vulnerability", ("instead_of", "uses", "excess"), tuple(rows), "Kaissis et al. 2024")
 
     def pictures(self) -> list[Picture]:
@@ -88,8 +89,3 @@ EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 80)])
 def deltas(composed) -> np.ndarray:
     """A composition's profile at `EPSILONS`."""
     return np.array([composed.delta(float(epsilon)) for epsilon in EPSILONS])
-
-
-def excess_vulnerability(base: np.ndarray, other: np.ndarray) -> float:
-    """max over eps of (delta_other(eps) - delta_base(eps)) / (1 + e^eps), from two profiles: how much worse `other` may be."""
-    return max(0.0, float(((other - base) / (1 + np.exp(EPSILONS))).max()))

@@ -1,0 +1,97 @@
+"""McKenna et al. 2025, Figures 1 and 13: the best model for a compute budget, by privacy budget and data."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Lab
+from dpx.picture import Lines, Picture
+from dpx.report.shape import Part
+from dpx.scaling.optima import Optimum, optima
+from dpx.table import Table
+
+TOKENS_A_PARAMETER = 20  # Hoffmann et al. 2022
+COLUMNS = ("size", "epsilon", "compute", "loss", "smallest_model", "model", "batch_size", "steps", "ratio", "passes", "marks")
+
+
+@declaration
+class MckennaAllocation:
+    """At each size of `sizes` (the lab's where there is none), the lab's epsilons and computes; `figure` names what is drawn."""
+
+    lab: Lab
+    sizes: Sequence[float | int] | None
+    figure: str
+
+    def inputs(self) -> list[Path]:
+        return self.lab.inputs()
+
+    def __call__(self) -> list[Table]:
+        fitted = self.lab.fitted()
+        found = optima(fitted.surface, self.lab.ratio, self._sizes, self.lab.epsilons, self.lab.computes_of())
+        models = float(fitted.surface.parameters_M[0]), float(fitted.surface.parameters_M[-1])
+        return [_rows(found, fitted.notes), verdicts.table(judged(found, models))]
+
+    @property
+    def _sizes(self) -> Sequence[float | int]:
+        return self.sizes or self.lab.sizes
+
+    def pictures(self) -> list[Picture]:
+        """The smallest near-optimal model by compute, a line for each epsilon, a panel for each size; beside it 20 tokens a parameter."""
+        panels = tuple(
+            Lines(
+                table="allocation",
+                x="compute",
+                y=("smallest_model",),
+                marks=("rule",) if epsilon == self.lab.epsilons[0] else (),
+                by="epsilon",
+                where=("size", size),
+                title=f"N = {size:,.0f}",
+                x_label="FLOPs",
+                y_label="parameters",
+                x_scale="log",
+                y_scale="log",
+            )
+            for size in self._sizes
+            for epsilon in self.lab.epsilons[:1]
+        )
+        return [
+            Picture(
+                f"mckenna_{self.figure}", "Smallest model within 1 % of the least predicted loss; marks: 20 tokens a parameter.", panels
+            )
+        ]
+
+
+def by_the_rule(compute: float) -> float:
+    """The model of 20 tokens a parameter: C = 6 M * 20 M."""
+    return float(np.sqrt(compute / (6 * TOKENS_A_PARAMETER)))
+
+
+def _rows(found: Sequence[Optimum], notes: Sequence[str]) -> Table:
+    rows = [
+        (one.size, one.epsilon, one.compute, one.loss, one.smallest_model, one.parameters, one.batch_size, one.steps, one.ratio, one.passes)
+        + ("; ".join(one.marks), by_the_rule(one.compute))
+        for one in found
+    ]
+    said = ("the optimum is flat: the smallest model within 1 % of the least loss is drawn, as in the paper", *notes)
+    return Table("allocation", (*COLUMNS, "rule"), tuple(rows), "the best configuration for a budget", said)
+
+
+def judged(found: Sequence[Optimum], models: tuple[float, float]) -> list[Part]:
+    """Two claims; a rule's model outside the trained ones compares with nothing."""
+    private = [one for one in found if np.isfinite(one.epsilon)]
+    inside = [(one.smallest_model, by_the_rule(one.compute)) for one in private if models[0] < by_the_rule(one.compute) < models[1]]
+    claims = "the best private model is smaller than 20 tokens a parameter would have it", "it is smaller at a smaller epsilon"
+    return [verdicts.ascending(claims[0], inside), verdicts.ascending(claims[1], _by_epsilon(private))]
+
+
+def _by_epsilon(found: Sequence[Optimum]) -> list[tuple[float, float]]:
+    """(model at the smaller epsilon, at the larger) of neighbours at one size and compute."""
+    places: dict[tuple, list[Optimum]] = {}
+    for one in found:
+        places.setdefault((one.size, one.compute), []).append(one)
+    ordered = (sorted(group, key=lambda one: one.epsilon) for group in places.values())
+    return [(low.smallest_model, high.smallest_model) for group in ordered for low, high in itertools.pairwise(group)]

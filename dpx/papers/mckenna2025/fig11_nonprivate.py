@@ -1,0 +1,74 @@
+"""McKenna et al. 2025, Figure 11: without noise, model and data grow alike with compute."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpx.declaration import declaration, require
+from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Lab
+from dpx.picture import Lines, Picture
+from dpx.report.shape import Part
+from dpx.scaling.optima import Optimum, optima
+from dpx.table import Table
+
+
+@declaration
+class MckennaFig11Nonprivate:
+    """The slice without noise; the batch is that of the measurements, as nothing else was trained without noise.
+
+    Slopes within `tolerance` of a half count as near it.
+    """
+
+    lab: Lab
+    tolerance: float
+
+    def inputs(self) -> list[Path]:
+        return self.lab.inputs()
+
+    def __call__(self) -> list[Table]:
+        fitted = self.lab.fitted()
+        fix = f"Run +experiment={self.lab.made_by} noise.noise_batch_ratio=9.094947017729282e-13"
+        require(fitted.surface.noiseless_MT is not None, "the grid", "nothing was measured without noise", fix)
+        found = optima(fitted.surface, self.lab.ratio, [self.lab.size], [np.inf], self.lab.computes_of())
+        columns = ("compute", "loss", "model", "tokens", "tokens_per_parameter", "marks")
+        rows = tuple(
+            (
+                one.compute,
+                one.loss,
+                one.parameters,
+                one.tokens_per_parameter * one.parameters,
+                one.tokens_per_parameter,
+                "; ".join(one.marks),
+            )
+            for one in found
+        )
+        note = "at the measured batch, so that T = C / (6 M B S); steps beyond those that were run are extrapolated"
+        return [
+            Table("nonprivate", columns, rows, "the best model without noise", (note, *fitted.notes)),
+            verdicts.table(judged(found, self.tolerance)),
+        ]
+
+    def pictures(self) -> list[Picture]:
+        """Model and tokens by compute."""
+        lines = Lines(
+            table="nonprivate",
+            x="compute",
+            y=("model", "tokens"),
+            x_label="FLOPs",
+            y_label="parameters, tokens",
+            x_scale="log",
+            y_scale="log",
+        )
+        return [Picture("mckenna_fig11_nonprivate", "Without noise: the best model and its tokens by compute.", (lines,))]
+
+
+def judged(found: Sequence[Optimum], tolerance: float) -> list[Part]:
+    """Slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens."""
+    claim = f"model and tokens grow as the root of compute, to {tolerance:g}"
+    curve = [one for one in found if not one.is_censored]
+    if len(curve) < 3:
+        return [Part.missing(claim, f"{len(curve)} computes whose best model is not at an end of the grid (3 needed)")]
+    slope = float(np.polyfit(np.log([one.compute for one in curve]), np.log([one.parameters for one in curve]), 1)[0])
+    return [Part.of(claim, abs(slope - 0.5) <= tolerance, f"model {slope:.2f}, tokens {1 - slope:.2f} over {len(curve)} computes")]

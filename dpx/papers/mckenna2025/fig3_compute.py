@@ -1,0 +1,162 @@
+"""McKenna et al. 2025, Figures 3a to 3c: loss and tokens per parameter by compute, and where more compute stops helping."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Lab
+from dpx.picture import Lines, Picture
+from dpx.report.shape import Part
+from dpx.scaling.optima import Optimum, optima
+from dpx.scaling.query import NEAR, ends_flat, knee, saturating_compute
+from dpx.table import Table
+
+# Slopes within this of each other are equal.
+LESS = 0.05
+
+
+@declaration
+class MckennaFig3abCompute:
+    """The lab's sizes at two `epsilons`. The knee is found by two rules, since the paper's is not stated (its text and Table 2 differ): the
+    furthest point below the chord of the curve, and the least compute within 1 % of the loss at the largest."""
+
+    lab: Lab
+    epsilons: Sequence[float | int]
+
+    def inputs(self) -> list[Path]:
+        return self.lab.inputs()
+
+    def __call__(self) -> list[Table]:
+        fitted = self.lab.fitted()
+        found = optima(fitted.surface, self.lab.ratio, self.lab.sizes, self.epsilons, self.lab.computes_of())
+        columns = ("size", "epsilon", "compute", "loss", "smallest_model", "marks")
+        rows = tuple((one.size, one.epsilon, one.compute, one.loss, one.smallest_model, "; ".join(one.marks)) for one in found)
+        knees = knees_of(found)
+        return [
+            Table("loss_by_compute", columns, rows, "least predicted loss by compute", fitted.notes),
+            Table(
+                "knees",
+                ("size", "epsilon", "knee", "saturates_at", "is_flat"),
+                tuple(knees),
+                f"{NEAR:.0%} of the loss at the largest compute",
+            ),
+            verdicts.table(judged(knees)),
+        ]
+
+    def pictures(self) -> list[Picture]:
+        """A panel for each epsilon, a line for each size."""
+        panels = tuple(
+            Lines(
+                table="loss_by_compute",
+                x="compute",
+                y=("loss",),
+                by="size",
+                where=("epsilon", epsilon),
+                title=f"epsilon = {epsilon:g}",
+                x_label="FLOPs",
+                y_label="loss, nats",
+                x_scale="log",
+            )
+            for epsilon in self.epsilons
+        )
+        return [Picture("mckenna_fig3ab_compute", "Least predicted loss by compute, for several sizes of data.", panels)]
+
+
+Knee = tuple[float, float, float, float, bool]
+
+
+def knees_of(found: Sequence[Optimum]) -> list[Knee]:
+    """(size, epsilon, knee, saturating compute, whether the last doubling bought less than 1 %) of each curve of three points or more."""
+    curves: dict[tuple[float, float], list[Optimum]] = {}
+    for one in found:
+        curves.setdefault((float(one.size), float(one.epsilon)), []).append(one)
+    rows = []
+    for (size, epsilon), curve in curves.items():
+        if len(curve) >= 3:
+            computes, losses = np.array([one.compute for one in curve]), np.array([one.loss for one in curve])
+            rows.append((size, epsilon, knee(computes, losses), saturating_compute(computes, losses), ends_flat(computes, losses)))
+    return rows
+
+
+def judged(knees: Sequence[Knee]) -> list[Part]:
+    """The knee moves right with epsilon and with data, where curves end flat: one that still falls has not shown its knee."""
+    flat = [one for one in knees if one[4]]
+    flattens = "loss stops falling at some compute"
+    parts = [
+        Part.of(flattens, bool(flat), f"{len(flat)} of {len(knees)} curves end flat")
+        if knees
+        else Part.missing(flattens, "no curve of three points")
+    ]
+    for claim, same, grows in (("the knee rises with epsilon", 0, 1), ("the knee rises with the data", 1, 0)):
+        groups: dict[float, list[Knee]] = {}
+        for one in flat:
+            groups.setdefault(float(one[same]), []).append(one)
+        ordered = [sorted(group, key=lambda one: one[grows]) for group in groups.values()]
+        parts.append(verdicts.ascending(claim, [(low[3], high[3]) for group in ordered for low, high in itertools.pairwise(group)]))
+    return parts
+
+
+@declaration
+class MckennaFig3cTokenRatio:
+    """Tokens per parameter at one `size`; padding counts as tokens, as in the paper."""
+
+    lab: Lab
+    size: float | int | None
+    epsilons: Sequence[float | int]
+
+    def inputs(self) -> list[Path]:
+        return self.lab.inputs()
+
+    def __call__(self) -> list[Table]:
+        fitted = self.lab.fitted()
+        found = optima(fitted.surface, self.lab.ratio, [self.size or self.lab.size], self.epsilons, self.lab.computes_of())
+        columns = ("epsilon", "compute", "tokens_per_parameter", "smallest_token_ratio", "loss", "marks")
+        rows = tuple(
+            (one.epsilon, one.compute, one.tokens_per_parameter, one.smallest_token_ratio, one.loss, "; ".join(one.marks)) for one in found
+        )
+        slopes = slopes_of(found)
+        return [
+            Table("token_ratio", columns, rows, "tokens per parameter by compute", fitted.notes),
+            Table("slopes", ("epsilon", "slope"), tuple(slopes), "of log tokens per parameter against log compute"),
+            verdicts.table(judged_ratio(slopes)),
+        ]
+
+    def pictures(self) -> list[Picture]:
+        """A line for each epsilon."""
+        lines = Lines(
+            table="token_ratio",
+            x="compute",
+            y=("smallest_token_ratio",),
+            by="epsilon",
+            x_label="FLOPs",
+            y_label="tokens per parameter",
+            x_scale="log",
+            y_scale="log",
+        )
+        caption = "Tokens per parameter of the best configuration: the smallest within 1 % of the least predicted loss."
+        return [Picture("mckenna_fig3c_token_ratio", caption, (lines,))]
+
+
+def slopes_of(found: Sequence[Optimum]) -> list[tuple[float, float]]:
+    """(epsilon, slope) over the computes whose best model is not at an end of the trained ones, by ascending epsilon."""
+    rows = []
+    for epsilon in sorted({float(one.epsilon) for one in found}):
+        curve = [one for one in found if one.epsilon == epsilon and not one.is_censored]
+        if len(curve) >= 3:
+            x, y = np.log([one.compute for one in curve]), np.log([one.tokens_per_parameter for one in curve])
+            rows.append((epsilon, float(np.polyfit(x, y, 1)[0])))
+    return rows
+
+
+def judged_ratio(slopes: Sequence[tuple[float, float]]) -> list[Part]:
+    """Rises with compute at the smallest epsilon, and ever less so the larger it is."""
+    rises, falls = "tokens per parameter rise with compute at the smallest epsilon", "they rise less at a larger epsilon"
+    if len(slopes) < 2:
+        return [Part.missing(claim, f"{len(slopes)} epsilons with a slope (2 needed)") for claim in (rises, falls)]
+    (low, first), (high, last) = slopes[0], slopes[-1]
+    words = f"slope {first:.2f} at epsilon {low:g}, {last:.2f} at {high:g}"
+    return [Part.of(rises, first > 0, words), Part.of(falls, last < first - LESS, words)]

@@ -1,0 +1,88 @@
+"""McKenna et al. 2025, section 3.3: what the semi-parametric fit does to the measured losses, and whether these are as it assumes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Fitted, Lab
+from dpx.picture import Lines, Picture
+from dpx.report.shape import Part
+from dpx.scaling.measurements import NO_NOISE
+from dpx.scaling.smoothing import Grid
+from dpx.scaling.surface import Surface
+from dpx.table import Table
+
+
+@declaration
+class MckennaFitSemiparametric:
+    """The grid as it was measured, the surface's nodes, and three claims."""
+
+    lab: Lab
+
+    def inputs(self) -> list[Path]:
+        return self.lab.inputs()
+
+    def __call__(self) -> list[Table]:
+        fitted = self.lab.fitted()
+        notes = (*fitted.notes, f"choice over learning rates: {self.lab.choice}", *fitted.left_out)
+        return [_final(fitted, notes), verdicts.table(judged(fitted.grid, fitted.surface))]
+
+    def pictures(self) -> list[Picture]:
+        """Measured and fitted losses after the last measured step."""
+        lines = Lines(
+            table="final_losses",
+            x="noise_batch_ratio",
+            y=("fitted",),
+            marks=("measured",),
+            by="model",
+            x_label="noise-batch ratio",
+            y_label="loss, nats",
+            x_scale="log",
+        )
+        return [Picture("mckenna_fit_semiparametric", "Losses of the last measured step: measured (marks) and fitted (lines).", (lines,))]
+
+
+def _final(fitted: Fitted, notes: tuple[str, ...]) -> Table:
+    grid, surface, rows = fitted.grid, fitted.surface, []
+    for m, name in enumerate(grid.names):
+        for r, ratio in enumerate(grid.ratios_R.tolist()):
+            at = surface.at(grid.parameters_M[m], grid.steps_T[-1], ratio if ratio > NO_NOISE else 0)
+            rows.append(
+                (
+                    name,
+                    float(grid.parameters_M[m]),
+                    ratio,
+                    float(grid.losses_MRT[m, r, -1]),
+                    float(at.loss),
+                    float(grid.rates_MRT[m, r, -1]),
+                )
+            )
+    columns = ("model", "parameters", "noise_batch_ratio", "measured", "fitted", "learning_rate")
+    return Table("final_losses", columns, tuple(rows), f"after {grid.steps_T[-1]:,.0f} steps", notes)
+
+
+def judged(grid: Grid, surface: Surface) -> list[Part]:
+    """Of the measured losses: order in the ratio and in the steps. Of the surface: order everywhere, and its own values at its nodes."""
+    last = grid.losses_MRT[:, :, -1]
+    rising = [(float(low), float(high)) for curve in last for low, high in zip(curve[:-1], curve[1:], strict=True)]
+    part = max(1, len(grid.steps_T) // 4)
+    early, late = grid.losses_MRT[:, :, :part].mean(-1), grid.losses_MRT[:, :, -part:].mean(-1)
+    falling = list(zip(late.ravel().tolist(), early.ravel().tolist(), strict=True))
+    return [
+        verdicts.ascending("the measured loss rises with the ratio", rising),
+        verdicts.ascending("the measured loss falls with the steps (last quarter below the first)", falling),
+        _monotone(surface),
+    ]
+
+
+def _monotone(surface: Surface) -> Part:
+    nodes = np.meshgrid(surface.parameters_M, surface.steps_T, surface.ratios_R, indexing="ij")
+    error = float(np.abs(surface.at(*nodes).loss.transpose(0, 2, 1) - surface.losses_MRT).max())
+    falls = float(np.diff(surface.losses_MRT, axis=1).min())
+    rises = float(np.diff(surface.losses_MRT, axis=2).max(initial=0.0))
+    words = f"largest step against the order {max(-falls, rises, 0.0):.2g}, largest difference at a node {error:.2g}"
+    return Part.of(
+        "the surface is monotone in ratio and steps, and exact at its nodes", falls >= -1e-9 and rises <= 1e-9 and error < 1e-9, words
+    )

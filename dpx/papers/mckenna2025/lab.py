@@ -1,0 +1,106 @@
+"""What the analyses of the scaling laws read, and the budgets asked of it: `analysis/lab=full` as in the paper, `laptop` as ours."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpx.declaration import declaration, require
+from dpx.scaling.measurements import Measurements
+from dpx.scaling.query import Ratio
+from dpx.scaling.runs import load
+from dpx.scaling.smoothing import Choice, Grid, grid_of
+from dpx.scaling.surface import Surface, surface_of
+
+
+@declaration
+class Baseline:
+    """A fixed setting that the optimum is compared with (section 4.4)."""
+
+    model: str
+    parameters: float | int
+    steps: int
+    batch_size: int
+
+
+@declaration
+class Lab:
+    """`measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs whose names begin with `match`, made by `made_by`.
+
+    `sizes`, `epsilons` (inf for no noise) and computes from the lowest to the highest are the axes of figures; `size`, `epsilon` and
+    `compute` are what stays fixed where one of the others varies. Records that parametric fits keep: above `steps_above` and
+    `ratio_above`, with a loss of at most `loss_at_most`.
+    """
+
+    measurements: str | None
+    match: str
+    made_by: str
+    choice: Choice
+    reach: float | int
+    delta: float
+    size: float | int
+    epsilon: float | int
+    compute: float | int
+    sizes: Sequence[float | int]
+    epsilons: Sequence[float | int]
+    lowest_compute: float | int
+    highest_compute: float | int
+    computes: int
+    baselines: Sequence[Baseline]
+    steps_above: float | int
+    ratio_above: float | int
+    loss_at_most: float | int
+
+    def inputs(self) -> list[Path]:
+        """What has to be there before an analysis can start."""
+        return [Path(self.measurements)] if self.measurements else []
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is anything to fit."""
+        return self.measurements is not None
+
+    def measured(self) -> tuple[Measurements, list[str]]:
+        """The table, and what was left out of it. Raises `ConfigError`, saying what to run, where there is none."""
+        make = f"Run +experiment={self.made_by}, then give analysis.lab.measurements=outputs, or analysis/lab=laptop for the laptop's grid"
+        require(self.is_measured, "analysis.lab.measurements", "no losses to fit", make)
+        assert self.measurements is not None
+        require(Path(self.measurements).exists(), f"analysis.lab.measurements={self.measurements}", "is not there", make)
+        return load(self.measurements, self.match)
+
+    def fitted(self) -> "Fitted":
+        """The whole chain from records to a surface."""
+        measured, left_out = self.measured()
+        grid = grid_of(measured, self.choice)
+        batch_size, tokens = float(measured.batch_size[0]), float(measured.sequence_length[0])
+        surface = surface_of(grid, batch_size, tokens, reach=self.reach)
+        return Fitted(measured, grid, surface, (*left_out, *grid.left_out))
+
+    def ratio(self, epsilon: float | int) -> Ratio:
+        """Noise-batch ratios of (epsilon, delta): the smaller of Poisson sampling and fixed batches."""
+        from dpx.scaling.noise import Calibration
+
+        return Calibration(epsilon, self.delta).ratio
+
+    def computes_of(self, count: int | None = None) -> np.ndarray:
+        """Computes from the lowest to the highest, evenly on a logarithm."""
+        return np.geomspace(self.lowest_compute, self.highest_compute, count or self.computes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """Measurements, the grid chosen from them, and the surface through it."""
+
+    measured: Measurements
+    grid: Grid
+    surface: Surface
+    left_out: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of any figure must know."""
+        grid = self.grid
+        size = f"{len(grid.names)} models, {len(grid.ratios_R)} ratios, {len(grid.steps_T)} records up to {grid.steps_T[-1]:,.0f} steps"
+        missing = [f"{len(self.left_out)} runs or cells left out of the grid"] if self.left_out else []
+        return (f"losses of {size}, at a batch of {self.surface.batch_size:,.0f}; no model was trained to an epsilon named here", *missing)

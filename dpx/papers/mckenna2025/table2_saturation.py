@@ -1,0 +1,104 @@
+"""McKenna et al. 2025, Table 2: where more compute stops helping, and the noise of its twenty printed optima."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Fitted, Lab
+from dpx.picture import Lines, Picture
+from dpx.report.shape import Part
+from dpx.scaling import published
+from dpx.scaling.noise import Calibration
+from dpx.scaling.optima import Optimum, optima
+from dpx.scaling.query import NEAR, ends_flat, saturating_compute
+from dpx.table import Table
+
+
+@declaration
+class MckennaTable2Saturation:
+    """The lab's `sizes` and epsilons; a curve saturates at the least compute within 1 % of its loss at the largest (the paper's rule is not
+    stated). The printed rows need no measurement: each one's identities are checked and both branches of its noise solved."""
+
+    lab: Lab
+    sizes: Sequence[float | int] | None
+    epsilons: Sequence[float | int]
+
+    def inputs(self) -> list[Path]:
+        return self.lab.inputs()
+
+    def __call__(self) -> list[Table]:
+        tables = [printed()]
+        if not self.lab.is_measured:
+            return tables
+        fitted = self.lab.fitted()
+        found = self._saturated(fitted)
+        columns = ("size", "epsilon", "compute", "loss", "model", "steps", "batch_size", "tokens_per_parameter", "marks")
+        rows = tuple(
+            (one.size, one.epsilon, one.compute, one.loss, one.parameters, one.steps, one.batch_size, one.tokens_per_parameter)
+            + ("; ".join((*one.marks, *(() if is_flat else ("still falling at the largest compute",)))),)
+            for one, is_flat in found
+        )
+        return [
+            *tables,
+            Table("saturation", columns, rows, f"least compute within {NEAR:.0%}", fitted.notes),
+            verdicts.table(judged(found)),
+        ]
+
+    def _saturated(self, fitted: Fitted) -> list[tuple[Optimum, bool]]:
+        """The optimum at each curve's saturating compute, and whether the curve ends flat: else it is where the grid ends."""
+        out = []
+        for size, epsilon in itertools.product(self.sizes or self.lab.sizes, self.epsilons):
+            curve = optima(fitted.surface, self.lab.ratio, [size], [epsilon], self.lab.computes_of())
+            if curve:
+                computes, losses = np.array([one.compute for one in curve]), np.array([one.loss for one in curve])
+                place = int(np.flatnonzero(computes == saturating_compute(computes, losses))[0])
+                out.append((curve[place], ends_flat(computes, losses)))
+        return out
+
+    def pictures(self) -> list[Picture]:
+        """Saturating compute by epsilon: printed, and where there is a fit, its own."""
+        lines = Lines(
+            table="printed", x="epsilon", y=("compute",), by="size", title="printed", y_label="FLOPs", x_scale="log", y_scale="log"
+        )
+        own = Lines(
+            table="saturation", x="epsilon", y=("compute",), by="size", title="predicted", y_label="FLOPs", x_scale="log", y_scale="log"
+        )
+        caption = "The least compute within 1 % of the loss at the largest, by epsilon and data."
+        return [Picture("mckenna_table2_saturation", caption, (lines, own) if self.lab.is_measured else (lines,))]
+
+
+def printed() -> Table:
+    """Table 2's rows with what they imply. The identities check that they were copied right, and are no finding."""
+    rows = []
+    for one in published.TABLE_2:
+        solved = Calibration(one.epsilon, published.DELTA).exact(one.size, one.batch_size, round(one.steps))
+        identities = one.implied_compute / one.compute, one.implied_tokens_per_parameter / one.tokens_per_parameter
+        noise = solved.poisson, solved.deterministic, solved.chosen, solved.ratio
+        stated = one.size, one.epsilon, one.compute, one.loss, one.parameters, one.steps, one.batch_size, one.tokens_per_parameter
+        rows.append((*stated, *identities, one.passes, *noise))
+    columns = ("size", "epsilon", "compute", "loss", "parameters", "steps", "batch_size", "tokens_per_parameter", "6MBST_over_C")
+    columns += ("SBT_over_M_over_printed", "passes", "sigma_poisson", "sigma_fixed", "chosen", "ratio")
+    notes = (
+        "6 M B S T / C and S B T / M: a check of transcription, not a finding; printed digits allow 8 %",
+        "losses are predictions of the paper's fit, from less than one pass over the data and a batch of 1,024",
+        "3.3e8 parameters are the largest model of the fit, so those rows stand at the edge of the grid",
+    )
+    return Table("printed", columns, tuple(rows), "Table 2 as printed, and the noise of each row", notes)
+
+
+def judged(found: Sequence[tuple[Optimum, bool]]) -> list[Part]:
+    """Curves that still fall at the largest compute have not saturated and compare with nothing."""
+    parts = []
+    flat = [one for one, is_flat in found if is_flat]
+    for claim, same, grows in (("it grows with epsilon", "size", "epsilon"), ("it grows with the data", "epsilon", "size")):
+        groups: dict[float, list[Optimum]] = {}
+        for one in flat:
+            groups.setdefault(float(getattr(one, same)), []).append(one)
+        ordered = [sorted(group, key=lambda one, by=grows: getattr(one, by)) for group in groups.values()]
+        pairs = [(low.compute, high.compute) for group in ordered for low, high in itertools.pairwise(group)]
+        parts.append(verdicts.ascending(f"the compute that saturates: {claim}", pairs))
+    return parts

@@ -1,0 +1,70 @@
+"""McKenna et al. 2025, Table 3: what runs that differ in their physical batch alone have learnt of the text they were trained on."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpx.declaration import declaration, require
+from dpx.papers.mckenna2025 import verdicts
+from dpx.report.shape import Part, all_above
+from dpx.table import Table
+
+Row = tuple[int, int, float, float, float]
+
+
+@declaration
+class MckennaTable3Trainset:
+    """Finished runs under `runs` whose names begin with `match` and whose ratio is `noise_batch_ratio`, evaluated on `rows` training rows.
+
+    `published` are (batch size, loss, accuracy) as printed. Losses of training rows are private: they stand in no release of a run.
+    """
+
+    runs: str
+    match: str
+    made_by: str
+    noise_batch_ratio: float
+    rows: int
+    published: Sequence[Sequence[float | int]]
+
+    def inputs(self) -> list[Path]:
+        return [Path(self.runs)]
+
+    def __call__(self) -> list[Table]:
+        fix = f"Run +experiment={self.made_by}, then give analysis.runs=outputs"
+        folders = [path.parent for path in sorted(Path(self.runs).glob(f"{self.match}*/release")) if (path / "params").exists()]
+        require(bool(folders), f"{self.runs}/{self.match}*", "no finished run there", fix)
+        found = [row for folder in folders if (row := self._row(folder))]
+        require(bool(found), f"{self.runs}/{self.match}*", f"no run there has a ratio of {self.noise_batch_ratio:g}", fix)
+        columns = ("batch_size", "replicate", "loss", "accuracy", "passes")
+        title = f"{self.rows:,} training rows at ratio {self.noise_batch_ratio:g}"
+        note = "more than one pass: the rows were seen before, so their loss is no longer that of unseen text"
+        printed = Table("published", ("batch_size", "loss", "accuracy"), tuple(map(tuple, self.published)), "Table 3 as printed (percent)")
+        return [Table("train_rows", columns, tuple(sorted(found)), title, (note,)), printed, verdicts.table(judged(found))]
+
+    def _row(self, folder: Path) -> Row | None:
+        """(batch size, replicate, loss, accuracy, passes over the rows) of a run at the ratio, else `None`."""
+        from dpx import config
+        from dpx.training.evaluation import of_released
+
+        cfg, path = config.load(str(folder))
+        experiment, _ = config.build(cfg)
+        if abs(getattr(experiment.noise, "noise_batch_ratio", 0.0) / self.noise_batch_ratio - 1) > 1e-6:
+            return None
+        found = of_released(experiment, path / "release" / "params", "protected", self.rows)
+        accuracy = next(value for name, value in found.items() if name in ("mlm_accuracy", "next_token_accuracy"))
+        size = json.loads((path / "release" / "privacy.json").read_text())["declared_size"]
+        batch = experiment.batch_schedule.at(0)
+        return batch, experiment.replicate, found["loss"], accuracy, batch * experiment.steps / size
+
+
+def judged(rows: Sequence[Row]) -> list[Part]:
+    """Loss rises with the batch: every replicate of the largest batch above every one of the smallest, and neighbours in order."""
+    claim = "the loss of training rows rises with the physical batch"
+    groups: dict[int, list[float]] = {}
+    for batch, _, loss, *_ in rows:
+        groups.setdefault(batch, []).append(loss)
+    if len(groups) < 2:
+        return [Part.missing(claim, f"{len(groups)} batch sizes (2 needed)")]
+    smallest, largest = groups[min(groups)], groups[max(groups)]
+    words = ", ".join(f"{batch:,}: {sum(losses) / len(losses):.3f}" for batch, losses in sorted(groups.items()))
+    return [Part.of(claim, all_above(largest, smallest), words)]

@@ -1,0 +1,24 @@
+"""What the paper claims, judged by code: parts of a verdict as a table, and orders that a few points may break."""
+
+from collections.abc import Iterable, Sequence
+
+from dpx.report.shape import Part
+from dpx.table import Table
+
+# A measured surface has noise: so many of the pairs that differ have to stand in order.
+IN_ORDER = 0.9
+
+
+def table(parts: Sequence[Part]) -> Table:
+    """A row for each claim."""
+    return Table("verdicts", ("claim", "state", "statistic"), tuple((one.claim, one.state, one.statistic) for one in parts), "verdicts")
+
+
+def ascending(claim: str, pairs: Iterable[tuple[float, float]]) -> Part:
+    """Does the second of each pair lie above the first? Equal ones do not count, unless all are."""
+    pairs = list(pairs)
+    if not pairs:
+        return Part.missing(claim, "no two points inside the grid compare")
+    up, down = sum(one < other for one, other in pairs), sum(one > other for one, other in pairs)
+    words = f"{up} of {up + down} pairs in order, {len(pairs) - up - down} equal"
+    return Part.of(claim, up > 0 and up >= IN_ORDER * (up + down), words)

@@ -1,0 +1,85 @@
+"""The optimum at each of many budgets: a line of a figure is one of its columns against another."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from dpx.scaling.query import Ratio, candidates
+from dpx.scaling.surface import Surface
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """The least loss for (size, epsilon, compute), and the configuration that has it.
+
+    `smallest_model` and `smallest_token_ratio` are the least of all configurations within 1 % of that loss: the line that McKenna et al.
+    2025 draw (section 4.2), since the optimum itself is flat.
+    """
+
+    size: float | int
+    epsilon: float | int
+    compute: float
+    loss: float
+    smallest_model: float
+    smallest_token_ratio: float
+    parameters: float
+    batch_size: float
+    steps: float
+    ratio: float
+    passes: float
+    tokens_per_parameter: float
+    marks: tuple[str, ...]
+
+    @property
+    def is_censored(self) -> bool:
+        """Whether the optimum stands at an end of the trained models: the true one may lie beyond."""
+        return any(mark in ("smallest model", "largest model") for mark in self.marks)
+
+
+def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float | int, compute: float) -> Optimum | None:
+    """`None` where no configuration of this budget lies inside the grid. `ratio` is that of `epsilon`.
+
+    Without noise the batch is the measured one: what a batch does to the loss by itself was not measured.
+    """
+    batch_sizes = None if np.isfinite(epsilon) else [surface.batch_size]
+    asked = candidates(surface, ratio, compute=compute, size=size, batch_sizes=batch_sizes)
+    if not np.isfinite(asked.loss).any():
+        return None
+    place, near = asked.best, asked.near()
+    tokens = asked.batch_size * asked.steps * surface.tokens / asked.parameters
+    marks = asked.at_edge(surface, place)
+    marks += ("extrapolated steps",) if asked.is_extrapolated[place] else ()
+    marks += ("less noise than measured",) if asked.is_below_ratios[place] else ()
+    return Optimum(
+        size,
+        epsilon,
+        float(compute),
+        loss=float(asked.loss[place]),
+        smallest_model=float(asked.parameters[near].min()),
+        smallest_token_ratio=float(tokens[near].min()),
+        parameters=float(asked.parameters[place]),
+        batch_size=float(asked.batch_size[place]),
+        steps=float(asked.steps[place]),
+        ratio=float(asked.ratio[place]),
+        passes=float(asked.batch_size[place] * asked.steps[place] / size),
+        tokens_per_parameter=float(tokens[place]),
+        marks=marks,
+    )
+
+
+def optima(
+    surface: Surface,
+    ratio_of: Callable[[float | int], Ratio],
+    sizes: Iterable[float | int],
+    epsilons: Iterable[float | int],
+    computes: Iterable[float],
+) -> list[Optimum]:
+    """At every (size, epsilon, compute) that has one, in this order; epsilon inf where nothing was measured without noise has none."""
+    kept = [epsilon for epsilon in epsilons if np.isfinite(epsilon) or surface.noiseless_MT is not None]
+    found = (
+        optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute)
+        for size, epsilon, compute in itertools.product(sizes, kept, list(computes))
+    )
+    return [one for one in found if one is not None]

@@ -1,0 +1,246 @@
+"""Analyses of McKenna et al. 2025 on surfaces whose truth is known: every claim of the paper holds on one and fails on another."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpx.declaration import ConfigError
+from dpx.papers.mckenna2025 import (
+    allocation,
+    billion_claim,
+    fig3_compute,
+    fig5_baselines,
+    fig6_full_grid,
+    fig11_nonprivate,
+    fig14_smoothing,
+    fig15_vulnerability,
+    fig17_transform,
+    fig19_parametric_optimum,
+    fit_semiparametric,
+    parametric,
+    table2_saturation,
+    table3_trainset,
+)
+from dpx.papers.mckenna2025.lab import Lab
+from dpx.report import pictures
+from dpx.scaling.optima import Optimum, optima
+from dpx.scaling.parametric import Fit, transformed
+
+from .mckenna_surfaces import RATIOS, fitted, fixed_batches, form_l2, lab, table
+
+NOISELESS = np.concatenate([[2.0**-40], RATIOS])
+
+
+@pytest.fixture(autouse=True)
+def cheap_noise(monkeypatch):
+    monkeypatch.setattr(Lab, "ratio", fixed_batches)
+
+
+def states(tables_or_parts):
+    """Pass, fail or not run, in the order of the claims."""
+    if hasattr(tables_or_parts[-1], "columns"):
+        assert tables_or_parts[-1].name == "verdicts"
+        return [row["state"] for row in tables_or_parts[-1].as_json()["rows"]]
+    return [part.state for part in tables_or_parts]
+
+
+def answered(analysis):
+    """Tables of an analysis that hold what its pictures show."""
+    tables = analysis()
+    rows = {one.name: one.as_json()["rows"] for one in tables}
+    for panel in (panel for picture in analysis.pictures() for panel in picture.panels):
+        shown = [row for row in rows[panel.table] if panel.where is None or row[panel.where[0]] == panel.where[1]]
+        assert shown and {panel.x, *panel.y, *panel.marks, *([panel.by] if panel.by else [])} <= set(shown[0])
+        assert all(any(row[column] is not None for row in shown) for column in (*panel.y, *panel.marks))
+    return tables
+
+
+def found(truth=form_l2, *, sizes=(2e5, 8e5), epsilons=(1, 4, 16, 64), computes=None, **options) -> list[Optimum]:
+    own = lab()
+    places = own.computes_of() if computes is None else computes
+    return optima(fitted(truth, **options).surface, own.ratio, sizes, epsilons, places)
+
+
+def test_without_measurements_the_line_says_what_to_run():
+    with pytest.raises(ConfigError, match=r"laptop/mckenna_grid.*analysis\.lab\.measurements"):
+        allocation.MckennaAllocation(lab=lab(), sizes=None, figure="x")()
+    with pytest.raises(ConfigError, match="is not there"):
+        lab("nowhere").measured()
+
+
+# Section 3.3 and Figure 14
+def test_the_fit_of_a_monotone_surface_holds_and_of_one_without_order_fails(tmp_path):
+    assert states(answered(fit_semiparametric.MckennaFitSemiparametric(lab=lab(table(tmp_path))))) == ["pass"] * 3
+    upside_down = fitted(lambda m, t, r: 10 - form_l2(m, t, r))
+    assert states(fit_semiparametric.judged(upside_down.grid, upside_down.surface)) == ["fail", "fail", "pass"]
+    rough = fitted()
+    rough.surface.losses_MRT[0, 0, 3] = 9.0
+    assert states(fit_semiparametric.judged(rough.grid, rough.surface))[2] == "fail"
+
+
+def test_smoothing_is_close_to_falling_losses_and_not_to_losses_that_rise_again(tmp_path):
+    analysis = fig14_smoothing.MckennaFig14Smoothing(lab=lab(table(tmp_path)), reach=8)
+    tables = answered(analysis)
+    assert states(tables) == ["pass", "pass"]
+    assert pictures.draw(analysis.pictures(), tables)[0].svg, "steps beyond the measured ones have no record"
+    diverging = fitted(lambda m, t, r: form_l2(m, t, r) + np.maximum(t - 1000, 0) / 1000)
+    assert states(fig14_smoothing.judged(fig14_smoothing.stages(diverging, 8))) == ["pass", "fail"]
+    rows = [(1e-3, 100.0, 5.0, 5.0, 5.0), (1e-3, 200.0, 5.1, 5.1, 5.1)]
+    assert states(fig14_smoothing.judged(rows))[0] == "fail"
+
+
+# Figures 1 and 13
+def test_the_best_model_is_smaller_at_a_smaller_epsilon(tmp_path):
+    tables = answered(allocation.MckennaAllocation(lab=lab(table(tmp_path)), sizes=None, figure="fig13"))
+    assert states(tables) == ["pass", "pass"]
+    inside = allocation.judged(found(lambda m, t, r: form_l2(m, t, r, a=4e4, alpha=1.0)), (2e4, 2e6))
+    assert inside[0].state == "fail", "models that pay for themselves at once are larger than 20 tokens a parameter would have them"
+    tolerant = found(lambda m, t, r: form_l2(m, t, r * (m / 2e5) ** -3))
+    assert allocation.judged(tolerant, (2e4, 2e6))[1].state == "fail", "where larger models bear more noise"
+
+
+# Figures 3a to 3c and Table 2
+def plateau(m, t, r):
+    """A few hundred steps are enough; after that only noise is in the way, and the data limits how little there can be."""
+    return 3 + 40 / m**0.4 + 30 * r**0.5 + 2 * np.exp(-t / 60)
+
+
+def test_where_loss_stops_falling_the_knee_rises_with_epsilon_and_data():
+    computes = np.geomspace(1e11, 1e16, 41)
+    knees = fig3_compute.knees_of(found(plateau, sizes=(1e4, 4e4, 1.6e5), epsilons=(1, 4, 16), computes=computes))
+    assert states(fig3_compute.judged(knees)) == ["pass", "pass", "pass"]
+    assert fig3_compute.judged(fig3_compute.knees_of(found()))[0].state == "fail", "every curve still falls where the grid ends"
+    falling = [(size, epsilon, 1e12, 1e12 / epsilon / size, True) for size in (1.0, 2.0) for epsilon in (1.0, 2.0)]
+    assert states(fig3_compute.judged(falling)) == ["pass", "fail", "fail"]
+
+
+def test_tokens_per_parameter_rise_with_compute_less_so_at_a_larger_epsilon(tmp_path):
+    tables = answered(fig3_compute.MckennaFig3cTokenRatio(lab=lab(table(tmp_path)), size=None, epsilons=[1, 10, 100]))
+    assert states(tables) == ["pass", "pass"]
+    assert states(fig3_compute.judged_ratio(fig3_compute.slopes_of(found(epsilons=(1,))))) == ["not run", "not run"]
+    no_noise = lambda m, t, r: 2 + 4000 / m**0.8 + 2 / (128 * t) ** 0.05  # noqa: E731
+    slopes = fig3_compute.slopes_of(found(no_noise, epsilons=(1, 64), sizes=(8e5,)))
+    assert "fail" in states(fig3_compute.judged_ratio(slopes)), slopes
+
+
+def test_the_compute_that_saturates_grows_with_epsilon_and_data(tmp_path):
+    own = lab(table(tmp_path, plateau), lowest_compute=1e11, highest_compute=1e16, computes=41)
+    analysis = table2_saturation.MckennaTable2Saturation(lab=own, sizes=[1e4, 4e4, 1.6e5], epsilons=[1, 4, 16])
+    saturated = analysis._saturated(own.fitted())
+    assert states(table2_saturation.judged(saturated)) == ["pass", "pass"]
+    turned = [(found_at, True) for found_at in found(computes=[1e13])]
+    assert states(table2_saturation.judged(turned)) == ["fail", "fail"], "one compute for all"
+
+
+# Figure 5
+def test_the_optimum_is_below_fixed_settings_unless_a_model_between_its_candidates_stands_out(tmp_path):
+    own = lab(table(tmp_path))
+    analysis = fig5_baselines.MckennaFig5Baselines(lab=own, epsilons=[1, 4, 16, 64], published=[], published_size=10)
+    assert states(analysis())[:2] == ["pass", "pass"]
+    spike = lambda m, t, r: form_l2(m, t, r) - 3.0 * (m == 550016)  # noqa: E731
+    models = {"a": 2e4, "b": 549_000, "c": 550_016, "d": 551_000, "e": 2e6}
+    rows = analysis._losses(fitted(spike, parameters=models))
+    assert states(fig5_baselines.judged(rows, 4.0)) == ["fail", "fail", "fail"]
+    needless = [(one, name, loss, 1.0) for one in (1.0, 4.0) for name, loss in (("x", 4.0), (fig5_baselines.OPTIMAL, 4.0))]
+    assert states(
+        fig5_baselines.judged([*needless, (4.0, fig5_baselines.CHEAPER, 4.0, 0.2), (1.0, fig5_baselines.CHEAPER, 4.0, 0.2)], 4.0)
+    )[2] == ("pass")
+
+
+# Figure 6
+def test_curves_are_u_shaped_and_steepest_in_the_batch(tmp_path):
+    analysis = fig6_full_grid.MckennaFig6FullGrid(lab=lab(table(tmp_path)), epsilons=[1, 4, 16], times=[0.1, 1, 10])
+    assert states(answered(analysis)) == ["pass"] * 4
+    rows = [("size", 1.0, axis, float(place), 5.0 - place) for axis in fig6_full_grid.AXES for place in range(6)]
+    rows += [("size", 2.0, "model", float(place), 9.0 * place) for place in range(6)]
+    assert states(fig6_full_grid.judged(rows)) == ["fail"] * 4, "curves that only fall, and most for the model"
+
+
+# Figure 11
+def test_model_and_data_grow_alike_where_their_exponents_are_alike(tmp_path):
+    alike = lambda m, t, r: 2 + 300 / m**0.5 + 500 / (128 * t) ** 0.5 + r  # noqa: E731
+    path, computes = table(tmp_path, alike, ratios=NOISELESS), {"lowest_compute": 2e11, "highest_compute": 4e12}
+    tables = answered(fig11_nonprivate.MckennaFig11Nonprivate(lab=lab(path, **computes), tolerance=0.15))
+    assert states(tables) == ["pass"] and all(
+        row["tokens"] * row["model"] == pytest.approx(row["compute"] / 6) for row in tables[0].as_json()["rows"]
+    )
+    unlike = lambda m, t, r: 2 + 3 / m**0.1 + 5000 / (128 * t) ** 0.8 + r  # noqa: E731
+    unlike_lab = lab(table(tmp_path, unlike, ratios=NOISELESS), **computes)
+    assert states(fig11_nonprivate.MckennaFig11Nonprivate(lab=unlike_lab, tolerance=0.15)()) == ["fail"]
+    with pytest.raises(ConfigError, match="without noise"):
+        fig11_nonprivate.MckennaFig11Nonprivate(lab=lab(table(tmp_path)), tolerance=0.15)()
+
+
+# Figures 16 to 19
+def of_form(form, gamma=0.9):
+    fit = Fit(form, {"E": 2.0, "A": 40.0, "B": 30.0, "C": 2.0, "alpha": 0.4, "beta": 0.3, "gamma": gamma, "alpha2": -0.05}, 0.0, 1, 1e-3)
+    return lambda m, t, r: fit.loss(m, 128 * t, r)
+
+
+def test_the_second_form_beats_the_first_unless_the_first_is_the_truth(tmp_path):
+    second, first = (
+        lab(table(tmp_path / form, of_form(form), deviation=0.005, ratios=RATIOS[::2]), steps_above=1500) for form in _folders(tmp_path)
+    )
+    options = {"published": {"alpha": 0.7}, "starts": 2, "samples": 1}
+    l1 = answered(parametric.MckennaParametric(lab=second, form="L1", **options))
+    l2 = answered(parametric.MckennaParametric(lab=second, form="L2", **options))
+    assert (states(l1), states(l2)) == (["pass"], ["pass"])
+    coefficients = l2[0].as_json()["rows"]
+    assert coefficients[4]["coefficient"] == "alpha" and coefficients[4]["published"] == 0.7
+    assert {row["is_identified"] for row in coefficients} <= {True, False}
+    points = parametric.points_of(first.measured()[0], first)
+    fits = [parametric.parametric.fit(form, *points.columns, starts=2) for form in ("L1", "L2")]
+    assert states([*parametric.judged_l1(points, fits[0]), *parametric.judged_l2(*fits)]) == ["fail", "fail"]
+
+
+def _folders(tmp_path):
+    for form in ("L2", "L1"):
+        (tmp_path / form).mkdir()
+    return ("L2", "L1")
+
+
+def test_a_parametric_fit_takes_the_rate_that_ends_lowest(tmp_path):
+    from tests.scaling.synthetic import Measurements, rows_of
+
+    slow = [row | {"learning_rate": 0.001, "loss": row["loss"] + 1} for row in rows_of(form_l2)]
+    Measurements.of([*slow, *rows_of(form_l2)]).write(tmp_path / "both.csv")
+    points = parametric.points_of(lab(tmp_path / "both.csv").measured()[0], lab(steps_above=0))
+    assert len(points.loss) == len(slow) and points.loss == pytest.approx([row["loss"] for row in rows_of(form_l2)])
+    assert len(np.unique(points.run)) == 45
+
+
+def test_losses_straight_in_the_transformed_ratio_pass_and_losses_straight_in_its_logarithm_fail(tmp_path):
+    straight = lambda m, t, r: 2 + 30 / (128 * t) ** 0.3 + 3 * transformed(r)  # noqa: E731
+    ratios = 2.0 ** -np.arange(6, 18)[::-1]
+    assert states(answered(fig17_transform.MckennaFig17Transform(lab=lab(table(tmp_path, straight, ratios=ratios))))) == ["pass"]
+    rows = [("a", ratio, float(transformed(ratio)), 10 + math.log(ratio)) for ratio in ratios.tolist()]
+    assert states(fig17_transform.judged(rows)) == ["fail"]
+
+
+def test_the_best_model_by_the_second_form_grows_more_slowly_with_noise_where_noise_costs_large_models(tmp_path):
+    own = lab(table(tmp_path, of_form("L2"), ratios=RATIOS[::2]), steps_above=1000, computes=5)
+    analysis = fig19_parametric_optimum.MckennaFig19ParametricOptimum(lab=own, ratios=[2**-14, 2**-9, 2**-6], times=100, starts=2)
+    assert states(answered(analysis)) == ["pass"]
+    kind = {"E": 2.0, "A": 40.0, "B": 30.0, "C": 2.0, "alpha": 0.4, "beta": 0.3, "gamma": 0.9, "alpha2": 0.05}
+    rows = fig19_parametric_optimum.optimal(Fit("L2", kind, 0.0, 1, 1e-3), [2**-14, 2**-6], [1e12, 1e13, 1e14, 1e15], 32.0, (2e3, 1e9))
+    assert states(fig19_parametric_optimum.judged(rows, (2e3, 1e9))) == ["fail"]
+
+
+# Figure 15, section 6 and Table 3
+def test_one_loss_at_unequal_advantage():
+    row = ("a", 1e5, 256, 100, 1.0, "poisson", 0.1, 0.0, 4.0)
+    assert states(fig15_vulnerability.judged([row, (*row[:2], 512, *row[3:6], 0.2, 0.0, 4.01)])) == ["pass"]
+    assert states(fig15_vulnerability.judged([row, (*row[:2], 512, *row[3:6], 0.101, 0.0, 4.01)])) == ["fail"]
+    assert states(fig15_vulnerability.judged([row, (*row[:2], 512, *row[3:6], 0.2, 0.0, 5.0)])) == ["not run"]
+
+
+def test_a_billion_parameters_are_flagged_where_they_were_not_trained():
+    assert billion_claim.judged(fitted().surface, 1e9).state == "pass"
+    assert billion_claim.judged(fitted(parameters={"a": 1e8, "b": 2e9}).surface, 1e9).state == "fail"
+
+
+def test_the_loss_of_training_rows_rises_with_the_batch_or_does_not():
+    rows = [(128, 0, 3.6, 0.43, 0.1), (512, 0, 4.0, 0.37, 0.5), (8192, 0, 4.1, 0.36, 8.0)]
+    assert states(table3_trainset.judged(rows)) == ["pass"] and states(table3_trainset.judged(rows[:1])) == ["not run"]
+    assert states(table3_trainset.judged([*rows, (8192, 1, 3.5, 0.44, 8.0)])) == ["fail"]
