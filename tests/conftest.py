@@ -5,6 +5,7 @@ import copy
 import functools
 import gc
 import os
+import types
 import typing
 from pathlib import Path
 
@@ -42,7 +43,24 @@ def _checked(function, typechecker):
     annotations = getattr(function, "__annotations__", None)
     if isinstance(function, type) or annotations is None or any(map(_is_of_arrays, annotations.values())):
         return _jaxtyped(function, typechecker=typechecker)
-    return beartype.beartype(function) if annotations else function
+    return _checked_again(function) if annotations else function
+
+
+_made: dict[types.CodeType, typing.Any] = {}
+
+
+def _checked_again(function):
+    """beartype writes a function for each that it checks, and compiles it. Those that are defined anew with every call of the function
+    around them, by the same code with the same annotations, have one, bound to each in turn; some need none."""
+    made = _made.get(function.__code__)
+    if made is None or made.__annotations__ != function.__annotations__:
+        _made[function.__code__] = made = beartype.beartype(function)
+        return made
+    if "__beartype_func" not in (made.__kwdefaults__ or {}):
+        return function
+    again = types.FunctionType(made.__code__, made.__globals__)
+    again.__kwdefaults__ = made.__kwdefaults__ | {"__beartype_func": function}
+    return functools.update_wrapper(again, function)
 
 
 # What the import hook of `--jaxtyping-packages` decorates every function of the package with. Without annotations there is nothing to
