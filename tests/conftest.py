@@ -1,7 +1,6 @@
 """Set before jax starts: 8 simulated CPU devices, programs compiled quickly, and caches shared by all tests, so that nothing is
 compiled or solved twice."""
 
-import copy
 import functools
 import gc
 import os
@@ -25,8 +24,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import beartype  # noqa: E402
 import jaxtyping  # noqa: E402
-from hydra._internal import defaults_list  # noqa: E402
-from hydra._internal.config_repository import ConfigRepository  # noqa: E402
+
+from tests import quickly as quickly  # noqa: E402
 
 _jaxtyped = jaxtyping.jaxtyped
 
@@ -67,31 +66,6 @@ def _checked_again(function):
 # check, and without arrays among them no more than beartype does; jaxtyping would compile two functions for each, also for those that
 # are defined anew with every call of the function around them.
 jaxtyping.jaxtyped = lambda typechecker: functools.partial(_checked, typechecker=typechecker)
-
-_read_config, _known_choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
-_OWN_CONFIGS = ["hydra.conf", str(CACHE.parents[1] / "conf"), ""]
-_configs: dict[str, typing.Any] = {}
-
-
-def _config_read_once(self: ConfigRepository, config_path: str) -> typing.Any:
-    """Reading dpx's own config files is a third of a composition, and Hydra reads them anew for each. It edits what it is given."""
-    if [source.path for source in self.sources] != _OWN_CONFIGS:
-        return _read_config(self, config_path)
-    if config_path not in _configs:
-        _configs[config_path] = _read_config(self, config_path)
-    return copy.deepcopy(_configs[config_path])
-
-
-def _known_choices_if_asked(overrides: typing.Any, defaults: list[typing.Any], self_added: bool) -> typing.Any:
-    """Another quarter is the choices, put together for every file although only a default with an interpolation looks at them."""
-    return _known_choices(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else None
-
-
-ConfigRepository.load_config = _config_read_once
-defaults_list._create_interpolation_map = _known_choices_if_asked
-
-# What jax keeps of traced programs is millions of objects, and looking through them again and again for garbage is a tenth of the time.
-gc.set_threshold(50_000, 20, 10)
 
 
 def pytest_collection_finish():

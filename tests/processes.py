@@ -28,14 +28,18 @@ class Answer(NamedTuple):
 
 
 # The command line, in a process that nobody looks at for its epsilon: composing losses finely takes as long as a small run.
-MAIN = "from dpx.privacy import loss_grid; loss_grid.grid = lambda *_: 5e-3; from dpx.__main__ import main"
+MAIN = "from tests import quickly; from dpx.privacy import loss_grid; loss_grid.grid = lambda *_: 5e-3; from dpx.__main__ import main"
 
-# Importing is most of what a command line costs that trains nothing.
+# Importing is most of what a command line costs that trains nothing, compiling of what one costs that does.
 _DRIVER = f"""
 import contextlib, io, json, os, sys
 {MAIN}
+given = json.load(sys.stdin)
+if given["trains_alike"]:
+    from tests.training.sharing import shared_programs
+    shared_programs().__enter__()
 told = []
-for folder, line in json.load(sys.stdin):
+for folder, line in given["lines"]:
     os.chdir(folder)
     sys.argv, code = ["dpx", *line], 0
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
@@ -48,10 +52,11 @@ json.dump(told, sys.__stdout__)
 """
 
 
-def answers(lines: Sequence[tuple[Path, Sequence[str]]], **more: str) -> list[Answer]:
+def answers(lines: Sequence[tuple[Path, Sequence[str]]], *, trains_alike: bool = False, **more: str) -> list[Answer]:
     """(folder, arguments) one after another through `main`, all in one process; Python to run there in place of arguments, as text.
-    `more` is of its environment."""
-    given = json.dumps([(str(folder), line if isinstance(line, str) else list(line)) for folder, line in lines])
+    Runs of it that compute alike share what they compile if they are said to. `more` is of its environment."""
+    each = [(str(folder), line if isinstance(line, str) else list(line)) for folder, line in lines]
+    given = json.dumps({"lines": each, "trains_alike": trains_alike})
     command = [sys.executable, "-c", _DRIVER]
     ended = subprocess.run(
         command, input=given, env=environment(COLUMNS="160", **more), capture_output=True, text=True, timeout=500, check=False

@@ -53,7 +53,7 @@ def test_your_text_from_a_file_to_weights(folder):
         of_a_run = any(f"job={job}" in command for job in JOBS_OF_A_RUN)
         few = FEW_CANARIES if "audit=canaries" in command else ()
         lines.append([*command[3:], *(() if of_a_run else QUICK), *few])
-    *said, last = answers([(folder, line) for line in [*lines, code]])
+    *said, last = answers([(folder, line) for line in [*lines, code]], trains_alike=True)
     assert [answer.stderr for answer in said if answer.returncode] == []
     by_line = {" ".join(line): answer.stdout for line, answer in zip(lines, said, strict=True)}
     plan = next(text for line, text in by_line.items() if "unit_field" in line and "job=plan" in line)

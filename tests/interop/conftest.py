@@ -10,10 +10,16 @@ from dpx import config
 from dpx.config import recipes
 from dpx.data.vocabulary import SPECIAL_TOKENS
 
-from ..training.sharing import run_job
+from ..training.sharing import coarse_losses, run_job, shared_programs
 from .cases import Case
 
 WORDS = [f"{first}{second}" for first in "bdfgklm" for second in "aeiou"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_runs():
+    with shared_programs(), coarse_losses():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
         [argument.replace("size=30522", "size=64") for argument in line[3:]] + list(QUICK if "name=reviews" in line else ())
         for line in lines
     ]
-    said = answers([(tmp_path, line) for line in given])
+    said = answers([(tmp_path, line) for line in given], trains_alike=True)
     assert [answer.stderr for answer in said if answer.returncode] == []
     assert "protected" in said[0].stdout + said[1].stdout and "dp" in said[2].stdout
     assert sorted(path.name for path in (tmp_path / "for_others").iterdir()) >= ["README.md", "config.json", "dpx_config.yaml"]

@@ -27,7 +27,7 @@ AGAIN = [RUN, ["job=resume", "run=main"], [*RUN, "schedule.checkpoint_every=1"]]
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     place = tmp_path_factory.mktemp("finished")
-    done, *answered = answers([(place, line) for line in [RUN, LOOK, *AGAIN, LOOK, TAKE, RUN, LOOK, CUT, RUN]])
+    done, *answered = answers([(place, line) for line in [RUN, LOOK, *AGAIN, LOOK, TAKE, RUN, LOOK, CUT, RUN]], trains_alike=True)
     assert done.returncode == 0, done.stderr
     return answered
 

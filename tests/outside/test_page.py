@@ -35,7 +35,8 @@ def test_its_commands_run(tmp_path):
     assert all(line[:3] == ["python", "-m", "dpx"] for line in told)
     few = ("schedule.evaluation_rows=32",)
     given = [[*line[3:], *(few if "+experiment=pond" in line else ())] for line in told]
-    said = answers([(tmp_path, line) for line in given], PYTHONPATH=f"{CHECKOUT}{os.pathsep}{pond(tmp_path / 'site')}")
+    found = f"{CHECKOUT}{os.pathsep}{pond(tmp_path / 'site')}"
+    said = answers([(tmp_path, line) for line in given], trains_alike=True, PYTHONPATH=found)
     assert [answer.stderr for answer in said if answer.returncode] == []
     shown = {" ".join(line[3:]): answer.stdout for line, answer in zip(told, said, strict=True)}
     assert "dpx_pond 0.3.1" in shown["--help"] and "sampler=coins" in shown["job=list list.match=pond"]

@@ -85,7 +85,7 @@ def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, ki
         time.sleep(moments.random() * 0.05)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    for ended in answers([(folder, _command(folder)) for folder in (killed, whole)]):
+    for ended in answers([(folder, _command(folder)) for folder in (killed, whole)], trains_alike=True):
         assert ended.returncode == 0, ended.stderr[-2000:]
 
     (params, runs), (expected_params, expected_runs) = _ending(killed), _ending(whole)
