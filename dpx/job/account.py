@@ -42,9 +42,9 @@ class Account:
         from dpx.privacy import ledger
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", "release/privacy.json"))
-        require(
-            has_run or bool(self.ledgers), "run", "no run is named that could be accounted for", "Add run=<folder>, or job.ledgers=[...]"
-        )
+        began = (folder.release / "config.yaml").is_file()
+        what, reason = (folder.path, "nothing is charged in it") if began else ("run", "no run is named that could be accounted for")
+        require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
         sources = [_place(path) for path in self.ledgers] or [folder.path]
         found = [read(path) for path in sources]
         runs = ledger.join(*(one.runs for one in found))
