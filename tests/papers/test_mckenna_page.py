@@ -1,0 +1,84 @@
+"""Each laptop verdict of McKenna et al. 2025 on made-up runs that show it, that do not, and that are not there."""
+
+import pytest
+
+from dpx.papers.mckenna2025.report import trained
+from dpx.report.rows import Run
+from tests.report import made
+
+
+def runs(name: str, losses: dict[tuple, float | list[float]], *knobs: str, **rest) -> list[Run]:
+    """One run for each loss; keys are values of `knobs`."""
+    found = []
+    for values, given in losses.items():
+        for replicate, loss in enumerate(given if isinstance(given, list) else [given]):
+            config = dict(zip((knob.replace(".", "__") for knob in knobs), values, strict=True))
+            found.append(made.run(name, 0.1, replicate, finals={trained.LOSS: loss}, **config, **rest))
+    return found
+
+
+BATCHES = {(0.001, 32): [5.0, 5.1], (0.001, 128): [5.2, 5.3], (0.001, 512): [5.4, 5.5]}
+SMALL = {(6e-5, 32): [5.0, 4.9], (6e-5, 128): [4.7, 4.6], (6e-5, 512): [4.3, 4.4]}
+TURNED = {(6e-5, batch): BATCHES[0.001, batch] for batch in (32, 128, 512)}
+
+
+def swept(name: str, losses) -> list[Run]:
+    return runs(name, losses, trained.RATIO, trained.BATCH)
+
+
+def test_without_runs_nothing_is_judged() -> None:
+    checks = (trained.physical_batch, trained.batch_and_rate, trained.batch_of_large, trained.decoder, trained.rates_by_ratio)
+    assert {check([]).state for check in (*checks, trained.rates_without_noise, trained.clipped)} == {"not run"}
+    assert trained.direct([], lambda *_: 1.0).state == "not run"
+
+
+def test_physical_batches_are_judged_at_the_smallest_ratio_and_reported_at_others() -> None:
+    found = trained.physical_batch(swept("mckenna_fig7_physical_batch", SMALL | BATCHES))
+    assert found.state == "pass" and "smaller batches end lower" in found.parts[0].statistic
+    assert trained.physical_batch(swept("mckenna_fig7_physical_batch", TURNED | BATCHES)).state == "fail"
+
+
+def test_the_order_of_batches_survives_tuning_or_does_not() -> None:
+    knobs = (trained.BATCH, trained.RATE)
+    kept = {(32, 0.01): 5.0, (32, 0.02): 5.1, (128, 0.01): 5.3, (128, 0.02): 5.2}
+    assert trained.batch_and_rate(runs("mckenna_fig8_batch_lr", kept, *knobs)).state == "pass"
+    lost = {(32, 0.01): 5.0, (32, 0.02): 6.9, (128, 0.01): 5.1, (128, 0.02): 4.9}
+    assert trained.batch_and_rate(runs("mckenna_fig8_batch_lr", lost, *knobs)).state == "fail"
+
+
+def test_only_at_the_largest_ratio_smaller_batches_end_lower() -> None:
+    assert trained.batch_of_large(swept("mckenna_fig9_batch_large", SMALL | BATCHES)).state == "pass"
+    assert trained.batch_of_large(swept("mckenna_fig9_batch_large", TURNED | BATCHES)).state == "fail"
+
+
+def test_a_decoder_has_the_signs_of_the_encoder() -> None:
+    encoder = swept("mckenna_fig7_physical_batch", SMALL | BATCHES)
+    assert trained.decoder([*encoder, *swept("mckenna_fig10_decoder", SMALL | BATCHES)]).state == "pass"
+    assert trained.decoder([*encoder, *swept("mckenna_fig10_decoder", TURNED | BATCHES)]).state == "fail"
+
+
+def test_the_best_rate_falls_with_the_ratio_and_is_the_same_for_all_sizes() -> None:
+    knobs = (trained.MODEL, trained.RATIO, trained.RATE)
+    falling = {("a", 1e-4, 0.01): 5.0, ("a", 1e-4, 0.02): 4.0, ("a", 1e-3, 0.01): 4.0, ("a", 1e-3, 0.02): 5.0}
+    rising = {("a", 1e-4, 0.01): 4.0, ("a", 1e-4, 0.02): 5.0, ("a", 1e-3, 0.01): 5.0, ("a", 1e-3, 0.02): 4.0}
+    assert [trained.rates_by_ratio(runs("mckenna_fig12_lr_curves", one, *knobs)).state for one in (falling, rising)] == ["pass", "fail"]
+    same = {(model, 1e-12, rate): loss for model in "ab" for rate, loss in ((0.01, 4.0), (0.02, 5.0))}
+    other = same | {("b", 1e-12, 0.02): 3.0}
+    assert [trained.rates_without_noise(runs("mckenna_lr_nonprivate", one, *knobs)).state for one in (same, other)] == ["pass", "fail"]
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.99, "pass"), (0.5, "fail")])
+def test_most_examples_are_clipped(share, state) -> None:
+    curves = {trained.CLIPPED: ((50, 1.0), (100, 2 * share - 1.0))}
+    assert trained.clipped([made.run("mckenna_clip_check", 0.1, finals={trained.LOSS: 5.0}, curves=curves)]).state == state
+
+
+def test_settings_trained_for_real_are_held_against_the_fit() -> None:
+    losses = {("a", 4.0): 5.0, ("b", 4.0): 4.5, ("a", 64.0): 4.0, ("b", 64.0): 4.2}
+    found = runs("mckenna_fig5_direct", losses, trained.MODEL, "noise.epsilon", steps=100, batch_schedule__size=8)
+    expected = {("a", 4.0): 5.1, ("b", 4.0): 4.4, ("a", 64.0): 4.1, ("b", 64.0): 4.3}
+    by_model = iter(expected.values())
+    assert trained.direct(found, lambda *_: next(by_model)).state == "pass"
+    turned = iter([4.4, 5.1, 4.1, 4.3])
+    assert trained.direct(found, lambda *_: next(turned)).state == "fail"
+    assert trained.direct(found, lambda *_: None).state == "not run", "outside the grid"
