@@ -39,7 +39,7 @@ class Report:
             found, unfinished = collect.collect(Path(self.outputs), page.match)
             kept, strays = collect.merged(kept, [*found, *page.computed()])
             rows.write(home / "results.csv", kept)
-            for line in [*unfinished, *strays]:
+            for line in [*unfinished, *strays, *page.fill(Path(self.outputs), home)]:
                 console.print(f"left out: {line}", highlight=False)
         runs = self.rebuild(home)
         console.print(f"{home / 'page.html'} and {home / 'README.md'} from {runs} runs in {home / 'results.csv'}", highlight=False)

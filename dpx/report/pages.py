@@ -24,6 +24,11 @@ class Page:
         """Rows that no run gives."""
         return []
 
+    def fill(self, outputs: Path, home: Path) -> list[str]:
+        """Writes what else the page is drawn from, out of runs under `outputs` into `home`; a line on each that could not be read."""
+        del outputs, home
+        return []
+
     def document(self, runs: Sequence[Run], published: Sequence[Published], notes: Path) -> Document:
         """The page, of runs and published numbers alone; `notes` is a CSV file beside them, which need not exist."""
         raise NotImplementedError

@@ -1,10 +1,23 @@
 """Each laptop verdict of McKenna et al. 2025 on made-up runs that show it, that do not, and that are not there."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from dpx.papers.mckenna2025.report import trained
+from dpx.config import recipes
+from dpx.papers.mckenna2025 import declarations, fig17_transform
+from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.report import evidence, items, page, trained
+from dpx.papers.mckenna2025.report.items import ITEMS, verdicts
+from dpx.report import html, published
 from dpx.report.rows import Run
 from tests.report import made
+from tests.scaling.synthetic import measured
+
+from .mckenna_surfaces import RATIOS, fixed_batches, form_l2, lab, table
+
+EVIDENCE = Path(__file__).parents[2] / "experiments" / "mckenna2025"
 
 
 def runs(name: str, losses: dict[tuple, float | list[float]], *knobs: str, **rest) -> list[Run]:
@@ -82,3 +95,47 @@ def test_settings_trained_for_real_are_held_against_the_fit() -> None:
     turned = iter([4.4, 5.1, 4.1, 4.3])
     assert trained.direct(found, lambda *_: next(turned)).state == "fail"
     assert trained.direct(found, lambda *_: None).state == "not run", "outside the grid"
+
+
+def _words(document) -> str:
+    return html.page(document)
+
+
+def test_the_page_of_nothing_says_what_every_experiment_costs(tmp_path) -> None:
+    found = page.document([], published.read(EVIDENCE / "published.csv"), tmp_path)
+    said = _words(found)
+    assert [one.number for one in ITEMS] == [f"M{number}" for number in range(1, 33)]
+    assert all(one.command.split("=")[1].split()[0] in recipes.names() for one in ITEMS)
+    assert all(name in said for name in ("20,400 H200 hours", "12.87", "is not identified", "No model of the paper was trained"))
+    assert {one.split(":")[0] for one in found.lead[:1]} == {"Laptop verdicts"} and " 0 pass, 0 fail" in found.lead[0]
+
+
+def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Lab, "ratio", fixed_batches)
+    (tmp_path / "outputs" / "mckenna_fig17_transform-0" / "release").mkdir(parents=True)
+    tables = fig17_transform.MckennaFig17Transform(lab=lab(table(tmp_path)))()
+    made_of = {"name": "mckenna_fig17_transform", "tables": [one.as_json() for one in tables]}
+    (tmp_path / "outputs" / "mckenna_fig17_transform-0" / "release" / "analysis.json").write_text(json.dumps(made_of))
+    assert declarations.Mckenna2025().fill(tmp_path / "outputs", tmp_path) == []
+    found = page.document([], [], tmp_path)
+    assert [figure.name for figure in found.figures] == ["mckenna_fig17_transform"]
+    assert verdicts([], tmp_path)["M24"].parts[0].statistic in _words(found)
+
+
+def test_measured_runs_replace_their_own_rows_and_keep_the_others() -> None:
+    first, second = (measured(form_l2, parameters={name: size}, ratios=RATIOS[:2]) for name, size in (("a", 1e4), ("b", 2e4)))
+    again = measured(lambda m, t, r: form_l2(m, t, r) + 1, parameters={"a": 1e4}, ratios=RATIOS[:2])
+    both = evidence.merged(evidence.merged(second, first), again)
+    assert (
+        both.model.tolist() == ["a"] * 40 + ["b"] * 40
+        and both.loss[:40] == pytest.approx(again.loss)
+        and both.step[:2].tolist() == [100, 200]
+    )
+
+
+def test_the_predictor_is_the_fit_of_the_measured_grid(tmp_path) -> None:
+    assert items.predictor(tmp_path)("a", 1000.0, 2**-10) is None
+    measured(form_l2).write(tmp_path / "measurements.csv")
+    predicted = items.predictor(tmp_path)
+    assert predicted("c", 1000.0, 2.0**-10) == pytest.approx(form_l2(2e5, 1000.0, 2.0**-10), rel=0.02)
+    assert predicted("c", 1e6, 2.0**-10) is None and predicted("z", 1000.0, 2.0**-10) is None
