@@ -10,10 +10,19 @@ from dpx.job.design import Design
 from dpx.run_folder import RunFolder
 from dpx.scaling import noise
 from tests.scaling.synthetic import form_l2, measured
+from tests.training.sharing import coarse_losses
 
 BASE = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design"]
 BUDGET = ["design.epsilon=8", "design.size=20000"]
 PARAMETERS = {"width_16": 24_848.0, "width_32": 61_472.0, "width_64": 173_120.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse_grid(tmp_path_factory):
+    """Noise is solved and planned with alike, wherever the grid lies; solved values are of this grid alone."""
+    with coarse_losses(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPX_CACHE", str(tmp_path_factory.mktemp("calibration")))
+        yield
 
 
 @pytest.fixture(scope="module")
