@@ -1,5 +1,7 @@
 """Benchmark rows against known times, and real rounds on the smallest model in processes of their own."""
 
+import contextlib
+import importlib
 import importlib.util
 import json
 import time
@@ -30,6 +32,23 @@ def update(is_private, mesh="single"):
     return {"kind": "update", "mesh": mesh, "is_private": is_private, "collectives": crossing}
 
 
+@contextlib.contextmanager
+def in_this_process(module, setting):
+    """Stands for `worker` where a process of its own would only cost time."""
+    programs = importlib.import_module(module).programs(setting)
+
+    class Here(Worker):
+        def __init__(self):
+            self.facts = [program.facts for program in programs]
+
+        def seconds(self, index):
+            began = time.perf_counter()
+            programs[index].call()
+            return time.perf_counter() - began
+
+    yield Here()
+
+
 def test_ratios_are_medians_of_rounds_against_the_baselines_best_batch():
     facts = [fact("autodiff", 4, 10), fact("autodiff", 8, 10), fact("plain", 8, 10), fact("book_keeping", 8, 12)]
     # The machine is four times slower in the last round, for everyone.
@@ -50,7 +69,9 @@ def test_a_share_is_of_the_rate_that_plain_products_reached_in_the_same_rounds()
     assert matrix_rates(facts, [[2.0], [0.5]]) == {"float32": 360}
 
 
-def test_a_time_limit_leaves_out_whole_batches_and_rounds_but_one():
+def test_a_time_limit_leaves_out_whole_batches_and_rounds_but_one(monkeypatch):
+    monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
+
     class Slow(Worker):
         def __init__(self):
             self.facts = [{}, {}]
@@ -141,8 +162,9 @@ def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
     assert plain["ratio_to_plain"] == 1.0 and private["temporary_bytes"] > 0
 
 
-def test_a_step_on_labels_is_timed_on_random_rows():
+def test_a_step_on_labels_is_timed_on_random_rows(monkeypatch):
     """The task of Yin and Habernal's Figure 3, one example after the other included; each way against float64 gradients."""
+    monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
     small = ["model=micro", "data.vocabulary.size=64", "data.sequence_length=16", "benchmark.logical_batch=4", "benchmark.rounds=1"]
     point = ["+experiment=laptop/legal_fig3_runtime", *small, "benchmark.physical_batches=[2]", "benchmark.variants=[book_keeping,loop]"]
     experiment, benchmark = config.build(recipes.compose(point))
