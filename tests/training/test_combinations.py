@@ -29,8 +29,8 @@ from .conftest import declare
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 3
-TRAINED = 25
-PROGRAMS = 6
+TRAINED = 14
+PROGRAMS = 4
 
 
 @pytest.fixture(scope="module")
