@@ -48,7 +48,12 @@ def by_path(tree) -> dict[str, np.ndarray]:
     return {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-@pytest.fixture(scope="module", params=TRAINED, ids=lambda line: line.split()[0].removeprefix("train="))
+# What runs of other tests do already, or do with other paths of the same selection.
+SLOW = ("train=last_layer", "train=lora train.rank=2", "train=matching train.paths=[layers/qkv/*] train.layers=2")
+EACH = [pytest.param(line, id=line.split()[0].removeprefix("train="), marks=[pytest.mark.slow] * (line in SLOW)) for line in TRAINED]
+
+
+@pytest.fixture(scope="module", params=EACH)
 def finished(request, data, tmp_path_factory):
     """(overrides, folder, released parameters) of one run to its end."""
     path = tmp_path_factory.mktemp("resting") / "run"
