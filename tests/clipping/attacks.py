@@ -101,7 +101,9 @@ def look(table, id_BT):
 
 
 def widened(tree):
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+    """By numpy: jax would compile a program for each shape."""
+    arrays = jax.tree.map(np.asarray, tree)
+    return jax.tree.map(lambda leaf: leaf.astype(np.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, arrays)
 
 
 def truth(attack: Attack):

@@ -63,7 +63,9 @@ def example(rows, b: int):
 def float64_gradients(losses_fn, params, rows):
     """Each example's gradient by itself, in float64: [one pytree per example], and its losses."""
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), params)
+        wide = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), params)
+        # By numpy: jax would compile a program to cut each shape.
+        rows = jax.tree.map(np.asarray, rows)
         one = jax.jit(jax.value_and_grad(lambda params, example: losses_fn(params, example)[0][0]), compiler_options=QUICKLY)
         pairs = [one(wide, example(rows, b)) for b in range(rows["tokens"].shape[0])]
     return [jax.tree.map(np.asarray, gradient) for _, gradient in pairs], np.asarray([loss for loss, _ in pairs])
