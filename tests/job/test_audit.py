@@ -72,6 +72,7 @@ def test_an_odd_number_of_guesses_is_refused():
         config.build(recipes.compose(["job=audit", "job.guesses=3"]))
 
 
+@pytest.mark.slow
 def test_a_failed_audit_leaves_with_code_2(tmp_path):
     """A claim of epsilon 2 for data that gives every coin away: the primary is fed the coins through a clip that is off."""
     code = (
