@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
-from dpx.data.records import labels_in
+from dpx.data.records import TextColumns, labels_in
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require
 
@@ -81,6 +81,11 @@ class Table:
         found = labels_in(self.paths, self.label_field)
         require(len(found) >= 2, "data.source.labels=null", f"the training rows have {len(found)} labels", "Check data.source.label_field")
         return found
+
+    @property
+    def texts(self) -> TextColumns:
+        """Where the texts of a row stand."""
+        return TextColumns(self.text_field, self.pair_field, self.choices_field, self.choices)
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
         """Marked texts and their labels."""

@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,30 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     value = value_of(where, record, field)
     require(isinstance(value, str) and bool(value.strip()), where, f"has an empty text under {field!r}", "Give it text, or remove the row")
     require(len(value) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
+    return value
+
+
+@dataclass(frozen=True)
+class TextColumns:
+    """Columns of a record's texts: `text`, or that and `pair` read together, or that with each of the `count` texts listed in `choices`."""
+
+    text: str = "text"
+    pair: str | None = None
+    choices: str | None = None
+    count: int | None = None
+
+    def of(self, where: str, record: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+        """The texts of one row: one alone or as a pair, or a pair for each choice. Raises `ConfigError` where one is not there."""
+        text = text_of(where, record, self.text)
+        if self.choices is not None:
+            return tuple((text, choice) for choice in _listed(where, record, self.choices, self.count))
+        return ((text,) if self.pair is None else (text, text_of(where, record, self.pair)),)
+
+
+def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None) -> list[str]:
+    value = value_of(where, record, field)
+    is_list = isinstance(value, list) and len(value) == count and all(isinstance(one, str) and one.strip() for one in value)
+    require(is_list, where, f"holds no {count} texts under {field!r}", "Give every row as many, none of them empty")
     return value
 
 

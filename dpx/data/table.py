@@ -10,7 +10,7 @@ from typing import Any
 from dpx.data.documents import Example
 from dpx.data.files import named, reading
 from dpx.data.labelled import Table
-from dpx.data.records import SUFFIXES, label_of, records, text_of, value_of
+from dpx.data.records import SUFFIXES, label_of, records, value_of
 from dpx.declaration import ConfigError, require
 
 
@@ -61,21 +61,9 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
     if label not in place:
         known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
         raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
-    text = text_of(where, record, declared.text_field)
-    pairs: tuple[tuple[str, ...], ...]
-    if declared.choices_field is not None:
-        pairs = tuple((text, choice) for choice in _choices(where, record, declared.choices_field, declared.choices))
-    else:
-        pairs = ((text,) if declared.pair_field is None else (text, text_of(where, record, declared.pair_field)),)
+    pairs = declared.texts.of(where, record)
     unit_id = None if declared.unit_field is None else _name(where, record, declared.unit_field)
     return Example(texts=pairs, label=place[label], unit_id=unit_id, is_test=is_test)
-
-
-def _choices(where: str, record: Mapping[str, Any], field: str, count: int | None) -> list[str]:
-    value = value_of(where, record, field)
-    is_list = isinstance(value, list) and len(value) == count and all(isinstance(one, str) and one.strip() for one in value)
-    require(is_list, where, f"holds no {count} texts under {field!r}", "Give every row as many, or correct data.source.choices")
-    return value
 
 
 def _name(where: str, record: Mapping[str, Any], field: str) -> str:

@@ -123,6 +123,8 @@ ROBERTA = Layout(
         Part("mlm/output_bias", ("lm_head.bias",)),
         *dense("classifier/dense", "classifier.dense"),
         *dense("classifier/out", "classifier.out_proj"),
+        # Of RobertaForMultipleChoice.
+        *dense("classifier", "classifier"),
     ),
     decoder=Part("mlm/decoder", ("lm_head.decoder.weight",)),
     ignored=("position_ids", "lm_head.decoder.bias"),

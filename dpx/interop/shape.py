@@ -66,6 +66,11 @@ def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], 
         raise ConfigError(where, f"does not say {error.args[0]}", "Copy the file again") from None
 
 
+def is_multiple_choice(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of a model that chooses among texts."""
+    return any(name.endswith("ForMultipleChoice") for name in config.get("architectures") or ())
+
+
 def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, ...], usual: str = "gelu") -> str:
     named = config.get(key, usual)
     kind = _GELUS.get(named)
@@ -105,7 +110,9 @@ def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[st
     kind, values = _bert(config, where)
     # The first rows of its position table belong to padding; the first token's is the one after.
     offset = config.get("pad_token_id", 1) + 1
-    return kind, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": "dense"}
+    # Transformers' class for choices reads the encoder's pooler; the one for labels has a dense map of its own.
+    classifier = "pooler" if is_multiple_choice(config) else "dense"
+    return kind, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": classifier}
 
 
 def _distilbert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:

@@ -13,11 +13,12 @@ from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 
 _WORDS: dict[type, str] = {MaskedLanguageModel: "ForMaskedLM", Classification: "ForSequenceClassification"}
+_CHOICE = "ForMultipleChoice"
 # The model's class without a head's ending, and endings by task.
 _CLASSES: dict[str, tuple[str, Mapping[type, str]]] = {
-    "bert": ("Bert", {**_WORDS, MultipleChoice: "ForMultipleChoice"}),
-    "roberta": ("Roberta", _WORDS),
-    "distilbert": ("DistilBert", _WORDS),
+    "bert": ("Bert", {**_WORDS, MultipleChoice: _CHOICE}),
+    "roberta": ("Roberta", {**_WORDS, MultipleChoice: _CHOICE}),
+    "distilbert": ("DistilBert", {**_WORDS, MultipleChoice: _CHOICE}),
     "gpt2": ("GPT2", {CausalLanguageModel: "LMHeadModel", Classification: "ForSequenceClassification"}),
 }
 
@@ -45,8 +46,10 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     config = {"architectures": [architecture], "model_type": family, "torch_dtype": "float32"}
     config |= _sizes(model, family) | {"vocab_size": vocabulary_size, "pad_token_id": special.pad_id}
     config |= {"tie_word_embeddings": model.tied, "initializer_range": model.initialiser_range}
-    if isinstance(task, Classification):
-        names = list(labels) if labels else [str(number) for number in range(task.classes)]
+    if isinstance(task, Classification | MultipleChoice):
+        # Transformers' classes of choices give one value a text and read no label; how many texts a row has is said by these all the same.
+        count = task.choices if isinstance(task, MultipleChoice) else task.classes
+        names = list(labels) if labels else [str(number) for number in range(count)]
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     return Written(family, architecture, config, tensors)
 
@@ -61,7 +64,8 @@ def family_of(model: AnyModel, task: Task) -> str:
     fix = "Train with model.pool=cls and the classifier of the model's own family"
     require(not has_classifier or model.pool == "cls", f"model.pool={model.pool}", "no classifier of transformers reads a mean", fix)
     if model.position_offset:
-        family, own = "roberta", "dense"
+        # RobertaForMultipleChoice reads the encoder's pooler, as BERT's heads do.
+        family, own = "roberta", "pooler" if isinstance(task, MultipleChoice) else "dense"
     elif model.segments:
         family, own = "bert", "pooler"
     else:

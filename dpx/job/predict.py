@@ -1,4 +1,4 @@
-"""`job=predict`: labels and scores of the rows of a file, by a run's classifier or an exported one."""
+"""`job=predict`: labels and scores of the rows of a file, by a run's classifier or an exported one, of texts or of choices."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ import numpy as np
 
 from dpx.console import wide_console
 from dpx.data.labelled import Table
-from dpx.data.records import SUFFIXES, records, text_of
+from dpx.data.records import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
@@ -21,7 +21,7 @@ class Predict:
     """Reads `input` (a file as of data=table; no label is read) and writes `output`.jsonl and `output`.csv, a line a row, in its order.
 
     The classifier is that of the run that `run=` names, or of the folder `checkpoint`. Columns are those the run was trained on, where
-    none are named.
+    none are named. With `choices_field` the label is the place of the right one of the texts listed there, from 0.
     """
 
     input: str
@@ -29,14 +29,12 @@ class Predict:
     checkpoint: str | None = None
     text_field: str | None = None
     pair_field: str | None = None
+    choices_field: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         source, read = experiment.data.source, Path(self.input).expanduser()
         require(read.is_file() and read.name.endswith(SUFFIXES), read, "no file that is read", f"Name one of {', '.join(SUFFIXES)}")
-        fields = [self.text_field or "text", self.pair_field]
-        if self.checkpoint is None and isinstance(source, Table):
-            fields = [self.text_field or source.text_field, self.pair_field or source.pair_field]
-        texts = (tuple(text_of(where, row, field) for field in fields if field) for where, row in records(read))
+        trained_on = source.texts if self.checkpoint is None and isinstance(source, Table) else TextColumns()
         from dpx.training.prediction import of_checkpoint, of_run
 
         if self.checkpoint is not None:
@@ -48,10 +46,25 @@ class Predict:
             require(began, "run", "no finished run is named", "Add run=<folder>, or job.checkpoint=<exported folder>")
             agreement.check(folder.path)
             classifier = of_run(experiment, folder.release / "params")
+        columns = self._columns(trained_on, classifier.choices)
+        texts = (columns.of(where, row) for where, row in records(read))
         output = Path(self.output).expanduser()
         output.parent.mkdir(parents=True, exist_ok=True)
         count = _write(output, list(classifier.labels), classifier.scores(texts))
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
+
+    def _columns(self, trained_on: TextColumns, choices: int | None) -> TextColumns:
+        """Where a row's texts stand, for a classifier that tells `choices` texts of a row apart, or reads one."""
+        named = self.choices_field or trained_on.choices
+        value = f"job.choices_field={self.choices_field}"
+        require(named is None or choices is not None, value, "the classifier reads one text a row", "Leave it out")
+        require(
+            named is not None or choices is None, value, f"the classifier chooses among {choices} texts", "Name the column that lists them"
+        )
+        require(
+            named is None or self.pair_field is None, f"job.pair_field={self.pair_field}", "each choice is the second text", "Leave it out"
+        )
+        return TextColumns(self.text_field or trained_on.text, self.pair_field or trained_on.pair, named, choices)
 
 
 def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:

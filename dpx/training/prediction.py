@@ -1,6 +1,8 @@
-"""Classes of texts by a trained classifier: a run's released parameters, or a checkpoint in the layout of Hugging Face.
+"""Classes of texts, or the right one of several, by a trained classifier: a run's released parameters, or a checkpoint in the layout of
+Hugging Face.
 
-Shape legend: B texts at once, K classes.
+Shape legend: n rows, C choices of a row (an axis that is there only where one of several texts is to be chosen), B rows at once, K classes
+or choices.
 """
 
 import dataclasses
@@ -23,20 +25,22 @@ from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init.weights import nested
 from dpx.interop.checkpoint import Checkpoint
-from dpx.task.declarations import Classification
+from dpx.interop.shape import is_multiple_choice
+from dpx.task.declarations import Classification, MultipleChoice
 from dpx.task.objective import objective as make_objective
 from dpx.training.checkpoint import released
 
-Texts = tuple[str, ...]  # one, or a pair
+Texts = tuple[tuple[str, ...], ...]  # of a row: one text, alone or as a pair, or one for each choice
 _AT_ONCE = 4096
 _BATCH = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """`labels` by class; `logits` of a batch of rows [B, ...] are [B, K]."""
+    """`labels` by class; `logits` of a batch of rows [B, ...] are [B, K]. `choices`: texts of a row, `None` where one is read."""
 
     labels: Sequence[str]
+    choices: int | None
     tokenizer: TextTokenizer
     sequence_length: int
     logits: Callable[[dict[str, Any]], Any]
@@ -47,24 +51,36 @@ class Classifier:
             yield from self._of_some(some)
 
     def _of_some(self, texts: Sequence[Texts]) -> np.ndarray:
-        encodings = iter(self.tokenizer.tokenizer.encode_batch_fast([one for text in texts for one in text], add_special_tokens=False))
-        ids = [[next(encodings).ids for _ in text] for text in texts]
-        rows = marked_examples(self.tokenizer, [(one[0], one[1] if len(one) > 1 else []) for one in ids], self.sequence_length)
+        rows = self._rows(texts)
+        longest_n = rows["length"].reshape(len(texts), -1).max(axis=1)
         found = np.zeros((len(texts), len(self.labels)))
-        for width, places in by_width(rows["length"], widths_of("auto", self.sequence_length)):
+        for width, places in by_width(longest_n, widths_of("auto", self.sequence_length)):
             for start in range(0, len(places), _BATCH):
                 # The last batch is filled up with its last row, so that every width has one compiled program.
                 own = places[np.minimum(np.arange(start, start + _BATCH), len(places) - 1)]
-                batch = {"tokens": rows["tokens"][own, :width], "segment_start": rows["segment_start"][own], "length": rows["length"][own]}
+                batch = {
+                    "tokens": rows["tokens"][own, ..., :width],
+                    "segment_start": rows["segment_start"][own],
+                    "length": rows["length"][own],
+                }
                 batch |= {"label": np.zeros(_BATCH, np.int32), "record": np.arange(_BATCH, dtype=np.int32)}
                 scores_BK = np.asarray(jax.nn.softmax(self.logits(batch), axis=-1))
                 found[own] = scores_BK
         return found
 
+    def _rows(self, texts: Sequence[Texts]) -> dict[str, np.ndarray]:
+        """`tokens` [n, T] or [n, C, T]; `segment_start` and `length` [n] or [n, C]."""
+        singles = [one for row in texts for one in row]
+        encodings = iter(self.tokenizer.tokenizer.encode_batch_fast([piece for one in singles for piece in one], add_special_tokens=False))
+        ids = [[next(encodings).ids for _ in one] for one in singles]
+        marked = marked_examples(self.tokenizer, [(one[0], one[1] if len(one) > 1 else []) for one in ids], self.sequence_length)
+        of_row = () if self.choices is None else (self.choices,)
+        return {name: values.reshape(len(texts), *of_row, *values.shape[1:]) for name, values in marked.items()}
+
 
 def of_run(experiment: Experiment, params: Path) -> Classifier:
     """Raises `ConfigError` for a run that is no classifier."""
-    task = _classification(experiment.task)
+    task = _labelling(experiment.task)
     store = prepare(experiment.data, experiment.privacy)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective: Any = make_objective(experiment.model, task, vocabulary, store.manifest)
@@ -73,8 +89,10 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
     # A definition by itself does not say what the marks are; the store does.
     marks = {field.name: getattr(store.manifest, field.name) for field in dataclasses.fields(SpecialIds)}
     tokenizer = dataclasses.replace(tokenizer, special=SpecialIds(**marks))
-    labels = list(experiment.data.labels) or [str(number) for number in range(task.classes)]
-    return Classifier(labels, tokenizer, store.manifest.sequence_length, _logits(objective, released(params)))
+    choices = task.choices if isinstance(task, MultipleChoice) else None
+    count = task.choices if isinstance(task, MultipleChoice) else task.classes
+    labels = list(experiment.data.labels) or [str(number) for number in range(count)]
+    return Classifier(labels, choices, tokenizer, store.manifest.sequence_length, _logits(objective, released(params)))
 
 
 def of_checkpoint(path: str) -> Classifier:
@@ -85,16 +103,18 @@ def of_checkpoint(path: str) -> Classifier:
     assert isinstance(named, dict)
     labels, model = [str(named[number]) for number in sorted(named, key=int)], checkpoint.model
     tokenizer = of_path(checkpoint.folder, model.vocabulary_size or 0)
-    objective: Any = make_objective(model, Classification(classes=len(labels)), model.vocabulary_size or 0, tokenizer.special)
+    choices = len(labels) if is_multiple_choice(checkpoint.config) else None
+    task = Classification(classes=len(labels)) if choices is None else MultipleChoice(choices=choices)
+    objective: Any = make_objective(model, task, model.vocabulary_size or 0, tokenizer.special)
     taken = checkpoint.taken(objective.task.parameter_shapes(model, objective.vocabulary_size))
     require(not taken.made_new, checkpoint.asked, f"has no {', '.join(taken.made_new[:1])}", "Name a classifier, with its head")
     params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(taken)))
-    return Classifier(labels, tokenizer, min(512, model.positions), _logits(objective, params))
+    return Classifier(labels, choices, tokenizer, min(512, model.positions), _logits(objective, params))
 
 
-def _classification(task: Any) -> Classification:
-    if not isinstance(task, Classification):
-        raise ConfigError(f"task={task.name}", "gives no classes of texts", "Name a run of task=classification")
+def _labelling(task: Any) -> Classification | MultipleChoice:
+    if not isinstance(task, Classification | MultipleChoice):
+        raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
     return task
 
 
