@@ -135,7 +135,7 @@ def test_the_compute_that_saturates_grows_with_epsilon_and_data(tmp_path):
 
 # Figure 5
 def test_the_optimum_is_below_fixed_settings_unless_a_model_between_its_candidates_stands_out(tmp_path):
-    own = lab(table(tmp_path))
+    own = lab(table(tmp_path), size=3.2e6)
     analysis = fig5_baselines.MckennaFig5Baselines(lab=own, epsilons=[1, 4, 16, 64], published=[], published_size=10)
     assert states(analysis())[:2] == ["pass", "pass"]
     spike = lambda m, t, r: form_l2(m, t, r) - 3.0 * (m == 550016)  # noqa: E731
