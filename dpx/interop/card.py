@@ -9,11 +9,17 @@ from typing import Any
 from dpx.privacy.origins import in_words
 
 
-def card(statement: dict[str, Any], *, name: str, architecture: str, trained: str, command: str) -> str:
-    """Markdown, with the front matter that model hubs read."""
+def card(
+    statement: dict[str, Any], *, name: str, architecture: str, trained: str, command: str, outputs: int = 0, base: str | None = None
+) -> str:
+    """Markdown, with the front matter that model hubs read. Of adapters, `base` names the model that they belong to; its head has so many
+    `outputs`."""
     guarantee = statement["guarantee"]
-    lines = ["---", "library_name: transformers", "tags:", "- differential-privacy", f"- guarantee-{guarantee}", "---", "", f"# {name}", ""]
-    lines += [f"A {architecture}, trained with dpx (train={trained}).", "", "## Privacy", "", f"guarantee: **{guarantee}**", ""]
+    library = ["library_name: transformers"] if base is None else ["library_name: peft", f"base_model: {json.dumps(base)}"]
+    lines = ["---", *library, "tags:", "- differential-privacy", f"- guarantee-{guarantee}", "---", "", f"# {name}", ""]
+    kind = f"A {architecture}" if base is None else f"Adapters of `{base}` as a {architecture}"
+    lines += [f"{kind}, trained with dpx (train={trained}).", "", *(_loading(architecture, outputs, base) if base else [])]
+    lines += ["## Privacy", "", f"guarantee: **{guarantee}**", ""]
     lines += _claim(statement)
     lines += _listed("Reasons", statement.get("reasons", []))
     lines += _listed("Began from", [in_words(origin) for origin in statement.get("init", {}).get("origins", [])] or ["random parameters"])
@@ -23,6 +29,12 @@ def card(statement: dict[str, Any], *, name: str, architecture: str, trained: st
     lines += _listed("Not bounds for this run", unsupported)
     lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`. Exported by", ""]
     return "\n".join([*lines, "```bash", command, "```", ""])
+
+
+def _loading(architecture: str, outputs: int, base: str) -> list[str]:
+    labels = f", num_labels={outputs}" if outputs > 1 else ""
+    loaded = f"PeftModel.from_pretrained({architecture}.from_pretrained({base!r}{labels}), folder)"
+    return ["```python", "from peft import PeftModel", f"from transformers import {architecture}", "", f"model = {loaded}", "```", ""]
 
 
 def _claim(statement: dict[str, Any]) -> list[str]:

@@ -1,10 +1,10 @@
-"""A run's released weights as a folder that `transformers` loads: safetensors, `config.json`, tokenizer, statement and model card."""
+"""A run's released weights as a folder that `transformers` or PEFT loads: safetensors, config, tokenizer, statement and model card."""
 
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -18,10 +18,10 @@ from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
 from dpx.experiment import Experiment
-from dpx.init.weights import PARAMS, Leaves, by_path, checksums, facts_beside
+from dpx.init.weights import PARAMS, by_path, checksums, facts_beside
 from dpx.interop import tensors
+from dpx.interop.adapters import adapters
 from dpx.interop.card import card
-from dpx.interop.folder import CONFIG, WEIGHTS
 from dpx.interop.written import Written, written
 from dpx.models.lora import merge_adapters
 from dpx.training.checkpoint import on_host
@@ -29,30 +29,36 @@ from dpx.training.checkpoint import on_host
 _MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "sep_token": "sep_id", "mask_token": "mask_id"}
 
 
-def export(experiment: Experiment, folder: Path, to: Path) -> Written:
+Format = Literal["hf", "peft"]
+
+
+def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf") -> Written:
     """Writes `to`, whole or not at all. Raises `ConfigError` where it is there, where the run's parts do not agree, and for a model that
-    transformers has no class for."""
+    transformers has no class for; with `format="peft"` also for a run without adapters of a checkpoint."""
     require(not to.exists(), to, "is already there", "Delete it, or name another folder with job.to")
     agreement.check(folder)
     release = folder / "release"
-    leaves = _released(release / PARAMS)
+    model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
     store = prepare(experiment.data, experiment.privacy)
-    model, task = experiment.model, experiment.task
-    rows = model.vocabulary_size or store.manifest.vocabulary_size
-    found = written(model, task, leaves, rows, experiment.data.labels, store.manifest)
+    if format == "peft":
+        found = adapters(experiment.init, experiment.train, model, task, by_path(tree))
+    else:
+        rows = model.vocabulary_size or store.manifest.vocabulary_size
+        found = written(model, task, by_path(_merged(tree)), rows, experiment.data.labels, store.manifest)
     statement = json.loads((release / "privacy.json").read_text())
     unfinished = to.with_name(f".{to.name}.{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:
-        tensors.write(unfinished / WEIGHTS, found.tensors)
-        # What a later init=hf is refused by: these weights cost what was spent on them.
-        config = found.config | {"dpx": folder.name}
-        (unfinished / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        tensors.write(unfinished / found.weights_file, found.tensors)
+        # What a later init=hf is refused by: these weights cost what was spent on them. Adapters alone are no start.
+        config = found.config | ({"dpx": folder.name} if found.base is None else {})
+        (unfinished / found.config_file).write_text(json.dumps(config, indent=2) + "\n")
         _write_tokenizer(unfinished, store, found.family, model.positions)
         shutil.copyfile(release / "privacy.json", unfinished / "privacy.json")
         shutil.copyfile(release / "config.yaml", unfinished / "dpx_config.yaml")
-        command = f"python -m dpx job=export run=outputs/{folder.name}"
-        told = card(statement, name=experiment.name, architecture=found.architecture, trained=experiment.train.kind, command=command)
+        command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
+        shown = {"architecture": found.architecture, "trained": experiment.train.kind, "command": command, "base": found.base}
+        told = card(statement, name=experiment.name, outputs=task.pooled_outputs, **shown)
         (unfinished / "README.md").write_text(told)
         put_in_place(unfinished, to)
     finally:
@@ -60,16 +66,21 @@ def export(experiment: Experiment, folder: Path, to: Path) -> Written:
     return found
 
 
-def _released(params: Path) -> Leaves:
-    """The released parameters, adapters merged into what they adapt."""
+def _released(params: Path) -> Any:
+    """The released parameters, nested dicts on the host."""
     require(params.is_dir(), f"run={params.parent.parent}", "holds no released parameters", "Let it train to its end, or name another run")
     tree: Any = on_host(params)
     known = facts_beside(params).get("weights")
     if known is None or known != checksums(by_path(tree)):
         raise ConfigError(params, "holds other weights than the run's ledger was closed with", "Restore the folder")
+    return tree
+
+
+def _merged(tree: Any) -> Any:
+    """Parameters with adapters merged into what they adapt."""
     if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
-        tree = jax.tree.map(np.asarray, merge_adapters(tree))
-    return by_path(tree)
+        return jax.tree.map(np.asarray, merge_adapters(tree))
+    return tree
 
 
 def _write_tokenizer(to: Path, store: Store, family: str, positions: int) -> None:

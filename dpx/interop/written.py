@@ -8,6 +8,7 @@ import numpy as np
 
 from dpx.declaration import ConfigError, require
 from dpx.init.weights import Leaves
+from dpx.interop.folder import CONFIG, WEIGHTS
 from dpx.interop.layouts import LAYOUTS
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
@@ -25,12 +26,15 @@ _CLASSES: dict[str, tuple[str, Mapping[type, str]]] = {
 
 @dataclass(frozen=True)
 class Written:
-    """`architecture` names the class that computes what the model here does."""
+    """`architecture` names the class that computes what the model here does; `base` the model that adapters belong to."""
 
     family: str
     architecture: str
     config: dict[str, Any]
     tensors: dict[str, np.ndarray]
+    config_file: str = CONFIG
+    weights_file: str = WEIGHTS
+    base: str | None = None
 
 
 def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, labels: Sequence[str], special: Any) -> Written:
@@ -41,7 +45,7 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     unknown = sorted(path for path in leaves if path not in parts)
     require(not unknown, f"model={model.name}", f"{', '.join(unknown[:1])} has no place in {family}", "Export a model of BERT's family")
     tensors = {name: values for path, leaf in leaves.items() for name, values in parts[path].theirs(np.asarray(leaf)).items()}
-    architecture = _architecture(model, task, family)
+    architecture = architecture_of(model, task, family)
     assert isinstance(model, Bert | Decoder)
     config = {"architectures": [architecture], "model_type": family, "torch_dtype": "float32"}
     config |= _sizes(model, family) | {"vocab_size": vocabulary_size, "pad_token_id": special.pad_id}
@@ -75,7 +79,8 @@ def family_of(model: AnyModel, task: Task) -> str:
     return family
 
 
-def _architecture(model: AnyModel, task: Task, family: str) -> str:
+def architecture_of(model: AnyModel, task: Task, family: str) -> str:
+    """The class of transformers. Raises `ConfigError` where it has none for the task."""
     name, heads = _CLASSES[family]
     if isinstance(task, MaskedLanguageModel) and task.next_sentence:
         return "BertForPreTraining"

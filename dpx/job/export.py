@@ -11,9 +11,12 @@ from dpx.run_folder import RunFolder
 
 @declaration
 class Export:
-    """Exports the run that `run=` names to the folder `to` (`release/hf` of the run, where none is named); adapters are merged."""
+    """Exports the run that `run=` names to the folder `to` (`release/<format>` of the run, where none is named).
 
-    format: Literal["hf"] = "hf"
+    `format="hf"` is whole weights for transformers, adapters merged; `"peft"` adapters alone, and the head that was trained beside them.
+    """
+
+    format: Literal["hf", "peft"] = "hf"
     to: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
@@ -21,8 +24,7 @@ class Export:
         require(began, "run", "no run is named that could be exported", "Add run=<folder>")
         from dpx.interop.export import export
 
-        to = Path(self.to).expanduser() if self.to else folder.release / "hf"
-        found = export(experiment, folder.path, to)
-        wide_console().print(
-            f"{to}: a {found.architecture} of {len(found.tensors)} tensors, with its tokenizer and a model card", highlight=False
-        )
+        to = Path(self.to).expanduser() if self.to else folder.release / self.format
+        found = export(experiment, folder.path, to, self.format)
+        kind = f"a {found.architecture}" if found.base is None else f"adapters of {found.base} as a {found.architecture}"
+        wide_console().print(f"{to}: {kind}, {len(found.tensors)} tensors, with its tokenizer and a model card", highlight=False)

@@ -35,7 +35,7 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     _write(tmp_path / "reviews.csv", 160, 1)
     _write(tmp_path / "new.csv", 10, 2)
     lines = [shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-    assert len(lines) == 8 and all(line[:3] == ["python", "-m", "dpx"] for line in lines)
+    assert len(lines) == 9 and all(line[:3] == ["python", "-m", "dpx"] for line in lines)
     given = [
         [argument.replace("size=30522", "size=64") for argument in line[3:]] + list(QUICK if "name=reviews" in line else ())
         for line in lines
@@ -44,6 +44,7 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     assert [answer.stderr for answer in said if answer.returncode] == []
     assert "protected" in said[0].stdout + said[1].stdout and "dp" in said[2].stdout
     assert sorted(path.name for path in (tmp_path / "for_others").iterdir()) >= ["README.md", "config.json", "dpx_config.yaml"]
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
     own, others = (
         [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] for name in ("predictions", "again")
     )

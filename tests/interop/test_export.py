@@ -115,6 +115,22 @@ def test_every_family_goes_out_as_it_came_in(name: str, tmp_path: Path):
     assert Checkpoint(str(written_to)).model == model
 
 
+def test_adapters_go_out_alone_with_the_name_of_their_base(run: Path, exported: Path, place: Path, tmp_path: Path):
+    export(run, "job.format=peft", f"job.to={tmp_path}/adapters")
+    folder = tmp_path / "adapters"
+    assert {path.name for path in folder.iterdir()} == {path.name for path in exported.iterdir()} - {"config.json", "model.safetensors"} | {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    declared, card = json.loads((folder / "adapter_config.json").read_text()), (folder / "README.md").read_text()
+    assert declared["base_model_name_or_path"] == str(place / "model") and declared["modules_to_save"] == [
+        "bert.pooler.dense",
+        "classifier",
+    ]
+    assert "library_name: peft" in card and "job.format=peft" in card and "guarantee: **dp**" in card
+    assert "BertForSequenceClassification.from_pretrained(" in card and "num_labels=2" in card
+
+
 def test_what_has_no_class_is_refused(exported: Path, run: Path):
     for changes in ({"pool": "mean"}, {"classifier": "linear"}):
         model = Bert(name="m", layers=1, width=8, heads=1, feed_forward=8, **changes)  # type: ignore[arg-type]

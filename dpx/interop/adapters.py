@@ -1,0 +1,120 @@
+"""A run's adapters in PEFT's layout: its `adapter_config.json`, the adapters' tensors, and those of a head that was trained beside them.
+
+PEFT adds lora_alpha / r x B A to the map of a module. GPT-2's query, key and value are one module: its adapter is made of theirs side by
+side, so that its rank is their sum, with zeros where a target's B has no outputs.
+
+L: layers, p: inputs, d: outputs of a module, c: outputs of a target, r: rank.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpx.declaration import require
+from dpx.init.declarations import FromCheckpoint, Init
+from dpx.init.weights import Leaves, nested
+from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.layouts import LAYOUTS, Layout
+from dpx.interop.written import Written, architecture_of, family_of
+from dpx.models.lora import TARGETS, Target
+from dpx.models.shape import AnyModel
+from dpx.models.trained import Adapters, Trained
+from dpx.task.declarations import CausalLanguageModel, Classification, MultipleChoice, Task
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TASK_TYPES: dict[type, str] = {Classification: "SEQ_CLS", CausalLanguageModel: "CAUSAL_LM"}
+_LORA = "layers/lora/"
+# Before the base model's own name of each tensor.
+_BASE = "base_model.model."
+_FIX = "Export whole weights: job.format=hf"
+_Adapter = tuple[Target, Mapping[str, np.ndarray]]
+
+
+def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves) -> Written:
+    """Of released parameters, adapters not merged. Raises `ConfigError` for a run without adapters or a named base model, and where that is
+    not what the run began from any more."""
+    require(isinstance(train, Adapters), f"train={train.kind}", "trained no adapters that PEFT could add to a base model", _FIX)
+    require(isinstance(init, FromCheckpoint), f"init={init.kind}", "names no base model for adapters", _FIX)
+    assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)
+    family = family_of(model, task)
+    layout = LAYOUTS[family]
+    beside = {path: leaf for path, leaf in leaves.items() if not path.startswith(_LORA)}
+    trained = {path for path in beside if train.selection().picks(path)}
+    has_own_module = not trained or isinstance(task, Classification | MultipleChoice)
+    require(has_own_module, f"train.head=true with task={task.name}", "PEFT saves whole modules, and this head shares its table", _FIX)
+    _require_same_base(Checkpoint(init.path), beside, trained)
+    modules = _modules(layout, nested(leaves)["layers"]["lora"])
+    ranks = {_pattern(module): len(of) for module, of in modules.items() if len(of) > 1}
+    config = {
+        "peft_type": "LORA",
+        "task_type": _TASK_TYPES.get(type(task)),
+        "base_model_name_or_path": init.path,
+        "r": train.rank,
+        "lora_alpha": train.alpha,
+        "lora_dropout": train.dropout,
+        "rank_pattern": {module: count * train.rank for module, count in ranks.items()},
+        "alpha_pattern": {module: count * train.alpha for module, count in ranks.items()},
+        "target_modules": "|".join(map(_pattern, modules)),
+        "modules_to_save": sorted({_module_of(layout, path) for path in trained}) or None,
+        "fan_in_fan_out": family == "gpt2",
+        "bias": "none",
+        "inference_mode": True,
+    }
+    parts = layout.parts(layout.prefix)
+    tensors = {name: values for path in trained for name, values in parts[path].theirs(beside[path]).items()}
+    for module, of in modules.items():
+        tensors |= _tensors(module, of)
+    named = {_BASE + name: values for name, values in tensors.items()}
+    return Written(family, architecture_of(model, task, family), config, named, CONFIG, WEIGHTS, base=init.path)
+
+
+def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]) -> None:
+    """What rested is not written: the base model must still hold it."""
+    rests = {path: leaf for path, leaf in leaves.items() if path not in trained}
+    taken = checkpoint.taken({path: leaf.shape for path, leaf in rests.items()})
+    for path, values in checkpoint.leaves(taken).items():
+        is_same = values.tobytes() == rests[path].tobytes()
+        require(is_same, checkpoint.asked, f"holds other values of {path} than the run began from", f"Restore it. {_FIX}")
+
+
+def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter]]:
+    """The base model's name of each module that is adapted, `{}` being the layer's number, with its adapters."""
+    parts, found = layout.parts(layout.prefix), {}
+    for name, target in TARGETS.items():
+        if name in lora:
+            names = parts[f"layers/{target.weight}/kernel"].names
+            is_alone = len(names) == target.parts
+            own = Target(target.weight) if is_alone else target
+            module = names[target.part if is_alone else 0].removesuffix(".weight")
+            found.setdefault(module, []).append((own, lora[name]))
+    return found
+
+
+def _tensors(module: str, of: list[_Adapter]) -> dict[str, np.ndarray]:
+    """`lora_A` [r, p] and `lora_B` [d, r] of one module in each layer, r the sum of its adapters' ranks."""
+    a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in of], axis=1)
+    b_Lrd = np.concatenate([_placed(target, p["b"]) for target, p in of], axis=1)
+    found = {}
+    for layer in range(len(a_Lrp)):
+        found[f"{module.format(layer)}.lora_A.weight"] = a_Lrp[layer]
+        found[f"{module.format(layer)}.lora_B.weight"] = b_Lrd[layer].T
+    return found
+
+
+def _placed(target: Target, b_Lrc: np.ndarray) -> np.ndarray:
+    """A target's B [L, r, c] among all outputs of its module [L, r, d]."""
+    own = b_Lrc.shape[-1]
+    return np.pad(b_Lrc, [(0, 0), (0, 0), (target.part * own, (target.parts - target.part - 1) * own)])
+
+
+def _pattern(module: str) -> str:
+    """A regular expression for a module in every layer: PEFT takes a list of names as endings, which one module's can be of another's."""
+    return re.escape(module).replace(r"\{\}", r"\d+")
+
+
+def _module_of(layout: Layout, path: str) -> str:
+    """The module that PEFT saves for a trained parameter: the one that holds it in the body, the whole of a head."""
+    name = layout.parts(layout.prefix)[path].names[0]
+    return name.rpartition(".")[0] if any(part.path == path for part in layout.body) else name.partition(".")[0]
