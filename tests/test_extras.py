@@ -9,6 +9,8 @@ from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.data.declarations import Hub
 from dpx.data.hub import HubSource
+from dpx.data.labelled import Table
+from dpx.data.table import TableSource
 from dpx.declaration import ConfigError
 from dpx.job.benchmark import require_installed
 from dpx.report import drawing
@@ -18,6 +20,7 @@ from dpx.report import drawing
     ("extra", "needs_it"),
     [
         ("hub", lambda: next(HubSource(Hub(corpora=[{"name": "x"}])).documents())),
+        ("hub", lambda: next(TableSource(Table(paths="hf://datasets/x", labels=["a", "b"])).documents())),
         ("plots", lambda: drawing.panels("name", "caption", 1, []).__enter__()),
         ("bench", lambda: require_installed("opacus_ew")),
         ("correlated", lambda: extras.require_extra("mechanism=banded", "correlated")),

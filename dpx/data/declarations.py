@@ -204,7 +204,7 @@ class Data:
         """Names under which the data is known to others."""
         if isinstance(self.source, Hub):
             return [str(corpus["name"]).split("/")[-1] for corpus in self.source.corpora]
-        return self.source.known_as if isinstance(self.source, Table) else ()
+        return [*self.source.known_as, *self.source.hub_names] if isinstance(self.source, Table) else ()
 
     @property
     def learns_labels(self) -> bool:
@@ -248,7 +248,8 @@ class Data:
     @property
     def is_remote(self) -> bool:
         """Whether counting its rows would start a download."""
-        return isinstance(self.source, Hub) or (isinstance(self.source, PackageSource) and self.source.is_remote)
+        is_on_hub = isinstance(self.source, Hub) or (isinstance(self.source, Table) and bool(self.source.hub_names))
+        return is_on_hub or (isinstance(self.source, PackageSource) and self.source.is_remote)
 
     @property
     def names_units(self) -> bool:

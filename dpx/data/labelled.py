@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
-from dpx.data.records import TextColumns, labels_in
+from dpx.data.hub_rows import HUB
+from dpx.data.records import RowSet, TextColumns, labels_in, row_sets
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require
 
 
 @declaration
 class Table:
-    """Labelled texts in `.tsv`, `.csv`, `.jsonl` (each also as `.gz`) and `.parquet` files, one a row.
+    """Labelled texts in `.tsv`, `.csv`, `.jsonl` (each also as `.gz`) and `.parquet` files, one a row; or, of the library `datasets`
+    (extra `hub`), a folder that its `save_to_disk` wrote, or `hf://datasets/<name>` with `@<revision>`. Of those, `split` is read for
+    training and `test_split` as test set; `subset` is the configuration, where a data set on the hub has several.
 
     A text is the column `text_field`, or that and `pair_field` read together. With `choices_field`, a column that lists `choices` texts
     (`.jsonl` and `.parquet`), each of them is read with the text, and the label is the place of the right one, from 0.
@@ -42,6 +45,9 @@ class Table:
     unit_note: str | None = None
     known_as: Sequence[str] = ()
     allow_unseen_labels: bool = False
+    split: str = "train"
+    test_split: str = "test"
+    subset: str | None = None
     kind: Literal["table"] = "table"
 
     def __post_init__(self) -> None:
@@ -78,9 +84,23 @@ class Table:
         """The labels in the order of the classes, read from the training files where none are declared."""
         if self.labels is not None:
             return tuple(map(str, self.labels))
-        found = labels_in(self.paths, self.label_field)
+        found = labels_in(self.training_sets(), self.label_field)
         require(len(found) >= 2, "data.source.labels=null", f"the training rows have {len(found)} labels", "Check data.source.label_field")
         return found
+
+    def training_sets(self) -> list[RowSet]:
+        """What the training rows are read from. Raises `ConfigError` for a path that names nothing."""
+        return row_sets(self.paths, "data.source.paths", self.split, self.subset)
+
+    def test_sets(self) -> list[RowSet]:
+        """What the test set is read from, nothing without one."""
+        return [] if self.test_paths is None else row_sets(self.test_paths, "data.source.test_paths", self.test_split, self.subset)
+
+    @property
+    def hub_names(self) -> tuple[str, ...]:
+        """The data sets on the hub that the training rows are of, by the last part of their names."""
+        declared = [self.paths] if isinstance(self.paths, str) else self.paths
+        return tuple(path.partition("@")[0].rpartition("/")[2] for path in declared if path.startswith(HUB))
 
     @property
     def texts(self) -> TextColumns:

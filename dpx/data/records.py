@@ -1,6 +1,8 @@
-"""Records of `.tsv`, `.csv`, `.jsonl` and `.parquet` files, a row at a time: where each stands, and its fields by column."""
+"""Records of `.tsv`, `.csv`, `.jsonl` and `.parquet` files and of data sets (`hub_rows`), a row at a time: where each stands, and its
+fields by column."""
 
 import csv
+import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.data.files import LONGEST_LINE, lines, named, reading
+from dpx.data.hub_rows import HubRows
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
@@ -16,10 +19,42 @@ SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parqu
 Record = tuple[str, Mapping[str, Any]]  # where it stands, and its fields
 
 
-def labels_in(paths: str | Sequence[str], field: str) -> tuple[str, ...]:
-    """The labels that rows of the declared training files have under `field`, sorted; as numbers where all are."""
-    files = named(paths, SUFFIXES, "data.source.paths")
-    found = {label_of(where, record, field) for file in files for where, record in records(file)}
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of one file."""
+
+    file: Path
+
+    @property
+    def identity(self) -> str:
+        """The same for the same rows."""
+        return str(self.file.resolve())
+
+    def digest(self) -> bytes:
+        """Hash of its bytes."""
+        with reading(self.file), self.file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").digest()
+
+    def records(self) -> Iterator[Record]:
+        return records(self.file)
+
+
+RowSet = FileRows | HubRows
+
+
+def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None) -> list[RowSet]:
+    """What declared paths name, in their order: files of rows, or splits of data sets. Raises `ConfigError` for none."""
+    found: list[RowSet] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        of_library = HubRows.of_path(path, split, config)
+        found += [FileRows(file) for file in named(path, SUFFIXES, key)] if of_library is None else [of_library]
+    require(bool(found), f"{key}=[]", "there is no file to read", f"Name {', '.join(SUFFIXES)} files, or a folder of them")
+    return found
+
+
+def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:
+    """The labels that rows have under `field`, sorted; as numbers where all are."""
+    found = {label_of(where, record, field) for one in sets for where, record in one.records()}
     return tuple(sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found))
 
 

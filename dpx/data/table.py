@@ -1,4 +1,4 @@
-"""Labelled rows of the user's files, one file after another, a row at a time.
+"""Labelled rows of the user's files and data sets, one after another, a row at a time.
 
 Like text files, rows without a named unit are named by their content and not by their place.
 """
@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpx.data.documents import Example
-from dpx.data.files import named, reading
 from dpx.data.labelled import Table
-from dpx.data.records import SUFFIXES, label_of, records, value_of
+from dpx.data.records import label_of, value_of
 from dpx.declaration import ConfigError, require
 
 
@@ -19,19 +18,17 @@ class TableSource:
 
     def __init__(self, declared: Table):
         self._declared = declared
-        self._training = named(declared.paths, SUFFIXES, "data.source.paths")
-        self._test = [] if declared.test_paths is None else named(declared.test_paths, SUFFIXES, "data.source.test_paths")
-        both = sorted({file.resolve() for file in self._training} & {file.resolve() for file in self._test})
+        self._training, self._test = declared.training_sets(), declared.test_sets()
+        both = sorted({one.identity for one in self._training} & {one.identity for one in self._test})
         require(not both, (both or [""])[0], "is named for training and as test set", "Name it once")
 
     def fingerprint(self) -> str:
-        """Hash of the bytes of every file, in the order read."""
+        """Hash of the bytes of every file, in the order read, and of what a data set on the hub is known by."""
         whole = hashlib.sha256()
         for group in (self._training, self._test):
             whole.update(len(group).to_bytes(8, "little"))
-            for file in group:
-                with reading(file), file.open("rb") as opened:
-                    whole.update(hashlib.file_digest(opened, "sha256").digest())
+            for one in group:
+                whole.update(one.digest())
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Example]:
@@ -39,8 +36,8 @@ class TableSource:
         declared = self._declared
         place = {label: number for number, label in enumerate(declared.classes)}
         seen: set[int] = set()
-        for file in self._training:
-            for where, record in records(file):
+        for one in self._training:
+            for where, record in one.records():
                 example = _example(declared, place, where, record, is_test=False)
                 seen.add(example.label)
                 yield example
@@ -51,8 +48,8 @@ class TableSource:
             "no training row has this label" if len(unseen) == 1 else f"no training row has these {len(unseen)} labels",
             "Correct the list, or add data.source.allow_unseen_labels=true",
         )
-        for file in self._test:
-            for where, record in records(file):
+        for one in self._test:
+            for where, record in one.records():
                 yield _example(declared, place, where, record, is_test=True)
 
 

@@ -1,0 +1,89 @@
+"""Data sets of the `datasets` library (extra `hub`): a folder it saved on this machine, or a name on the hub."""
+
+import hashlib
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpx.declaration import ConfigError, require
+from dpx.extras import require_extra
+
+# As in paths of other tools: hf://datasets/<name>, with @<revision> where one is meant.
+HUB = "hf://datasets/"
+_OF_ONE, _OF_SEVERAL = "dataset_info.json", "dataset_dict.json"
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` of the library wrote it."""
+    return (folder / _OF_ONE).is_file() or (folder / _OF_SEVERAL).is_file()
+
+
+def load(
+    name: str, *, asked: object, split: str = "train", config: str | None = None, revision: str | None = None, streaming: bool = False
+) -> Iterable[Mapping[str, Any]]:
+    """The rows of a split. Raises `ConfigError`, naming what `asked` for it, without the extra, and where it cannot be loaded."""
+    require_extra(asked, "hub")
+    datasets = importlib.import_module("datasets")
+    try:
+        if is_saved(Path(name)):
+            loaded = datasets.load_from_disk(name)
+            return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+        return datasets.load_dataset(name, config, split=split, revision=revision, streaming=streaming)
+    except Exception as error:  # the library raises whatever its storage and network layers raise
+        reason = f"could not be loaded ({type(error).__name__}: {' '.join(str(error)[:200].split())})"
+        raise ConfigError(name, reason, "Check name, config, split and network") from error
+
+
+def content_of(folder: Path) -> bytes:
+    """Hash of every file below a folder."""
+    whole = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            with file.open("rb") as opened:
+                whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.digest()
+
+
+@dataclass(frozen=True)
+class HubRows:
+    """One split of the data set `name`, a folder or a name on the hub; `config` is the hub's word for one of several in a data set."""
+
+    name: str
+    split: str
+    config: str | None = None
+    revision: str | None = None
+
+    @staticmethod
+    def of_path(path: str, split: str, config: str | None) -> "HubRows | None":
+        """What a path names, if it is a data set and no file."""
+        if path.startswith(HUB):
+            name, _, revision = path.removeprefix(HUB).partition("@")
+            require(bool(name), path, "names no data set", f"Write {HUB}<name>")
+            return HubRows(name, split, config, revision or None)
+        folder = Path(path).expanduser()
+        return HubRows(str(folder), split if (folder / _OF_SEVERAL).is_file() else "") if is_saved(folder) else None
+
+    @property
+    def identity(self) -> str:
+        """The same for the same rows."""
+        name = str(Path(self.name).resolve()) if is_saved(Path(self.name)) else HUB + self.name
+        return json.dumps([name, self.split, self.config, self.revision])
+
+    def digest(self) -> bytes:
+        """Of a folder its content; a data set on the hub is known by its name and revision, so that a prepared store opens without a
+        network."""
+        if is_saved(Path(self.name)):
+            return hashlib.sha256(content_of(Path(self.name)) + self.split.encode()).digest()
+        return hashlib.sha256(self.identity.encode()).digest()
+
+    def records(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Each row, and where it stands."""
+        shown = f"{self.name}[{self.split}]" if self.split else self.name
+        loaded = load(self.name, asked=shown, split=self.split or "train", config=self.config, revision=self.revision)
+        number = 0
+        for number, record in enumerate(loaded, start=1):
+            yield f"{shown} row {number}", record
+        require(number > 0, shown, "holds no row", "Name another split, or remove it")
