@@ -31,6 +31,7 @@ from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
+from dpx.interop.folder import folder_of, is_hub_id
 from dpx.privacy.declarations import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
@@ -143,7 +144,7 @@ class _Preparation:
     def _tokenizer(self) -> TextTokenizer:
         vocabulary = self._data.vocabulary
         if vocabulary.path is not None:
-            return of_path(Path(vocabulary.path).expanduser(), vocabulary.size)
+            return of_path(_place_of(vocabulary.path), vocabulary.size)
         fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
         texts = (document.read.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
         try:
@@ -208,14 +209,21 @@ def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
     return int(counts.argmax()) if counts.any() else None
 
 
+def _place_of(vocabulary: str) -> Path:
+    """A file of pieces or a checkpoint's folder, of a hub id the copy on this machine."""
+    place = Path(vocabulary).expanduser()
+    is_id = not place.exists() and is_hub_id(vocabulary) and place.suffix not in (".txt", ".json")
+    return folder_of(vocabulary, "data.vocabulary.path") if is_id else place
+
+
 def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     """Everything that rows depend on; files count by their content, wherever they lie."""
     declared = {name: value for name, value in asdict(data).items() if name not in {"name", "directory", "declared_size"}}
     # What a table's rows are said to be changes none of them; whether there is a test set is in the fingerprint of its files.
-    for name in ("paths", "test_paths", "unit_note", "known_as"):
+    for name in ("paths", "test_paths", "split", "test_split", "subset", "unit_note", "known_as"):
         declared["source"].pop(name, None)
     declared["vocabulary"].pop("path")
-    vocabulary = Path(data.vocabulary.path).expanduser() if data.vocabulary.path else None
+    vocabulary = _place_of(data.vocabulary.path) if data.vocabulary.path else None
     return {
         "data": json.loads(json.dumps(declared, default=list)),
         "unit": privacy.unit,

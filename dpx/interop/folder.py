@@ -14,24 +14,28 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack"
 _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
 
 
-def folder_of(path: str) -> Path:
-    """The folder that `init.path` names: itself, or the copy of a hub id's files that `huggingface_hub` keeps on this machine.
+def folder_of(path: str, key: str = "init.path") -> Path:
+    """The folder that `path` names: itself, or the copy of a hub id's files that `huggingface_hub` keeps on this machine.
 
-    Raises `ConfigError` where there is none.
+    Raises `ConfigError`, naming the `key` that it was declared under, where there is none.
     """
     place = Path(path).expanduser()
-    asked = f"init.path={path}"
+    asked = f"{key}={path}"
     require(not place.is_file(), asked, _said_of_file(place), "Name the folder that holds config.json and model.safetensors")
     if place.is_dir():
         return place
-    is_id = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
-    require(is_id and is_installed("huggingface_hub"), asked, "no such folder", "Name a folder that holds config.json")
+    require(is_hub_id(path) and is_installed("huggingface_hub"), asked, "no such folder", "Name a folder that holds config.json")
     hub = importlib.import_module("huggingface_hub")
     try:
         return Path(hub.snapshot_download(path, allow_patterns=_DOWNLOADED))
     except Exception as error:  # the library raises whatever its storage and network layers raise
         reason = f"is no folder, and could not be fetched as a hub id ({type(error).__name__})"
         raise ConfigError(asked, reason, "Name a folder, or check the id and the network") from error
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a path that nothing lies at has the form of a hub id."""
+    return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
 
 
 def read_json(file: Path) -> dict[str, Any]:
