@@ -34,6 +34,8 @@ def _is_of_arrays(annotation: typing.Any) -> bool:
     """Whether jaxtyping has shapes to check in it; in words that are still to be read it may."""
     if isinstance(annotation, str) or (getattr(annotation, "__module__", None) or "").startswith("jaxtyping"):
         return True
+    if typing.get_origin(annotation) is typing.Literal:
+        return False
     parts = annotation if isinstance(annotation, list) else typing.get_args(annotation)
     return any(map(_is_of_arrays, parts))
 

@@ -148,7 +148,13 @@ def test_a_fork_whose_first_checkpoint_is_lost_leaves_no_draw_uncharged(data, fi
     assert len(drawn) <= charged(path) - STEPS, "steps were drawn that nothing charges for"
 
 
-@pytest.mark.parametrize("released", [["telemetry=released"], ["clip=quantile", "clip.clipping_norm=1.0"]], ids=["telemetry", "quantile"])
+@pytest.mark.parametrize(
+    "released",
+    [
+        pytest.param(["telemetry=released"], id="telemetry"),
+        pytest.param(["clip=quantile", "clip.clipping_norm=1.0"], id="quantile", marks=pytest.mark.slow),
+    ],
+)
 def test_no_value_is_released_ahead_of_the_statement_that_charges_for_it(data, tmp_path, released):
     path = tmp_path / "run"
     for until in (5, 7):
