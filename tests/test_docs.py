@@ -13,7 +13,15 @@ from tests.processes import answers
 DOCS = Path(dpx.__file__).parent / "docs"
 # What makes the pages' commands quick; what they are about stays as printed. The test's text is small, so a delta below one over its units.
 QUICK = (
-    *("model=micro", "steps=3", "microbatch=8", "data.vocabulary.size=256", "data.sequence_length=16", "schedule.evaluation_rows=32"),
+    *(
+        "model=micro",
+        "model.layers=1",
+        "steps=3",
+        "microbatch=8",
+        "data.vocabulary.size=256",
+        "data.sequence_length=16",
+        "schedule.evaluation_rows=32",
+    ),
     *("schedule.evaluate_every=3", "accountant=rdp", "privacy.delta=1e-5"),
 )
 FEW_CANARIES = ("audit.gradients=200",)

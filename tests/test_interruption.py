@@ -15,7 +15,15 @@ from dpx.privacy.ledger import Ledger
 from tests.processes import MAIN, environment
 
 STEPS = 400
-RUN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
+RUN = [
+    "model=micro",
+    "model.layers=1",
+    "data=synthetic",
+    f"steps={STEPS}",
+    "microbatch=8",
+    "batch_schedule.size=16",
+    "schedule.evaluation_rows=32",
+]
 RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
 RUN += ["schedule.checkpoint_every=1000", "schedule.evaluate_every=1000"]
 

@@ -14,7 +14,14 @@ from dpx.experiment import Experiment
 from ..composed import composed
 from ..training.sharing import coarse_losses, run_job, shared_programs
 
-MICRO = ["model=micro", "data=text", "data.source.document_per=line", "data.vocabulary.size=128", "data.sequence_length=32"]
+MICRO = [
+    "model=micro",
+    "model.layers=1",
+    "data=text",
+    "data.source.document_per=line",
+    "data.vocabulary.size=128",
+    "data.sequence_length=32",
+]
 MICRO += ["data.public_fraction=0.1", "data.heldout_fraction=0.1", "steps=2", "microbatch=8", "batch_schedule.size=8"]
 MICRO += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-3", "schedule.evaluation_rows=16"]
 MICRO += ["schedule.checkpoint_every=1"]

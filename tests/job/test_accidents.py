@@ -27,7 +27,15 @@ from ..training.sharing import run_job
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 8
-PLAIN = ["model=micro", "data=synthetic", f"steps={STEPS}", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
+PLAIN = [
+    "model=micro",
+    "model.layers=1",
+    "data=synthetic",
+    f"steps={STEPS}",
+    "microbatch=8",
+    "batch_schedule.size=16",
+    "schedule.evaluation_rows=32",
+]
 PLAIN += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from tests.processes import Answer, answers
 
-RUN = ["model=micro", "data=synthetic", "steps=2", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
+RUN = [
+    "model=micro",
+    "model.layers=1",
+    "data=synthetic",
+    "steps=2",
+    "microbatch=8",
+    "batch_schedule.size=16",
+    "schedule.evaluation_rows=32",
+]
 RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
 
 

@@ -18,6 +18,7 @@ STEPS = 24
 COMMAND = (
     *(
         "model=micro",
+        "model.layers=1",
         "data=synthetic",
         f"steps={STEPS}",
         "batch_schedule.size=24",
