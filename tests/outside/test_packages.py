@@ -160,6 +160,6 @@ def test_its_job_analysis_and_page_are_declared_by_yaml(site, tmp_path):
         job(experiment, RunFolder(tmp_path))
         assert "ripples" in (tmp_path / "release" / "analysis.json").read_text()
         assert pages.page("pond").document([], [], tmp_path).title == "The pond"
-        assert pages.names() == ["anil2021", "pond"]
+        assert pages.names() == ["anil2021", "mckenna2025", "pond"]
     with pytest.raises(ConfigError, match="no page is made of that paper"):
         pages.page("pond")
