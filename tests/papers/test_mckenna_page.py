@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpx.config import recipes
+from dpx.config import build, recipes
+from dpx.job.analyse import Analyse
 from dpx.papers.mckenna2025 import declarations, fig17_transform
 from dpx.papers.mckenna2025.lab import Lab
 from dpx.papers.mckenna2025.report import evidence, items, page, trained
@@ -109,6 +110,13 @@ def test_the_page_of_nothing_says_what_every_experiment_costs(tmp_path) -> None:
     assert all(one.command.split("=")[1].split()[0] in recipes.names() for one in ITEMS)
     assert all(name in said for name in ("20,400 H200 hours", "12.87", "is not identified", "No model of the paper was trained"))
     assert {one.split(":")[0] for one in found.lead[:1]} == {"Laptop verdicts"} and " 0 pass, 0 fail" in found.lead[0]
+
+
+@pytest.mark.parametrize("number", ["M13", "M22", "M26"])
+def test_what_a_laptop_asks_of_an_analysis_builds(number) -> None:
+    (item,) = [one for one in ITEMS if one.number == number]
+    _, job = build(recipes.compose([f"+experiment={item.name}", *item.options]))
+    assert isinstance(job, Analyse) and type(job.analysis).__name__.lower() == item.name.replace("_", "")
 
 
 def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """The 32 experiments of the paper in its order: what each is called, where it stands, what it costs at full scale, and how it is judged."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,15 @@ from dpx.scaling.surface import surface_of
 
 LAB = ("analysis/lab=laptop",)
 OF_LAB = (*LAB, "analysis.sizes=null")
+# Two models and ratios inside the laptop's grid.
+VULNERABLE = (
+    *LAB,
+    "analysis.settings=[[width 128,1.0e13,550016],[width 64,1.0e13,173120]]",
+    "analysis.size=800000",
+    "analysis.tokens=32",
+    "analysis.batch_sizes=[64,128,256,512,1024,2048]",
+)
+RATIOS = (*LAB, "analysis.ratios=[0.00390625,0.0009765625,0.000244140625,0.00006103515625]")
 TRAINS, COUNTS, FITS = "trains", "needs no training", "needs the grid"
 
 
@@ -32,7 +42,7 @@ class Item:
     @property
     def command(self) -> str:
         name = f"laptop/{self.name}" if self.kind == TRAINS else self.name
-        return " ".join((f"python -m dpx +experiment={name}", *self.options))
+        return shlex.join(("python", "-m", "dpx", f"+experiment={name}", *self.options))
 
 
 ITEMS = (
@@ -63,11 +73,11 @@ ITEMS = (
     Item("M19", "mckenna_lr_nonprivate", "Learning rates without noise (section 3.2)", TRAINS, 110.0),
     Item("M20", "mckenna_fig13_allocation_by_n", "Allocation by data (Figure 13)", FITS, options=LAB),
     Item("M21", "mckenna_fig14_smoothing", "Smoothing (Figure 14)", FITS, options=LAB),
-    Item("M22", "mckenna_fig15_vulnerability", "Equal epsilon, unequal advantage (Figure 15)", FITS),
+    Item("M22", "mckenna_fig15_vulnerability", "Equal epsilon, unequal advantage (Figure 15)", FITS, options=VULNERABLE),
     Item("M23", "mckenna_fig16_parametric_l1", "Parametric form L1 (Figure 16)", FITS, options=LAB),
     Item("M24", "mckenna_fig17_transform", "The transformed ratio (Figure 17)", FITS, options=LAB),
     Item("M25", "mckenna_fig18_parametric_l2", "Parametric form L2 (Figure 18)", FITS, options=LAB),
-    Item("M26", "mckenna_fig19_parametric_optimum", "The optimum of L2 (Figure 19)", FITS, options=LAB),
+    Item("M26", "mckenna_fig19_parametric_optimum", "The optimum of L2 (Figure 19)", FITS, options=RATIOS),
     Item("M27", "mckenna_table1_models", "Models (Table 1)", COUNTS),
     Item("M28", "mckenna_clip_check", "How many are clipped (section 3.2)", TRAINS, 0.1),
     Item("M29", "mckenna_billion_claim", "A billion parameters (section 6)", COUNTS),
