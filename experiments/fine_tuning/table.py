@@ -1,0 +1,84 @@
+"""The table of `sst2.sh` from its run folders: accuracy by what was trained and epsilon, minutes, memory. Runs not finished are left out.
+
+python experiments/fine_tuning/table.py <work folder> [--rate <what is trained>]
+"""
+
+import argparse
+import json
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+FULL = re.compile(r"sst2_(?P<trained>[a-z_]+)_(?P<epsilon>[0-9]+|none)_(?P<replicate>\d+)-[0-9a-f]+")
+SHORT = re.compile(r"rate_(?P<trained>[a-z_]+)_(?P<rate>[0-9.e-]+)-[0-9a-f]+")
+
+
+def finished(work: Path, name: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
+    folders = [path.parents[1] for path in sorted((work / "outputs").glob("*/private/results.json"))]
+    return [(found, folder) for folder in folders if (found := name.fullmatch(folder.name))]
+
+
+def results(folder: Path) -> dict[str, float]:
+    return json.loads((folder / "private" / "results.json").read_text())["heldout"]
+
+
+def rates(work: Path, trained: str) -> list[tuple[float, float, str]]:
+    """(held-out loss, accuracy, rate) of the short runs, best first."""
+    tried = [(results(folder), found["rate"]) for found, folder in finished(work, SHORT) if found["trained"] == trained]
+    return sorted((seen["loss"], seen["accuracy"], rate) for seen, rate in tried)
+
+
+def costs(work: Path) -> dict[str, list[float]]:
+    """Of each run: minutes by the clock, minutes of processors and gigabytes at most, over every start of it."""
+    of: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    lines = (work / "times.tsv").read_text().splitlines() if (work / "times.tsv").is_file() else []
+    for fields in (line.split("\t") for line in lines if line.count("\t") == 5):
+        name, (wall_s, user_s, system_s, kilobytes) = fields[0], map(float, fields[1:5])
+        clock, processor, held = of[name]
+        of[name] = [clock + wall_s / 60, processor + (user_s + system_s) / 60, max(held, kilobytes / 1e6)]
+    return of
+
+
+def table(work: Path) -> str:
+    """Mean and deviation over replicates in percent, of the official dev set."""
+    runs: dict[tuple[str, str], list[tuple[float, str, list[float]]]] = defaultdict(list)
+    cost = costs(work)
+    for found, folder in finished(work, FULL):
+        claim = json.loads((folder / "release" / "privacy.json").read_text())
+        stated = f"{claim['guarantee']}, {claim['epsilon']['pld']:.3f}" if claim["guarantee"] == "dp" else claim["guarantee"]
+        accuracy = 100 * results(folder)["accuracy"]
+        runs[found["trained"], found["epsilon"]].append((accuracy, stated, cost[folder.name.rpartition("-")[0]]))
+    lines = ["| trained | epsilon | runs | accuracy, % | claim (PLD) | minutes | processor minutes | GB at most |", "|" + " --- |" * 8]
+    for (trained, epsilon), found in sorted(runs.items()):
+        accuracies = [one[0] for one in found]
+        spread = f" ± {statistics.stdev(accuracies):.2f}" if len(found) > 1 else ""
+        clock, processor = (statistics.mean(one[2][place] for one in found) for place in (0, 1))
+        held = max(one[2][2] for one in found)
+        stated = "; ".join(sorted({one[1] for one in found}))
+        lines.append(
+            f"| {trained} | {epsilon} | {len(found)} | {statistics.mean(accuracies):.2f}{spread} | {stated} "
+            f"| {clock:.1f} | {processor:.1f} | {held:.2f} |"
+        )
+    tried = [(trained, *one) for trained in ("lora", "all", "last_layer", "bias") for one in rates(work, trained)]
+    lines += ["", "| trained | rate | held-out loss | held-out accuracy, % |", "|" + " --- |" * 4]
+    lines += [f"| {trained} | {rate} | {loss:.4f} | {100 * accuracy:.2f} |" for trained, loss, accuracy, rate in tried]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--rate", help="print the best rate of the short runs that train this")
+    given = parser.parse_args()
+    if given.rate is None:
+        print(table(given.work))
+        return
+    found = rates(given.work, given.rate)
+    if not found:
+        parser.exit(1, f"{given.rate}: no short run is finished\n")
+    print(found[0][2])
+
+
+if __name__ == "__main__":
+    main()
