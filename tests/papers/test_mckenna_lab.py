@@ -23,7 +23,10 @@ from dpx.papers.mckenna2025 import (
     table3_trainset,
 )
 from dpx.papers.mckenna2025.lab import Lab
+from dpx.privacy import closed_form
+from dpx.privacy.noise_batch_ratio import NoiseBatchRatio
 from dpx.report import pictures
+from dpx.scaling.noise import Calibration
 from dpx.scaling.optima import Optimum, optima
 from dpx.scaling.parametric import Fit, transformed
 
@@ -233,6 +236,35 @@ def test_one_loss_at_unequal_advantage():
     assert states(fig15_vulnerability.judged([row, (*row[:2], 512, *row[3:6], 0.2, 0.0, 4.01)])) == ["pass"]
     assert states(fig15_vulnerability.judged([row, (*row[:2], 512, *row[3:6], 0.101, 0.0, 4.01)])) == ["fail"]
     assert states(fig15_vulnerability.judged([row, (*row[:2], 512, *row[3:6], 0.2, 0.0, 5.0)])) == ["not run"]
+
+
+@pytest.fixture
+def fixed_batches_alone(monkeypatch):
+    """Fixed batches, in closed form: nothing is solved."""
+
+    def exact(self, size, batch_size, steps):
+        noise = math.sqrt(math.ceil(steps * batch_size / size)) / closed_form.mu(self.epsilon, self.delta)
+        return NoiseBatchRatio(batch_size, math.inf, noise, 1)
+
+    monkeypatch.setattr(Calibration, "exact", exact)
+
+
+def test_batches_of_one_epsilon_are_compared_by_loss_and_by_what_an_attacker_gains(tmp_path, fixed_batches_alone):
+    settings = [["a", 1.0e13, 173120.0]]
+    options = {"settings": settings, "epsilon": 8, "size": 100_000, "tokens": 32, "batch_sizes": [512, 1024, 2048]}
+    tables = answered(fig15_vulnerability.MckennaFig15Vulnerability(lab=lab(table(tmp_path)), **options))
+    rows, (forms,) = (one.as_json()["rows"] for one in tables[:2])
+    assert all(row["loss"] is not None and 0 < row["advantage"] < 1 for row in rows) and min(row["excess"] for row in rows) == 0
+    assert forms["by_risks"] == pytest.approx(forms["by_profiles"], abs=2e-3) == forms["by_trade_off"]
+    without = fig15_vulnerability.MckennaFig15Vulnerability(lab=lab(), **options)
+    assert states(answered(without)) == ["not run"]
+
+
+def test_what_is_said_of_a_billion_parameters_needs_no_measurement(tmp_path, fixed_batches_alone):
+    options = {"parameters": 1e9, "compute": 1e23, "size": 10**9, "epsilon": 10, "tokens": 512, "batch_sizes": [262_144, 1_048_576]}
+    noise, printed, *_ = answered(billion_claim.MckennaBillionClaim(lab=lab(), **options))
+    assert [row["passes"] for row in noise.as_json()["rows"]] == pytest.approx([32.55] * 2, rel=0.01) and len(printed.rows) == 4
+    assert states(billion_claim.MckennaBillionClaim(lab=lab(table(tmp_path)), **options)()) == ["pass"]
 
 
 def test_a_billion_parameters_are_flagged_where_they_were_not_trained():
