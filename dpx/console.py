@@ -36,5 +36,6 @@ def stage(text: str) -> None:
 
 
 def figure(value: float, places: int = 3) -> str:
-    """`value` to `places` decimal places, and with at least two digits where it is small: 7.394, 0.039, 0.00027."""
-    return f"{value:.{places}f}" if value == 0 or abs(value) >= 10 ** (1 - places) else f"{value:.2g}"
+    """`value` to `places` decimal places, and with at least two digits where it is small or huge: 7.394, 0.039, 0.00027, 3.7e+19."""
+    is_readable = value == 0 or 10 ** (1 - places) <= abs(value) < 1e9
+    return f"{value:.{places}f}" if is_readable else f"{value:.2g}"

@@ -45,7 +45,8 @@ def test_a_line_is_due_twenty_times_and_at_the_first_and_the_last_step():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(7.3941, "7.39"), (0.0, "0.00"), (0.1, "0.10"), (0.05, "0.05"), (0.0394, "0.039"), (2.7e-5, "2.7e-05")]
+    ("value", "text"),
+    [(7.3941, "7.39"), (0.0, "0.00"), (0.1, "0.10"), (0.05, "0.05"), (0.0394, "0.039"), (2.7e-5, "2.7e-05"), (3.69e19, "3.7e+19")],
 )
-def test_small_figures_keep_digits(value, text):
+def test_small_and_huge_figures_keep_digits(value, text):
     assert figure(value, 2) == text
