@@ -46,7 +46,7 @@ class MckennaAllocation:
                 table="allocation",
                 x="compute",
                 y=("smallest_model",),
-                marks=("rule",) if epsilon == self.lab.epsilons[0] else (),
+                marks=("rule",),
                 by="epsilon",
                 where=("size", size),
                 title=f"N = {size:,.0f}",
@@ -56,7 +56,6 @@ class MckennaAllocation:
                 y_scale="log",
             )
             for size in self._sizes
-            for epsilon in self.lab.epsilons[:1]
         )
         return [
             Picture(
