@@ -11,6 +11,12 @@ from typing import NamedTuple
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
+def micro_run(steps: int) -> list[str]:
+    """The command line of a private run that is over in seconds: one layer, since what is compiled is most of it."""
+    sizes = ["model=micro", "model.layers=1", "data=synthetic", f"steps={steps}", "microbatch=8", "batch_schedule.size=16"]
+    return [*sizes, "schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+
+
 def environment(**more: str) -> dict[str, str]:
     """Of this process, less the simulated devices, with `more`."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]

@@ -12,20 +12,10 @@ import pytest
 
 from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
-from tests.processes import MAIN, environment
+from tests.processes import MAIN, environment, micro_run
 
 STEPS = 400
-RUN = [
-    "model=micro",
-    "model.layers=1",
-    "data=synthetic",
-    f"steps={STEPS}",
-    "microbatch=8",
-    "batch_schedule.size=16",
-    "schedule.evaluation_rows=32",
-]
-RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
-RUN += ["schedule.checkpoint_every=1000", "schedule.evaluate_every=1000"]
+RUN = [*micro_run(STEPS), "data.sequence_length=32", "schedule.checkpoint_every=1000", "schedule.evaluate_every=1000"]
 
 
 def _start(folder: Path, *arguments: str, program: str = f"{MAIN}; main()") -> subprocess.Popen[str]:

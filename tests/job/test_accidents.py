@@ -23,20 +23,12 @@ from dpx.training import checkpoint, loop
 
 from ..composed import composed
 from ..privacy.unchained import unchain
+from ..processes import micro_run
 from ..training.sharing import run_job
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 8
-PLAIN = [
-    "model=micro",
-    "model.layers=1",
-    "data=synthetic",
-    f"steps={STEPS}",
-    "microbatch=8",
-    "batch_schedule.size=16",
-    "schedule.evaluation_rows=32",
-]
-PLAIN += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+PLAIN = micro_run(STEPS)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,18 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Answer, answers
+from tests.processes import Answer, answers, micro_run
 
-RUN = [
-    "model=micro",
-    "model.layers=1",
-    "data=synthetic",
-    "steps=2",
-    "microbatch=8",
-    "batch_schedule.size=16",
-    "schedule.evaluation_rows=32",
-]
-RUN += ["data.sequence_length=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+RUN = [*micro_run(2), "data.sequence_length=32"]
 
 
 def state(run: Path) -> dict[str, tuple[int, str]]:
