@@ -1,5 +1,5 @@
-"""Set before jax starts: 8 simulated CPU devices, programs compiled quickly, and caches shared by all tests, so that nothing is
-compiled or solved twice."""
+"""Set before jax starts: 8 simulated CPU devices, programs compiled quickly, and caches shared by all processes, so that no noise is solved
+twice and no process compiles what another has compiled."""
 
 import functools
 import gc
@@ -21,6 +21,11 @@ os.environ["DPX_CACHE"] = str(CACHE / "calibration")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# One program in thirty is the same as another test's: writing all of them costs several times what these save. Processes that tests start
+# do the same again and again, and have the cache (`tests.processes.environment`).
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+# Where in Python an operation of a compiled program comes from: nobody reads it, and ten frames are written down for each.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 import beartype  # noqa: E402
 import jaxtyping  # noqa: E402

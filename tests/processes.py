@@ -18,11 +18,11 @@ def micro_run(steps: int) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of this process, less the simulated devices, with `more`."""
+    """Of this process, less the simulated devices, with the cache of compiled programs and with `more`."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
     path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
     inherited = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
-    return inherited | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": path} | more
+    return inherited | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": path, "JAX_ENABLE_COMPILATION_CACHE": "true"} | more
 
 
 class Answer(NamedTuple):
