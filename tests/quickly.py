@@ -31,4 +31,4 @@ ConfigRepository.load_config = _config_read_once
 defaults_list._create_interpolation_map = _known_choices_if_asked
 
 # What jax keeps of traced programs is millions of objects, and looking through them again and again for garbage is a tenth of the time.
-gc.set_threshold(50_000, 20, 10)
+gc.set_threshold(200_000, 50, 100)

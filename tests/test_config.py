@@ -128,15 +128,15 @@ def test_recipe_builds_and_equals_golden(name: str) -> None:
 
 
 def _each_value(points: list[list[str]]) -> list[list[str]]:
-    """The first point, every point that differs from it in one axis alone, and the last: each value of each axis, seen by itself."""
-    near = [point for point in points if sum(one != other for one, other in zip(point, points[0], strict=True)) <= 1]
-    return near if points[-1] in near else [*near, points[-1]]
+    """Points in which every value of every axis occurs, as few as the longest axis has values: all axes move on together."""
+    axes = [list(dict.fromkeys(values)) for values in zip(*points, strict=True)]
+    return [[values[number % len(values)] for values in axes] for number in range(max(map(len, axes), default=1))]
 
 
 def test_each_value_of_each_axis_is_among_the_points_that_are_composed() -> None:
     points = [[a, b, c] for a in "pqr" for b in "xyz" for c in "uv"]
     chosen = _each_value(points)
-    assert chosen[0] == points[0] and chosen[-1] == points[-1] and len(chosen) == 1 + 2 + 2 + 1 + 1
+    assert len(chosen) == 3 and all(point in points for point in chosen)
     assert [{point[axis] for point in chosen} for axis in range(3)] == [set("pqr"), set("xyz"), set("uv")]
     assert _each_value([[]]) == [[]] and _each_value([["a"], ["b"]]) == [["a"], ["b"]]
 

@@ -20,7 +20,7 @@ ROWS = 3
 # Full, with padding behind, with padding before its one row, and none at all.
 PADDING = np.array([False] * 3 + [False, False, True] + [True, False, True] + [True] * 3)
 UNITS = len(PADDING) // ROWS
-SUBJECT = objective(bert(dropout=0.1))
+SUBJECT = objective(bert(layers=1, dropout=0.1))
 WAYS = {
     "vmap": {"method": "vmap"},
     "ghost": {"method": "ghost"},

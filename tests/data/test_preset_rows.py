@@ -35,7 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_table_and_a_preset_of_the_same_rows_give_the_same_run(folder: Path):
-    given = ["model=micro", "task=classification", "seed=3", "steps=2", "microbatch=8", "batch_schedule.size=16", "data.sequence_length=16"]
+    given = ["model=micro", "model.layers=1", "task=classification", "seed=3", "steps=2", "microbatch=8"]
+    given += ["batch_schedule.size=16", "data.sequence_length=16"]
     given += [f"data.vocabulary.path={folder}/vocabulary.txt", "data.vocabulary.size=64", f"data.directory={folder}/data"]
     given += ["privacy.delta=1e-4", "accountant=rdp", "noise=multiplier", "noise.noise_multiplier=1.0", "data.heldout_fraction=0.2"]
     table = [

@@ -18,7 +18,8 @@ from dpx.declaration import ConfigError
 from dpx.job.benchmark import Benchmark, interleaved
 from dpx.run_folder import RunFolder
 
-MICRO = ["model=micro", "task=mlm_nsp", "data.pairs=same_document", "data.vocabulary.size=64", "data.sequence_length=16", "job=benchmark"]
+SMALL = ["model=micro", "model.layers=1", "data.vocabulary.size=64", "data.sequence_length=16"]
+MICRO = [*SMALL, "task=mlm_nsp", "data.pairs=same_document", "job=benchmark"]
 
 
 def fact(clipping, size, flops, **changes):
@@ -165,8 +166,8 @@ def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
 def test_a_step_on_labels_is_timed_on_random_rows(monkeypatch):
     """The task of Yin and Habernal's Figure 3, one example after the other included; each way against float64 gradients."""
     monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
-    small = ["model=micro", "data.vocabulary.size=64", "data.sequence_length=16", "benchmark.logical_batch=4", "benchmark.rounds=1"]
-    point = ["+experiment=laptop/legal_fig3_runtime", *small, "benchmark.physical_batches=[2]", "benchmark.variants=[book_keeping,loop]"]
+    point = ["+experiment=laptop/legal_fig3_runtime", *SMALL, "benchmark.logical_batch=4", "benchmark.rounds=1"]
+    point += ["benchmark.physical_batches=[2]", "benchmark.variants=[book_keeping,loop]"]
     experiment, benchmark = config.build(recipes.compose(point))
     found = {row["clipping"]: row for row in benchmark.document(experiment)["rows"]}
     assert list(found) == ["book_keeping", "loop"] and all(row["is_exact"] for row in found.values())

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("coarse_grid")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
-    overrides = ["model=micro", "data=synthetic", "steps=2", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=64"]
+    overrides = ["model=micro", "model.layers=1", "data=synthetic", "steps=2", "microbatch=8", "batch_schedule.size=16"]
+    overrides += ["schedule.evaluation_rows=64"]
     overrides += ["noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp", "privacy.delta=1e-4", f"data.directory={root}/data"]
     cfg = recipes.compose(overrides)
     experiment, job = config.build(cfg)

@@ -19,7 +19,7 @@ from tests.composed import composed
 from tests.training.sharing import run_job
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
-CLASSES = ["model=micro", "task=classification", "data=synthetic_labels", "data.source.examples=400"]
+CLASSES = ["model=micro", "model.layers=1", "task=classification", "data=synthetic_labels", "data.source.examples=400"]
 CLASSES += ["privacy.delta=1e-4", "accountant=rdp", "noise=multiplier", "noise.noise_multiplier=1.0", "length_buckets=[16]"]
 
 

@@ -29,7 +29,7 @@ def declare(**changes) -> Experiment:
     fields = {
         "name": "micro",
         "steps": 4,
-        "model": Bert(name="micro", layers=2, width=32, heads=2, feed_forward=64, positions=32),
+        "model": Bert(name="micro", layers=1, width=32, heads=2, feed_forward=64, positions=32),
         "task": MaskedLanguageModel(next_sentence=True, masked_slots=4),
         "data": Data(
             name="synthetic",

@@ -35,7 +35,7 @@ def _narrowed(rows, places, width):
 @pytest.mark.parametrize(("family", "method"), [("bert", "book_keeping"), ("decoder_choices", "vmap")])
 def test_the_clipped_sum_of_all_widths_is_that_of_one(family, method):
     """In float64, masks and dropout drawn for each width by itself."""
-    of = subject(family, dropout=0.2)
+    of = subject(family, layers=1, dropout=0.2)
     rows = synthetic_rows(of.task, 6, WIDTHS[-1], 50)
     rows["length"][::2] = rows["length"][::2] * WIDTHS[0] // WIDTHS[1]
     rows["segment_start"] = np.minimum(rows["segment_start"], rows["length"])

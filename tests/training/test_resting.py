@@ -21,7 +21,7 @@ from ..composed import composed
 from .sharing import run_job
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
-PLAIN = ["model=micro", "model.layers=3", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
+PLAIN = ["model=micro", "model.layers=2", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
 PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
 TRAINED = {
     "train=bias": "bias",
@@ -29,7 +29,7 @@ TRAINED = {
     "train=top train.layers=1": "mlm/ layers/",
     "train=lora train.rank=2": "lora/",
     "train=lora_ffa train.rank=2 train.dropout=0.2": "/b",
-    "train=matching train.paths=[layers/qkv/*] train.layers=2": "layers/qkv/",
+    "train=matching train.paths=[layers/qkv/*] train.layers=2 model.layers=3": "layers/qkv/",
 }
 
 
@@ -49,7 +49,7 @@ def by_path(tree) -> dict[str, np.ndarray]:
 
 
 # What runs of other tests do already, or do with other paths of the same selection.
-SLOW = ("train=last_layer", "train=lora train.rank=2", "train=matching train.paths=[layers/qkv/*] train.layers=2")
+SLOW = ("train=last_layer", "train=lora train.rank=2", "train=matching train.paths=[layers/qkv/*] train.layers=2 model.layers=3")
 EACH = [pytest.param(line, id=line.split()[0].removeprefix("train="), marks=[pytest.mark.slow] * (line in SLOW)) for line in TRAINED]
 
 
@@ -134,7 +134,7 @@ def test_a_plan_counts_what_is_trained(tmp_path):
     "line, words",
     [
         ("train=matching train.paths=[layers/qvk/kernel]", "layers/qvk/kernel: picks no parameter. The nearest are layers/qkv/kernel"),
-        ("train=top train.layers=9", "top 9 layers: are more than the 3 there are"),
+        ("train=top train.layers=9", "top 9 layers: are more than the 2 there are"),
         ("train=lora train.rank=1000", "rank=1000: is none of a matrix"),
         ("train=lora train.targets=[keys]", "keys: is no target of adapters. The nearest are key"),
         ("train=top train.layers=0", "train.layers=0: no layer would be trained"),

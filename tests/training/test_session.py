@@ -114,7 +114,7 @@ def test_a_finished_run_states_everything_and_releases_no_telemetry(uninterrupte
         "train/expected_batch_size",
         "train/examples_per_s",
         "heldout/mlm_accuracy",
-        "weights/layers/qkv/kernel/layer_01",
+        "weights/layers/qkv/kernel/layer_00",
         "weights/embeddings/word",
     ):
         assert np.isfinite(last[name]), name

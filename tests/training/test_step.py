@@ -112,9 +112,11 @@ def _norms_by_layer(tree):
     return {name: np.linalg.norm(parts, axis=1).reshape(-1) for name, parts in apart.items()}
 
 
-def test_norms_of_weights_and_of_the_mean_gradient_are_told_leaf_by_leaf_and_layer_by_layer(plain):
-    step, state = plain[0], plain[0].init(INIT)
-    sums = _sums(step, state.params, make_rows(5))
+def test_norms_of_weights_and_of_the_mean_gradient_are_told_leaf_by_leaf_and_layer_by_layer(micro):
+    deeper, drawn = dataclasses.replace(micro[0].model, layers=2), np.random.default_rng(0)
+    step = _make(declare(model=deeper), dataclasses.replace(micro[1], model=deeper))
+    state = step.init(INIT)
+    sums = jax.tree.map(lambda leaf: drawn.normal(size=leaf.shape).astype(leaf.dtype), jax.eval_shape(step.zero))
     keys, gradients = slice_keys(SECRET, 0, state.params), _norms_by_layer(_total(sums))
     state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
     for name, norms in _norms_by_layer(state.params).items():
