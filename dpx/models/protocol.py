@@ -28,6 +28,9 @@ class ExampleModel:
 
     # Whether the logits of a token see the tokens before it alone: then the task is causal_lm, else mlm; classification takes both.
     causal: ClassVar[bool] = False
+    # What train=top leaves at rest comes as `layers_below`, to be run before `layers`. A model that does not say that it does so gets both
+    # as one stack, of which every example then has a copy.
+    runs_layers_below: ClassVar[bool] = False
     # Parameters are gathered in it; sums, norms and noise are float32 whatever it is.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # The data's, where it is None.

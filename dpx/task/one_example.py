@@ -15,6 +15,7 @@ from jaxtyping import Array
 from dpx.clipping.norms import at_least_float32
 from dpx.declaration import ConfigError, require
 from dpx.models.protocol import ExampleModel
+from dpx.models.trainable import whole
 from dpx.task import causal_lm, classification, mlm
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, token_losses
@@ -38,6 +39,7 @@ class OfExamples:
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Array, Counts]:
         """Per-example losses and counts; nothing is dropped."""
         del dropout_key
+        params = params if self.model.runs_layers_below else whole(params)
         return jax.vmap(lambda example: self.one(params, example))(batch)
 
     def _tokens(self, params: Params, example: Batch) -> tuple[Array, Array, Array]:

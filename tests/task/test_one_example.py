@@ -10,6 +10,7 @@ import pytest
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.declaration import ConfigError
 from dpx.models.protocol import ExampleModel
+from dpx.models.trainable import split, top
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
@@ -63,6 +64,35 @@ def test_a_task_of_dpx_is_trained_exactly_by_tracing(task, causal):
     if causal:
         np.testing.assert_allclose(longer_B, traced.losses_B, rtol=1e-5)
     assert task.parameter_shapes(Bag(causal=causal), VOCABULARY) == {name: leaf.shape for name, leaf in params.items()}
+
+
+class Stack(Bag):
+    """Layers below `layers/`, of which it knows one stack."""
+
+    def init(self, key, vocabulary_size, outputs):
+        return super().init(key, vocabulary_size, outputs) | {"layers": {"mix": jax.random.normal(key, (3, 6, 6))}}
+
+    def token_logits(self, params, tokens_T, length):
+        x_T6 = jax.lax.scan(lambda x_T6, layer: (jnp.tanh(x_T6 @ layer["mix"]), None), params["word"][tokens_T], params["layers"])[0]
+        return x_T6 @ params["out"]
+
+
+def test_layers_that_rest_are_run_by_a_model_that_knows_nothing_of_them():
+    subject = objective(Stack(), CausalLanguageModel(), VOCABULARY, SPECIAL)
+    params, key = subject.init(np.zeros(2, np.uint32)), np.zeros(2, np.uint32)
+    batch = subject.batch(key, synthetic_rows(subject.task, EXAMPLES, LENGTH, VOCABULARY))
+    trained, rests = split(params, top(1))
+
+    @jax.jit
+    def found(params, trained, rests, batch):
+        weights = lambda norms_B: 0.1 / jnp.maximum(norms_B, 0.1)  # noqa: E731
+        options = {"weights": weights, "method": "traced"}
+        whole = clipped_sum(subject.losses, params, batch, **options)
+        return whole.losses_B, clipped_sum(subject.losses, trained, batch, frozen=rests, **options)
+
+    losses_B, of_top = found(params, trained, rests, batch)
+    np.testing.assert_allclose(of_top.losses_B, losses_B, rtol=1e-6)
+    assert of_top.total["layers"]["mix"].shape == (1, 6, 6) and np.any(of_top.total["layers"]["mix"])
 
 
 def test_what_its_head_cannot_give_is_refused():
