@@ -41,6 +41,7 @@ GIVEN = {
     "data=overruling": ["task=classification"],
     "job=predict": ["job.input=rows.csv", "job.output=predictions"],
     "model=decoder": ["task=causal_lm"],
+    "model=gemma": ["task=causal_lm", "clipping=traced"],
 }
 
 
