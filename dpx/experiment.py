@@ -1,6 +1,6 @@
 """The root declaration: one frozen record that fixes the whole claim."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from dpx.audit.declarations import Audit, Canaries, NoCanaries
 from dpx.batch_schedule import BatchSchedule, Constant
@@ -87,6 +87,8 @@ class Experiment:
             "Use batch_schedule=constant or noise=multiplier",
         )
         self._require_telemetry_fits()
+        for key in self.privacy.assumed:
+            require(_has(self, key), f"privacy.assumed={key}", "no such key", "Name keys of the config, such as data.declared_size")
 
     def _require_audit_fits(self) -> None:
         if not isinstance(self.audit, Canaries):
@@ -136,3 +138,9 @@ class Experiment:
     @property
     def is_private(self) -> bool:
         return self.mechanism.is_private
+
+
+def _has(declared: Any, key: str) -> bool:
+    """Whether a declaration has the key, in dots, that a config would name."""
+    name, _, rest = key.partition(".")
+    return hasattr(declared, name) and (not rest or _has(getattr(declared, name), rest))

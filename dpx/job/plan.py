@@ -167,7 +167,9 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins
         reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from)
     by = rests_on.joined(rests_on.of(experiment), rests_on.of_runs(ledger.join(*origins.charged(begins_from))))
     epsilon = planned_epsilon(experiment, calibrated, begins_from)
-    said = [{"name": f"epsilon/{name}", "value": value, "reason": rests_on.words(by)[0]} for name, value in epsilon.items() if by]
+    # As in a statement: what is not proved is a number with its reason, and no bound.
+    why_not = "; ".join(reasons if experiment.is_private and reasons else rests_on.words(by))
+    said = [{"name": f"epsilon/{name}", "value": value, "reason": why_not} for name, value in epsilon.items() if why_not]
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
@@ -178,10 +180,10 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins
         "releases": statement.releases(experiment) if experiment.is_private else [],
         "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
         "delta": experiment.privacy.delta if experiment.is_private else None,
-        "epsilon": {} if by else epsilon,
-        "epsilon_of_this_run": {} if by else dict(calibrated.epsilon),
+        "epsilon": {} if why_not else epsilon,
+        "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),
         "init": origins.facts(begins_from),
-        **({"unsupported": said} if by else {}),
+        **({"unsupported": said} if said else {}),
         "guarantee": rests_on.guarantee(experiment.is_private, reasons, by),
         "reasons": reasons,
         "assumptions": assumptions(experiment, manifest, calibrated.size, None, begins_from) if experiment.is_private else [],
@@ -201,7 +203,8 @@ def show(document: dict[str, Any], console: Console) -> None:
         table.add_row(name, text)
     console.print(table)
     for one in document.get("unsupported", []):
-        console.print(f"not a bound: {one['name']} = {one['value']:.4g} ({one['reason']})", highlight=False)
+        value = "none" if one["value"] is None else f"{one['value']:.4g}"
+        console.print(f"not a bound: {one['name']} = {value} ({one['reason']})", highlight=False)
     for name in ("reasons", "assumptions", "not_covered"):
         if document[name]:
             console.print(name.replace("_", " ") + ":")

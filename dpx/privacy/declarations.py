@@ -14,6 +14,8 @@ class Privacy:
     `rows_per_unit_max` is the enforced cap of prepared rows one unit may have: surplus rows are dropped at preparation.
     `unit_mode` says what is drawn and clipped: under `group` rows are, singly, and the accountant charges for all of a unit's at
     once; under `sample_units` whole units are, so the batch size, the divisor and N all count units.
+    `assumed` names config keys whose values stand for what nobody published, such as `data.declared_size`: while there are any, no
+    guarantee stands, and what is computed with them is a number under `unsupported`.
     """
 
     delta: float
@@ -22,6 +24,7 @@ class Privacy:
     rows_per_unit_max: int = 1
     unit_mode: Literal["group", "sample_units"] = "group"
     allow_large_delta: bool = False
+    assumed: tuple[str, ...] | list[str] = ()
 
     def __post_init__(self) -> None:
         require(0 < self.delta < 1, f"privacy.delta={self.delta}", "delta is a probability above 0 and below 1", "Use a value below 1/N")
