@@ -26,7 +26,7 @@ class Traced:
 
     @classmethod
     def of(cls, model: Any, length: int, vocabulary: int, examples: int) -> "Traced":
-        task = MaskedLanguageModel(next_sentence=False, masked_slots=length)
+        task = MaskedLanguageModel(next_sentence=False, max_masked_positions=length)
         objective = mlm.objective(model, task, vocabulary, mlm.Special(0, 1, 2, 3, 4))
         scalar = jax.ShapeDtypeStruct((examples,), jnp.int32)
         rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}

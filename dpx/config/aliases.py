@@ -1,4 +1,6 @@
-"""Where declarations have moved to that the configs of older run folders name."""
+"""What the configs of older run folders call differently: where declarations have moved to, and their keys."""
+
+from typing import Any
 
 MODULES = {
     "dpx.analysis.anil_accounting": "dpx.papers.anil2021.accounting",
@@ -19,6 +21,9 @@ MODULES = {
 
 DECLARATIONS = {"dpx.mechanism.declarations.Quantile": "dpx.mechanism.declarations.AdaptiveClip"}
 
+# By declaration, as it is called now: its keys of former versions, and what they are called now.
+KEYS = {"dpx.task.declarations.MaskedLanguageModel": {"masked_slots": "max_masked_positions"}}
+
 
 def now_called(target: str) -> str:
     """The present name of the declaration `target`."""
@@ -26,3 +31,24 @@ def now_called(target: str) -> str:
         return DECLARATIONS[target]
     module, _, name = target.rpartition(".")
     return f"{MODULES.get(module, module)}.{name}"
+
+
+def with_present_keys(node: dict[str, Any]) -> dict[str, Any]:
+    """One declaration of a config, its keys as they are called now. Of two names of one key the former stays, to be refused."""
+    present = KEYS.get(now_called(str(node.get("_target_"))), {})
+    return {key if present.get(key, key) in node else present[key]: value for key, value in node.items()}
+
+
+def with_first_keys(node: Any) -> Any:
+    """A whole config, every key as it was first called: what a run is recognised by (its folder, its fingerprint) outlives a rename."""
+    if isinstance(node, list):
+        return [with_first_keys(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    first = {now: then for then, now in KEYS.get(now_called(str(node.get("_target_"))), {}).items()}
+    return {first.get(key, key): with_first_keys(value) for key, value in node.items()}
+
+
+def renamed(key: str) -> str | None:
+    """What the key of a former version is called now."""
+    return next((present[key] for present in KEYS.values() if key in present), None)

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dpx.config.aliases import with_first_keys
 from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError
 from dpx.interop import shape
@@ -46,7 +47,8 @@ def run_name(root: DictConfig) -> str:
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
     """The part of a resolved config that says which run it is; how and where it is computed, and groups that do nothing, are left out."""
-    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and not _does_nothing(key, value)}
+    told = {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and not _does_nothing(key, value)}
+    return with_first_keys(told)
 
 
 def _does_nothing(key: str, value: Any) -> bool:

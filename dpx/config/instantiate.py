@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import packages
-from dpx.config.aliases import now_called
+from dpx.config.aliases import now_called, with_present_keys
 from dpx.config.identity import resolved
 from dpx.config.node import checked_arguments, unknown_key
 from dpx.declaration import ConfigError, is_declaration
@@ -62,7 +62,7 @@ def make(node: Any, path: str) -> Any:
     if "_target_" not in node:
         return {key: make(value, f"{path}.{key}") for key, value in node.items()}
     declared = _declared(f"{path}._target_={node['_target_']}", node["_target_"])
-    return _construct(declared, {key: value for key, value in node.items() if key != "_target_"}, path)
+    return _construct(declared, {key: value for key, value in with_present_keys(node).items() if key != "_target_"}, path)
 
 
 def _declared(value: str, target: Any) -> Any:

@@ -59,13 +59,13 @@ class Memory:
         return dataclasses.replace(self, microbatch=self.accumulator + temporaries)
 
 
-def activations(model: AnyModel, trains: Trains, vocabulary_size: int, sequence_length: int, masked_slots: int) -> int:
+def activations(model: AnyModel, trains: Trains, vocabulary_size: int, sequence_length: int, masked_positions: int) -> int:
     """Numbers one example keeps for the backward pass."""
     if isinstance(model, ExampleModel):
         return model.activations(vocabulary_size, sequence_length)
     T, H, F = sequence_length, model.width, model.feed_forward
     layer = T * (10 * H + 3 * F) + 2 * model.heads * T * T - (0 if trains.kernels else T * (2 * H + F))
-    return _differentiated(model, trains) * layer + 3 * T * H + masked_slots * (2 * vocabulary_size + 2 * H)
+    return _differentiated(model, trains) * layer + 3 * T * H + masked_positions * (2 * vocabulary_size + 2 * H)
 
 
 def step_memory(
@@ -74,7 +74,7 @@ def step_memory(
     *,
     vocabulary_size: int,
     sequence_length: int,
-    masked_slots: int,
+    masked_positions: int,
     microbatch: int,
     shards: int,
     method: Method,
@@ -82,7 +82,7 @@ def step_memory(
 ) -> Memory:
     """Memory of one device with `microbatch` rows at a time. `mechanism_bytes`: of the whole mesh."""
     number, parameters = 2 if model.dtype == "bfloat16" else FLOAT32, trains.parameters
-    example = number * activations(model, trains, vocabulary_size, sequence_length, masked_slots)
+    example = number * activations(model, trains, vocabulary_size, sequence_length, masked_positions)
     if method == "vmap":
         example += FLOAT32 * parameters
     # What is traced is kept as by book-keeping; a model that may be copied instead says so in its activations.

@@ -144,7 +144,7 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
         trains,
         vocabulary_size=vocabulary,
         sequence_length=experiment.data.sequence_length,
-        masked_slots=experiment.task.masked_positions(experiment.data.sequence_length),
+        masked_positions=experiment.task.masked_positions(experiment.data.sequence_length),
         microbatch=microbatch * experiment.privacy.rows_per_example,
         shards=experiment.mesh.shards,
         method=experiment.clipping.method if experiment.is_private else "plain",

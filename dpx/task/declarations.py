@@ -24,18 +24,23 @@ from dpx.task.protocol import OneText, PackageTask
 class MaskedLanguageModel:
     """BERT pre-training: mean cross-entropy over an example's masked positions (+ next-sentence cross-entropy, weight 1).
 
-    At most `masked_slots` positions, `masking_rate` of the real tokens, are predicted. `masking="bert"` replaces them by
+    At most `max_masked_positions` positions, `masking_rate` of the real tokens, are predicted. `masking="bert"` replaces them by
     80 % [MASK], 10 % random, 10 % unchanged (Devlin et al. 2019); `"always_mask"` by [MASK] alone.
     """
 
     next_sentence: bool
-    masked_slots: int = 20
+    max_masked_positions: int = 20
     masking_rate: float = 0.15
     masking: Literal["bert", "always_mask"] = "bert"
     name: Literal["mlm"] = "mlm"
 
     def __post_init__(self) -> None:
-        require(self.masked_slots > 0, f"task.masked_slots={self.masked_slots}", "nothing would be predicted", "Give a positive number")
+        require(
+            self.max_masked_positions > 0,
+            f"task.max_masked_positions={self.max_masked_positions}",
+            "nothing would be predicted",
+            "Give a positive number",
+        )
         require(0 < self.masking_rate < 1, f"task.masking_rate={self.masking_rate}", "not a rate", "Use a value between 0 and 1")
 
     @property
@@ -63,8 +68,8 @@ class MaskedLanguageModel:
         return _most_frequent_token(answers, frequent_token)
 
     def masked_positions(self, sequence_length: int) -> int:
-        """Slots a row of that length can use: what arrays are made for."""
-        return min(self.masked_slots, max(1, math.ceil(self.masking_rate * sequence_length)))
+        """As many as a row of that length can have: what arrays are made for."""
+        return min(self.max_masked_positions, max(1, math.ceil(self.masking_rate * sequence_length)))
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss per example, accuracy per masked position and, with that head, per next-sentence pair."""

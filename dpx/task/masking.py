@@ -58,9 +58,9 @@ def mask(
     token_BT: Int[Array, "B T"],
     length_B: Int[Array, " B"],
 ) -> Masked:
-    """Chooses round(masking_rate * length) ordinary tokens (at least 1, at most `masked_slots` or all there are) and hides them.
+    """Chooses round(masking_rate * length) ordinary tokens (at least 1, at most `max_masked_positions` or all there are) and hides them.
 
-    Slots beyond an example's number point at position 0, have label 0 and `has_label_BM` false.
+    Places beyond an example's number point at position 0, have label 0 and `has_label_BM` false.
     """
 
     def one(key, token_T, length):

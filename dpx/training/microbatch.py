@@ -69,7 +69,7 @@ class Workload:
             trains,
             vocabulary_size=of.vocabulary_size,
             sequence_length=self.sequence_length,
-            masked_slots=of.task.masked_positions(self.sequence_length),
+            masked_positions=of.task.masked_positions(self.sequence_length),
             microbatch=examples * self.gradient_sum.rows_per_unit,
             shards=self.mesh.shards,
             method=self.gradient_sum.method,

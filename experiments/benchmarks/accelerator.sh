@@ -109,8 +109,8 @@ if [ "$scale" = small ]; then
     [ -n "$found" ] && sums micro_16_peers 300 micro 16 4 2 "benchmark.variants=[autodiff,book_keeping,$found]"
 else
     sums large_128 80 large 128 128 32,128 "$both"
-    sums base_512 65 base 512 64 16,64 "$both" task.masked_slots=77
-    sums large_512 65 large 512 32 8,32 "$both" task.masked_slots=77
+    sums base_512 65 base 512 64 16,64 "$both" task.max_masked_positions=77
+    sums large_512 65 large 512 32 8,32 "$both" task.max_masked_positions=77
     [ -n "$found" ] && sums base_128_peers 60 base 128 64 64 "benchmark.variants=[autodiff,book_keeping,$found]" 'benchmark.peer_batches=[16]'
 fi
 echo "$((SECONDS - began)) s; files in $folder"

@@ -33,7 +33,7 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\S+?)(?:\{[\d,]*\})? (
 def programs(model: str, length: int, examples: int) -> tuple[dict[str, Any], tuple[Any, Any]]:
     """Both compiled sums, and what they are called with."""
     overrides = [f"model={model}", "task=mlm_nsp", "data.pairs=same_document", f"data.sequence_length={length}"]
-    experiment, _ = config.build(recipes.compose([*overrides, *(["task.masked_slots=77"] if length == 512 else [])]))
+    experiment, _ = config.build(recipes.compose([*overrides, *(["task.max_masked_positions=77"] if length == 512 else [])]))
     subject = objective(experiment.model, experiment.task, 30522, Special(0, 1, 2, 3, 4))
     key = np.zeros(2, np.uint32)
     rows = synthetic_rows(experiment.task, examples, length, 30522)

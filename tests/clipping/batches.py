@@ -20,8 +20,10 @@ def bert(**changes) -> Bert:
     return Bert(**({"name": "test", "layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "positions": 32} | changes))
 
 
-def objective(model: Bert | None = None, *, next_sentence: bool = True, masked_slots: int = 4) -> mlm.Objective:
-    return mlm.objective(model or bert(), MaskedLanguageModel(next_sentence=next_sentence, masked_slots=masked_slots), VOCABULARY, SPECIAL)
+def objective(model: Bert | None = None, *, next_sentence: bool = True, max_masked_positions: int = 4) -> mlm.Objective:
+    return mlm.objective(
+        model or bert(), MaskedLanguageModel(next_sentence=next_sentence, max_masked_positions=max_masked_positions), VOCABULARY, SPECIAL
+    )
 
 
 def parameters(subject: Any, seed: int = 0, spread: float = 0.3):

@@ -15,7 +15,7 @@ from tests.clipping.batches import (
 
 DROPOUT_KEY = jax.random.PRNGKey(7)
 ROBERTA = {"segments": 1, "position_offset": 2, "layer_norm_eps": 1e-5, "classifier": "dense"}
-MLM = MaskedLanguageModel(next_sentence=False, masked_slots=4)
+MLM = MaskedLanguageModel(next_sentence=False, max_masked_positions=4)
 CLASSES = Classification(classes=3)
 
 
@@ -25,7 +25,7 @@ def decoder(**changes) -> Decoder:
 
 # name: (model's declaration, its task)
 FAMILIES: dict[str, tuple[type[Model], dict, Task]] = {
-    "bert": (Bert, {}, MaskedLanguageModel(next_sentence=True, masked_slots=4)),
+    "bert": (Bert, {}, MaskedLanguageModel(next_sentence=True, max_masked_positions=4)),
     "bert_untied": (Bert, {"tied": False}, MLM),
     "bert_without_segments": (Bert, {"segments": 0}, MLM),
     "roberta": (Bert, ROBERTA, MLM),

@@ -23,7 +23,7 @@ VOCABULARY = 30_522
 def shapes(size: str, sequence: int, examples: int):
     """(objective, shapes of parameters, shapes of a batch); nothing is allocated."""
     model = declared(size)
-    masked = MaskedLanguageModel(next_sentence=True, masked_slots=20 if sequence == 128 else 77)
+    masked = MaskedLanguageModel(next_sentence=True, max_masked_positions=20 if sequence == 128 else 77)
     subject = objective(model, CausalLanguageModel() if model.causal else masked, VOCABULARY, SPECIAL)
     key, scalar = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((examples,), jnp.int32)
     rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}

@@ -23,7 +23,7 @@ TINY_BERT = declared("tiny")
 
 # L = 2, H = 128, F = 512, A = 2; T = 8 tokens, M = 3 slots, V = 100 words, P = 1,000 parameters, b = 5 examples.
 P = Trains(1000)
-SIZES = {"vocabulary_size": 100, "sequence_length": 8, "masked_slots": 3, "microbatch": 5}
+SIZES = {"vocabulary_size": 100, "sequence_length": 8, "masked_positions": 3, "microbatch": 5}
 # 2 (8 (1280 + 1536) + 2 * 2 * 64) + 3 * 8 * 128 + 3 (200 + 256)
 KEPT = 2 * (22_528 + 256) + 3_072 + 1_368
 # 2 * 8 (256 + 512)
@@ -79,7 +79,7 @@ def slow(*trains):
 def test_a_microbatch_takes_what_the_compiler_says(train):
     """Temporaries of the compiled sum; the compiler finds some of the room of what layers leave behind twice."""
     model, examples = Bert(name="small", layers=4, width=64, heads=4, feed_forward=256, positions=64), 16
-    task = MaskedLanguageModel(next_sentence=True, masked_slots=8)
+    task = MaskedLanguageModel(next_sentence=True, max_masked_positions=8)
     of, scalar = objective(model, task, 64, Special(0, 1, 2, 3, 4)), jax.ShapeDtypeStruct((examples,), jnp.int32)
     rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
     rows["tokens"] = jax.ShapeDtypeStruct((examples, 64), jnp.int32)
@@ -89,6 +89,6 @@ def test_a_microbatch_takes_what_the_compiler_says(train):
     def summed(trained, rests, batch):
         return dpx.clipped_sum(of.losses, trained, batch, frozen=rests or None, weights=flat_weights(1.0), checked=False).total
 
-    sizes = {"vocabulary_size": 64, "sequence_length": 64, "masked_slots": 8, "microbatch": examples, "shards": 1}
+    sizes = {"vocabulary_size": 64, "sequence_length": 64, "masked_positions": 8, "microbatch": examples, "shards": 1}
     expected = step_memory(model, resting.trains(train, of), method="book_keeping", **sizes)
     assert 0.65 < temporary_bytes(summed, trained, rests, batch) / (expected.microbatch - expected.accumulator) < 1.1

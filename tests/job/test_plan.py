@@ -102,20 +102,24 @@ def test_activations_by_hand() -> None:
 
 
 def test_memory_by_hand() -> None:
-    found = step_memory(BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_slots=1, microbatch=2, shards=1, method="vmap")
+    found = step_memory(
+        BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_positions=1, microbatch=2, shards=1, method="vmap"
+    )
     assert (found.at_rest, found.gathered, found.accumulator, found.update) == (12_000, 0, 4_000, 12_000)
     assert found.microbatch == 4_000 + 2 * (4_000 + 4 * 484)
     assert found.peak == 12_000 + 4_000 + found.microbatch
 
 
 def test_sharding_divides_what_is_at_rest_and_adds_the_gathered_copy() -> None:
-    found = step_memory(BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_slots=1, microbatch=2, shards=4, method="ghost")
+    found = step_memory(
+        BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_positions=1, microbatch=2, shards=4, method="ghost"
+    )
     assert (found.at_rest, found.gathered, found.update) == (3_000, 4_000, 3_000)
     assert found.microbatch == 4_000 + 2 * 4 * 484
 
 
 def test_book_keeping_keeps_three_cotangents_of_a_layer_more() -> None:
-    shape = {"vocabulary_size": 10, "sequence_length": 3, "masked_slots": 1, "microbatch": 2, "shards": 1}
+    shape = {"vocabulary_size": 10, "sequence_length": 3, "masked_positions": 1, "microbatch": 2, "shards": 1}
     kept, ghost = (step_memory(BERT, Trains(1000), method=method, **shape).microbatch for method in ("book_keeping", "ghost"))
     assert kept - ghost == 2 * 4 * (2 * 3 * (4 + 4 + 8))
 

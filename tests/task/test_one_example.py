@@ -42,7 +42,11 @@ class Bag(ExampleModel):
 
 @pytest.mark.parametrize(
     ("task", "causal"),
-    [(CausalLanguageModel(), True), (MaskedLanguageModel(next_sentence=False, masked_slots=3), False), (Classification(classes=3), True)],
+    [
+        (CausalLanguageModel(), True),
+        (MaskedLanguageModel(next_sentence=False, max_masked_positions=3), False),
+        (Classification(classes=3), True),
+    ],
     ids=["causal_lm", "mlm", "classification"],
 )
 def test_a_task_of_dpx_is_trained_exactly_by_tracing(task, causal):

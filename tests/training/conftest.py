@@ -30,7 +30,7 @@ def declare(**changes) -> Experiment:
         "name": "micro",
         "steps": 4,
         "model": Bert(name="micro", layers=1, width=32, heads=2, feed_forward=64, positions=32),
-        "task": MaskedLanguageModel(next_sentence=True, masked_slots=4),
+        "task": MaskedLanguageModel(next_sentence=True, max_masked_positions=4),
         "data": Data(
             name="synthetic",
             source=Synthetic(documents=10, words_per_document=50, states=8),

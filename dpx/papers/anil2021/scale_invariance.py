@@ -74,7 +74,7 @@ class AnilScaleInvariance:
 
         model = BertForPreTraining(self.model, self.vocabulary_size, True)
         batch = self._batch()
-        params = model.init(jax.random.key(2), batch["token"], batch["segment"], batch["length"], batch["slot"])["params"]
+        params = model.init(jax.random.key(2), batch["token"], batch["segment"], batch["length"], batch["masked_positions"])["params"]
         params = jax.tree.map(lambda leaf: leaf.astype(numbers), params)
         rows = []
         for output in dict.fromkeys(case[2] for case in CASES):
@@ -99,7 +99,7 @@ class AnilScaleInvariance:
             "token": token_BT,
             "segment": jnp.broadcast_to(half_T, token_BT.shape),
             "length": jnp.full((self.examples,), self.tokens, jnp.int32),
-            "slot": jnp.broadcast_to(jnp.arange(1, 5), (self.examples, 4)),
+            "masked_positions": jnp.broadcast_to(jnp.arange(1, 5), (self.examples, 4)),
             "label": jax.random.randint(keys[1], (self.examples, 4), 5, self.vocabulary_size),
         }
 
@@ -109,7 +109,7 @@ def _outputs(model: Any, params: Any, batch: dict[str, Any], output: str) -> Out
     import jax
     import jax.numpy as jnp
 
-    arguments = (batch["token"], batch["segment"], batch["length"], batch["slot"])
+    arguments = (batch["token"], batch["segment"], batch["length"], batch["masked_positions"])
     word_VH, answer_B = params["embeddings"]["word"], jnp.arange(len(batch["token"])) % 2
 
     def loss_of(masked_BMV: Any, next_B2: Any) -> tuple[Any, Any]:
