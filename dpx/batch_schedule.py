@@ -75,7 +75,7 @@ class Linear:
 BatchSchedule = Constant | Staged | Linear
 
 
-def runs(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
+def stages(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
     """`(expected batch size, consecutive steps)` pairs covering `steps` steps, equal neighbours merged."""
     merged: list[list[int]] = []
     for step in range(steps):

@@ -52,7 +52,7 @@ def test_a_run_is_saved_and_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     done = int(found[1])
     status = Status(run, "train").read()
     assert (status["state"], status["steps"]) == ("interrupted", done)
-    assert Ledger(run / "private" / "ledger").runs()[0]["steps"] == [[0, done]]
+    assert Ledger(run / "private" / "ledger").segments()[0]["steps"] == [[0, done]]
     assert (run / "private" / "checkpoints" / str(done)).is_dir()
     assert json.loads((run / "release" / "privacy.json").read_text())["spent"]["steps"] == done
 

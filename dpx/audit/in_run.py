@@ -44,14 +44,14 @@ def conclude(
         found_S = scores.of_sequences(objective, params, store, planted, secret, audit.masks)
         scored["loss"] = (found_S, planted.is_in_M[audit.gradients :])
     # Canaries took part in this run alone, not in one that it starts from.
-    runs = entered.own_runs()
-    spent = Spent(accountant, privacy, runs)
+    segments = entered.own_segments()
+    spent = Spent(accountant, privacy, segments)
 
     def claim(delta: float) -> float:
         known = [value for name in spent.accountants if (value := spent.epsilon(name, delta)) is not None]
         return min(known, default=math.inf)
 
-    kinds = {type(events.event(release, privacy.adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(runs)}
+    kinds = {type(events.event(release, privacy.adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(segments)}
     verdict = judge(scored, claim, audit.primary, is_gaussian=kinds == {"GaussianDpEvent"})
     document = verdict.as_json() | {"canaries": {"gradients": audit.gradients, "sequences": audit.sequences}}
     document["in"] = {name: int(is_in_M.sum()) for name, (_, is_in_M) in scored.items()}

@@ -12,7 +12,8 @@ from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.privacy.chain import RESTORE, Mark, mark_of
-from dpx.privacy.ledger import Ledger, Runs, decode
+from dpx.privacy.ledger import Ledger, Segments, decode
+from dpx.privacy.segments import SEGMENTS
 
 LEDGER = "private/ledger"
 # Where released files lie; those of a trial that may not be seen yet are moved away.
@@ -109,9 +110,9 @@ def _unmarked(ledger: Ledger, content: Any) -> str | None:
     """Why an artefact without a mark does not follow from `ledger`: from before there were chains, a statement still lists its steps."""
     if not ledger.was_unchained:
         return "is a chain, and that names no line of it"
-    stated: Runs = (content or {}).get("ledger", {}).get("runs", [])
+    stated: Segments = (content or {}).get("ledger", {}).get(SEGMENTS, [])
     identity = (content or {}).get("ledger", {}).get("identity")
     if identity not in (None, ledger.identity):
         return f"is another one ({ledger.identity}) than the one it states ({identity})"
-    lost = {(origin, step) for origin, step, _ in decode(stated)} - {(origin, step) for origin, step, _ in decode(ledger.runs())}
+    lost = {(origin, step) for origin, step, _ in decode(stated)} - {(origin, step) for origin, step, _ in decode(ledger.segments())}
     return f"lacks {len(lost)} of the steps it states" if lost else None

@@ -17,7 +17,7 @@ from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, event_json, ledger, solve
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
 from dpx.privacy.joint import remaining
-from dpx.privacy.ledger import LedgerEntry, Runs
+from dpx.privacy.ledger import LedgerEntry, Segments
 from dpx.sampler import Sampler
 
 
@@ -25,13 +25,13 @@ from dpx.sampler import Sampler
 class Calibrated:
     """A declaration's numbers. `noise_multiplier` is `None` and `epsilon` empty for a run without privacy.
 
-    `size` is the public N; `runs` are `(q, steps)`, `batch_runs` `(expected batch size, steps)`; `epsilon` is at the planned end and the
-    declared delta, by accountant.
+    `size` is the public N; `stages` are `(q, steps)`, `batch_stages` `(expected batch size, steps)`; `epsilon` is at the planned end and
+    the declared delta, by accountant.
     """
 
     noise_multiplier: float | None
-    runs: tuple[tuple[float, int], ...]
-    batch_runs: tuple[tuple[int, int], ...]
+    stages: tuple[tuple[float, int], ...]
+    batch_stages: tuple[tuple[int, int], ...]
     size: int
     epsilon: dict[str, float]
 
@@ -42,9 +42,9 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
 
     Where nothing was counted yet `size` is the declared number.
     """
-    batch_runs = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
+    batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
     if not experiment.is_private:
-        return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_runs), batch_runs, size, {})
+        return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_stages), batch_stages, size, {})
     size = check_claim(experiment, size)
     sampler = experiment.sampler
     sampler.check(experiment.privacy, experiment.accountant)
@@ -52,7 +52,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     require_own_word(experiment.mechanism, "release")
     require_own_word(sampler, "release", "event")
     limit = sampler.largest_batch(size)
-    for batch, _ in batch_runs:
+    for batch, _ in batch_stages:
         require(
             batch <= limit,
             f"batch size {batch}",
@@ -60,15 +60,15 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
             f"Use a batch size of at most {limit}",
         )
     require(
-        not sampler.needs_one_batch_size or len({batch for batch, _ in batch_runs}) == 1,
+        not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,
         f"sampler={sampler.name}",
         "a pass over the data needs one batch size",
         "Use batch_schedule=constant",
     )
-    runs = tuple((batch / size, steps) for batch, steps in batch_runs)
-    sigma = _noise(experiment, batch_runs, size)
-    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, batch_runs, size, sigma))
-    return Calibrated(sigma, runs, batch_runs, size, spent)
+    stages = tuple((batch / size, steps) for batch, steps in batch_stages)
+    sigma = _noise(experiment, batch_stages, size)
+    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, batch_stages, size, sigma))
+    return Calibrated(sigma, stages, batch_stages, size, spent)
 
 
 def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
@@ -115,10 +115,10 @@ def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
     """What decides the cost of every step, as JSON: entered in the ledger before the first one. Empty for a run without privacy."""
     if calibrated.noise_multiplier is None:
         return {}
-    first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_runs[0][0])
+    first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
     of_a_step = {name: value for name, value in first.as_json().items() if name not in _OF_ONE_STEP}
     declared = {name: asdict(getattr(experiment, name)) for name in ("noise", "privacy", "accountant")}
-    plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_runs, "declared": declared}
+    plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_stages, "declared": declared}
     return json.loads(json.dumps(plan))
 
 
@@ -134,7 +134,7 @@ def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, A
     sigma = (plan or {}).get("noise_multiplier")
     if not sigma or sigma == calibrated.noise_multiplier or now | {"noise_multiplier": sigma} != plan:
         return calibrated
-    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, calibrated.batch_runs, calibrated.size, sigma))
+    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, calibrated.batch_stages, calibrated.size, sigma))
     return replace(calibrated, noise_multiplier=sigma, epsilon=spent)
 
 
@@ -185,41 +185,41 @@ def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     return {name: found[name] for name in ledger.AUXILIARY}
 
 
-def planned(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Runs:
+def planned(experiment: Experiment, batch_stages: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Segments:
     """The ledger that the whole schedule will have written."""
-    return planned_from(experiment, batch_runs, size, noise_multiplier, "planned", None)
+    return planned_from(experiment, batch_stages, size, noise_multiplier, "planned", None)
 
 
 def planned_from(
     experiment: Experiment,
-    batch_runs: tuple[tuple[int, int], ...],
+    batch_stages: tuple[tuple[int, int], ...],
     size: int,
     noise_multiplier: float,
     origin: str,
     epoch: ledger.Epoch | None,
-) -> Runs:
+) -> Segments:
     """What the schedule enters from the first step of `epoch` on, in the ledger called `origin`; `None` is a run not begun."""
-    runs: Runs = []
+    segments: Segments = []
     begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
     first = 0
-    for batch, steps in batch_runs:
+    for batch, steps in batch_stages:
         left = first + steps - max(first, begins)
         if left > 0:
             record = ledger.encode([(origin, first, entry(experiment, size, noise_multiplier, batch, number, name))])[0]
-            runs.append(record | {"steps": [[max(first, begins), left]]})
+            segments.append(record | {"steps": [[max(first, begins), left]]})
         first += steps
-    return runs
+    return segments
 
 
-def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size: int) -> float:
+def _noise(experiment: Experiment, batch_stages: tuple[tuple[int, int], ...], size: int) -> float:
     noise = experiment.noise
     if isinstance(noise, Multiplier):
         return noise.noise_multiplier
     if isinstance(noise, NoiseBatchRatio):
-        return noise.noise_batch_ratio * batch_runs[0][0]
+        return noise.noise_batch_ratio * batch_stages[0][0]
     assert isinstance(noise, TargetEpsilon)
     require(
-        event_of_step(experiment, 1.0, size, batch_runs[0][0]) is None,
+        event_of_step(experiment, 1.0, size, batch_stages[0][0]) is None,
         "noise=target_epsilon",
         "the noise of an event that a package gives is not solved for",
         "Use noise=multiplier",
@@ -232,11 +232,11 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
     )
     accountant, orders = accountant_of(experiment.accountant)
     alone = dict.fromkeys(ledger.AUXILIARY)
-    runs, adjacency = [run | alone for run in planned(experiment, batch_runs, size, 1.0)], experiment.privacy.adjacency
+    segments, adjacency = [segment | alone for segment in planned(experiment, batch_stages, size, 1.0)], experiment.privacy.adjacency
     if experiment.sampler.assumed is not None:
-        runs, adjacency = assumed(experiment.sampler, runs), ASSUMED_ADJACENCY
+        segments, adjacency = assumed(experiment.sampler, segments), ASSUMED_ADJACENCY
     whole = solve.solve(
-        accounting.bucketed(ledger.releases(runs)),
+        accounting.bucketed(ledger.releases(segments)),
         epsilon=noise.epsilon,
         delta=experiment.privacy.delta,
         accountant=accountant,
@@ -250,9 +250,9 @@ def _noise(experiment: Experiment, batch_runs: tuple[tuple[int, int], ...], size
 ASSUMED_ADJACENCY = "zero_out"
 
 
-def assumed(sampler: Sampler, runs: Runs) -> Runs:
-    """`runs` as if the sampler that `sampler.assumed` names had drawn them; a bound on nothing that ran."""
-    return [run | {"sampler": sampler.assumed} for run in runs]
+def assumed(sampler: Sampler, segments: Segments) -> Segments:
+    """`segments` as if the sampler that `sampler.assumed` names had drawn them; a bound on nothing that ran."""
+    return [segment | {"sampler": sampler.assumed} for segment in segments]
 
 
 def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:
@@ -277,7 +277,7 @@ def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.C
     return composed
 
 
-def accounting_of(accountant: Accountant, privacy: Privacy, runs: Runs) -> dict[str, float]:
-    """Epsilon of `runs` at the declared delta, by accountant, the run's own first."""
-    charges = accounting.bucketed(ledger.releases(runs))
+def accounting_of(accountant: Accountant, privacy: Privacy, segments: Segments) -> dict[str, float]:
+    """Epsilon of `segments` at the declared delta, by accountant, the run's own first."""
+    charges = accounting.bucketed(ledger.releases(segments))
     return {name: found.epsilon(privacy.delta) for name, found in compositions(accountant, privacy, charges).items()}

@@ -11,7 +11,7 @@ from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, approximations, ledger, origins
 from dpx.privacy.declarations import Accountant, GdpClt
-from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.origins import Origin
 from dpx.sampler import Sampler
 
@@ -92,7 +92,7 @@ def assumptions(
         come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
         found.append(f"train={experiment.train.kind}: what rests {come}")
     found += origins.assumptions(begins_from)
-    if entered is not None and any(run["origin"] != entered.identity for run in entered.own_runs()):
+    if entered is not None and any(segment["origin"] != entered.identity for segment in entered.own_segments()):
         found.append("whether and where this run was forked did not follow from what was seen, or no further branch will be made")
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
@@ -106,25 +106,25 @@ def assumptions(
 
 
 def unsupported(
-    sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], runs: Runs
+    sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
 ) -> list[dict[str, Any]]:
     """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one where there are `reasons`."""
     found: list[dict[str, Any]] = []
     if reasons:
         found += [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in epsilon.items()]
     if sampler.assumed is not None:
-        found += _under_assumed_sampler(sampler, delta, runs)
+        found += _under_assumed_sampler(sampler, delta, segments)
     if isinstance(accountant, GdpClt):
-        known = [run | {"sampler": "poisson"} for run in runs]
+        known = [segment | {"sampler": "poisson"} for segment in segments]
         value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
         why = "the central limit of Gaussian DP is an approximation and can under-report"
         found.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
     return found
 
 
-def _under_assumed_sampler(sampler: Sampler, delta: float, runs: Runs) -> list[dict[str, Any]]:
+def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -> list[dict[str, Any]]:
     ran, name = sampler.name, sampler.assumed
-    charges = accounting.bucketed(ledger.releases(assumed(sampler, runs)))
+    charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
     found = []
     for accountant in ("pld", "rdp"):

@@ -39,9 +39,9 @@ def joined(*names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name for group in names for name in group}))
 
 
-def of_runs(runs: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+def of_segments(segments: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     """The packages that charged steps rest on, as their ledger noted."""
-    return joined(*(run["by"].split(AND) for run in runs if run.get("by")))
+    return joined(*(segment["by"].split(AND) for segment in segments if segment.get("by")))
 
 
 def guarantee(is_private: bool, reasons: list[str], by: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ import time
 from dpx.claim.calibration import accountant_of
 from dpx.privacy import accounting, ledger, loss_grid
 from dpx.privacy.declarations import Accountant, Privacy
-from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.ledger import Ledger, Segments
 
 # What showing epsilon may take: a part of the run so far, or this much of a short one.
 SHARE, SECONDS = 0.01, 0.8
@@ -43,10 +43,10 @@ class Spending:
         interval = None if is_last or own != "pld" else loss_grid.multiple(charges, privacy.adjacency)
         return accounting.compose(charges, own, privacy.adjacency, orders, interval).epsilon(privacy.delta)
 
-    def _entered_by(self, done: int) -> Runs:
+    def _entered_by(self, done: int) -> Segments:
         """The ledger without the later steps of the newest noise epoch: the next one is entered before this one's metrics are read."""
         newest = self._ledger.epochs[-1].name
-        runs = self._ledger.runs()
-        return [run for run in runs if run["epoch_name"] != newest] + ledger.until(
-            [run for run in runs if run["epoch_name"] == newest], done
+        segments = self._ledger.segments()
+        return [segment for segment in segments if segment["epoch_name"] != newest] + ledger.until(
+            [segment for segment in segments if segment["epoch_name"] == newest], done
         )

@@ -8,8 +8,9 @@ from dpx.experiment import Experiment
 from dpx.privacy import accounting, events, ledger, loss_grid, origins
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.event_json import describe
-from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.origins import Origin
+from dpx.privacy.segments import SEGMENTS
 
 CHAIN_SHOWS = (
     "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found; "
@@ -20,11 +21,11 @@ CHAIN_SHOWS = (
 class Spent:
     """Epsilon of what the ledger holds, composed once per accountant."""
 
-    def __init__(self, accountant: Accountant, privacy: Privacy, runs: Runs):
+    def __init__(self, accountant: Accountant, privacy: Privacy, segments: Segments):
         self._delta, self._adjacency = privacy.delta, privacy.adjacency
-        self._exact = ledger.releases(runs)
+        self._exact = ledger.releases(segments)
         self._charges = accounting.bucketed(self._exact)
-        self.steps = sum(count for run in runs for _, count in run["steps"])
+        self.steps = sum(count for segment in segments for _, count in segment["steps"])
         self._composed = compositions(accountant, privacy, self._charges)
         self.accountants = list(self._composed)
 
@@ -55,36 +56,42 @@ class Spent:
         return [{"event": describe(events.event(release, self._adjacency, own)), "count": count} for release, count in self._charges]
 
 
-def _steps(run: dict[str, Any]) -> set[int]:
-    return {step for first, count in run["steps"] for step in range(first, first + count)}
+def _steps(segment: dict[str, Any]) -> set[int]:
+    return {step for first, count in segment["steps"] for step in range(first, first + count)}
 
 
-def spent_facts(experiment: Experiment, runs: Runs, own: Runs) -> dict[str, Any]:
-    """What the ledger holds so far, and when that is a claim; `own` are the run's own steps among `runs`."""
-    spent = Spent(experiment.accountant, experiment.privacy, runs)
+def spent_facts(experiment: Experiment, segments: Segments, own: Segments) -> dict[str, Any]:
+    """What the ledger holds so far, and when that is a claim; `own` are the run's own steps among `segments`."""
+    spent = Spent(experiment.accountant, experiment.privacy, segments)
     return {
-        "steps": len({step for run in own for step in _steps(run)}),
+        "steps": len({step for segment in own for step in _steps(segment)}),
         "charged_steps": spent.steps,
         "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
         "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
     }
 
 
-def ledger_facts(entered: Ledger | None, runs: Runs, whole: "Spent") -> dict[str, Any]:
+def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> dict[str, Any]:
     """What ran, the events that the headline composes, and the line all this follows from."""
     identity = entered.identity if entered is not None else None
-    return {"runs": runs, "rates_rounded_up": whole.rounding(), "events": whole.events(), "identity": identity, **chain_facts(entered)}
+    return {
+        SEGMENTS: segments,
+        "rates_rounded_up": whole.rounding(),
+        "events": whole.events(),
+        "identity": identity,
+        **chain_facts(entered),
+    }
 
 
-def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Runs:
+def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
     """What the ledger will hold at the planned end: what it holds, and the steps of its newest noise epoch that are still to come.
 
     Of a run without a ledger, its whole plan and what it begins from.
     """
     assert calibrated.noise_multiplier is not None
     origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
-    to_come = planned_from(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier, origin, epoch)
-    return ledger.join(*([entered.runs()] if entered else origins.charged(begins_from)), to_come)
+    to_come = planned_from(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, epoch)
+    return ledger.join(*([entered.segments()] if entered else origins.charged(begins_from)), to_come)
 
 
 def require_bound(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> None:

@@ -89,13 +89,13 @@ def _claim(
 ) -> dict[str, Any]:
     """Guarantee and epsilon: of the planned end, at several deltas, and of what the ledger holds so far."""
     privacy = experiment.privacy
-    runs = entered.runs() if entered is not None else ledger.join(*origins.charged(begins_from))
-    whole_runs = planned_end(experiment, calibrated, entered, begins_from)
-    whole = Spent(experiment.accountant, privacy, whole_runs)
+    segments = entered.segments() if entered is not None else ledger.join(*origins.charged(begins_from))
+    whole_segments = planned_end(experiment, calibrated, entered, begins_from)
+    whole = Spent(experiment.accountant, privacy, whole_segments)
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     if epsilon[own] is None:
         reasons = [*reasons, f"accountant={own} finds no finite epsilon at this delta"]
-    by = rests_on.joined(rests_on.of(experiment), rests_on.of_runs(whole_runs))
+    by = rests_on.joined(rests_on.of(experiment), rests_on.of_segments(whole_segments))
     # Where the claim is a package's word, no number stands as a bound, at the planned end or before it.
     is_proved = not (reasons or by)
     ancestors = ", the runs that this one starts from included" if origins.charged(begins_from) else ""
@@ -107,10 +107,10 @@ def _claim(
         "epsilon": epsilon if is_proved else {},
         "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan{ancestors}",
         "epsilon_at": whole.table(deltas(privacy.delta, calibrated.size)) if is_proved else [],
-        "unsupported": unsupported(experiment.sampler, experiment.accountant, privacy.delta, why_not, epsilon, whole_runs),
+        "unsupported": unsupported(experiment.sampler, experiment.accountant, privacy.delta, why_not, epsilon, whole_segments),
         "planned": {"steps": experiment.steps, "epsilon": {} if by else _finite(calibrated.epsilon)},
-        "spent": spent_facts(experiment, runs, entered.own_runs() if entered is not None else []) | ({"epsilon": {}} if by else {}),
-        "ledger": ledger_facts(entered, runs, whole),
+        "spent": spent_facts(experiment, segments, entered.own_segments() if entered is not None else []) | ({"epsilon": {}} if by else {}),
+        "ledger": ledger_facts(entered, segments, whole),
     }
 
 
@@ -168,7 +168,7 @@ def sampler_facts(experiment: Experiment) -> dict[str, Any]:
 def mechanism_facts(experiment: Experiment, calibrated: Calibrated, manifest: Any = None) -> dict[str, Any]:
     """Clip, noise and generator."""
     sigma = calibrated.noise_multiplier
-    sizes = [batch for batch, _ in calibrated.batch_runs]
+    sizes = [batch for batch, _ in calibrated.batch_stages]
     aside = {name: z for name, z in auxiliary(experiment.clip, experiment.telemetry).items() if z is not None}
     together = {"joint_noise_multiplier": None if sigma is None else joint(sigma, *aside.values())} | aside if aside else {}
     return together | {

@@ -27,6 +27,7 @@ from dpx.privacy import ledger
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, of_released, unit_definition
+from dpx.privacy.segments import SEGMENTS
 from dpx.run_folder import RunFolder
 from dpx.task.declarations import Task
 from dpx.training.fingerprint import claim_checksum
@@ -76,7 +77,7 @@ def open_parent(init: FromRun) -> Parent:
             kind="run",
             name=experiment.name,
             identity=entered.identity,
-            runs=entered.own_runs(),
+            segments=entered.own_segments(),
             reasons=_reasons(experiment, known, entered, document),
             claim=_claim(experiment.data, experiment.privacy, document),
             vocabulary={"source": vocabulary_source(experiment.data.vocabulary, None), "sha256": _vocabulary(known, document)},
@@ -134,7 +135,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         kind="run",
         name=experiment.name,
         identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {agreement.seal(document)}",
-        runs=ledger.join(stated.get("runs") or []),
+        segments=ledger.join(stated.get(SEGMENTS) or []),
         reasons=reasons,
         claim=_claim(experiment.data, experiment.privacy, document),
         vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
@@ -185,7 +186,7 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     found += reasons_against(experiment, manifest) + chosen_late(entered)
     if experiment.tune is not None or "tuning" in document:
         found.append(OF_A_TRIAL)
-    if experiment.is_private and not entered.runs():
+    if experiment.is_private and not entered.segments():
         found.append("its ledger charges nothing")
     stated = document.get("reasons", []) if document.get("guarantee") != "not_private" else []
     return list(dict.fromkeys([*found, *stated]))

@@ -14,6 +14,7 @@ from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
+from dpx.privacy.segments import SEGMENTS
 from dpx.report import pictures
 from dpx.report.text_plot import text_plot
 from dpx.run_folder import RunFolder, write_json
@@ -47,14 +48,14 @@ class Account:
         require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
         sources = [_place(path) for path in self.ledgers] or [folder.path]
         found = [read(path) for path in sources]
-        runs = ledger.join(*(one.runs for one in found))
-        require(bool(runs), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
+        segments = ledger.join(*(one.segments for one in found))
+        require(bool(segments), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
         delta, adjacency = self.delta or experiment.privacy.delta, self.adjacency or experiment.privacy.adjacency
         before = ledger.join(*(list(one.before) for one in found))
-        tables = account(runs, self.accountant, delta, adjacency, before)
+        tables = account(segments, self.accountant, delta, adjacency, before)
         folder.release.mkdir(parents=True, exist_ok=True)
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
-        by = rests_on.joined(rests_on.of_runs(runs), *(one.by for one in found))
+        by = rests_on.joined(rests_on.of_segments(segments), *(one.by for one in found))
         document |= {"rests_on": list(by)} if by else {}
         document["is_checked"] = all(one.is_checked for one in found)
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
@@ -87,7 +88,7 @@ class Source(NamedTuple):
     `before` are those among them that were made before the run began, by runs that its starting parameters come from.
     """
 
-    runs: list[dict[str, Any]]
+    segments: list[dict[str, Any]]
     is_checked: bool
     by: tuple[str, ...] = ()
     before: Sequence[dict[str, Any]] = ()
@@ -108,9 +109,9 @@ def read(path: Path) -> Source:
     require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
     if path.suffix == ".json":
         document = json.loads(path.read_text())
-        runs = document.get("ledger", {}).get("runs")
-        require(runs is not None, f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
-        return Source(runs, False, rests_on.of_guarantee(document.get("guarantee", "dp")) or (), charged_in(document))
+        segments = document.get("ledger", {}).get(SEGMENTS)
+        require(segments is not None, f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
+        return Source(segments, False, rests_on.of_guarantee(document.get("guarantee", "dp")) or (), charged_in(document))
     # A ledger where a run keeps it stands beside what follows from it.
     checked = agreement.check(path.parents[1]) if path.parent.name == "private" else None
     return _of_ledger(Ledger(path), checked is not None)
@@ -120,23 +121,23 @@ def _of_ledger(entered: Any, is_checked: bool) -> Source:
     from dpx.privacy import ledger
     from dpx.privacy.origins import charged
 
-    return Source(entered.runs(), is_checked, before=ledger.join(*charged(entered.origins)))
+    return Source(entered.segments(), is_checked, before=ledger.join(*charged(entered.origins)))
 
 
 def account(
-    runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]] = ()
+    segments: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]] = ()
 ) -> list[Table]:
-    """Every table of the account of `runs`; those of `before` among them were made before the first step."""
+    """Every table of the account of `segments`; those of `before` among them were made before the first step."""
     from dpx.privacy import accounting, ledger
     from dpx.privacy.profile import Profile
 
     accounting.check_delta(delta, accountant)
-    charges = accounting.bucketed(ledger.releases(runs))
+    charges = accounting.bucketed(ledger.releases(segments))
     composed = accounting.compose(charges, accountant, adjacency)
     profile = Profile(composed)
     at = sorted({*DELTAS, delta}, reverse=True)
     return [
-        _events(runs),
+        _events(segments),
         Table(
             "epsilon_of_delta",
             ("delta", "epsilon"),
@@ -147,7 +148,7 @@ def account(
         Table(
             "epsilon_by_step",
             ("steps", "epsilon"),
-            tuple(_by_step(runs, accountant, delta, adjacency, before)),
+            tuple(_by_step(segments, accountant, delta, adjacency, before)),
             f"epsilon at delta {delta:.3g}" + (", what the run began from included" if before else ""),
         ),
         _attacker(profile),
@@ -160,9 +161,9 @@ def account(
     ]
 
 
-def _events(runs: list[dict[str, Any]]) -> Table:
+def _events(segments: list[dict[str, Any]]) -> Table:
     columns = ("origin", "epoch", "sampler", "q", "noise_multiplier", "clipping_norm", "rows_per_unit", "unit_mode")
-    rows = tuple((*(run.get(name, "group") for name in columns), sum(count for _, count in run["steps"])) for run in runs)
+    rows = tuple((*(segment.get(name, "group") for name in columns), sum(count for _, count in segment["steps"])) for segment in segments)
     return Table("events", (*columns, "steps"), rows, "what is charged")
 
 
@@ -172,16 +173,16 @@ def _thinned(profile: Any) -> tuple[tuple[float, float], ...]:
 
 
 def _by_step(
-    runs: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]]
+    segments: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]]
 ) -> list[tuple[int, float | None]]:
     from dpx.privacy import accounting, ledger
 
-    earlier = {(run["origin"], run["epoch_name"]) for run in before}
-    runs = [run for run in ledger.join(runs) if (run["origin"], run["epoch_name"]) not in earlier]
-    end = max((first + count for run in runs for first, count in run["steps"]), default=0)
+    earlier = {(segment["origin"], segment["epoch_name"]) for segment in before}
+    segments = [segment for segment in ledger.join(segments) if (segment["origin"], segment["epoch_name"]) not in earlier]
+    end = max((first + count for segment in segments for first, count in segment["steps"]), default=0)
     found = []
     for point in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
-        charges = accounting.bucketed(ledger.releases(ledger.join(ledger.until(runs, point), list(before))))
+        charges = accounting.bucketed(ledger.releases(ledger.join(ledger.until(segments, point), list(before))))
         found.append((point, accounting.finite(accounting.compose(charges, accountant, adjacency).epsilon(delta)) if charges else 0.0))
     return found
 

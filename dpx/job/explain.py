@@ -174,7 +174,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str,
     from dpx.claim.calibration import accounting_of, planned
     from dpx.privacy.ledger import join, until
 
-    whole = planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
+    whole = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
     rows = []
     for part in POINTS:
         steps = max(1, round(experiment.steps * part))

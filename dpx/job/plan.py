@@ -62,7 +62,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     begins_from = planned_start(experiment.init, receiver_of(experiment, vocabulary), store)
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
     trains = _trains(experiment, parameters, vocabulary)
-    examples = sum(batch * steps for batch, steps in calibrated.batch_runs)
+    examples = sum(batch * steps for batch, steps in calibrated.batch_stages)
     return (
         {"name": experiment.name, "model": experiment.model.name, "parameters": parameters, "vocabulary_size": vocabulary}
         | {"trained_parameters": trains.parameters}
@@ -165,7 +165,7 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins
     reasons = [f"mechanism={experiment.mechanism.name}"]
     if experiment.is_private:
         reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from)
-    by = rests_on.joined(rests_on.of(experiment), rests_on.of_runs(ledger.join(*origins.charged(begins_from))))
+    by = rests_on.joined(rests_on.of(experiment), rests_on.of_segments(ledger.join(*origins.charged(begins_from))))
     epsilon = planned_epsilon(experiment, calibrated, begins_from)
     # As in a statement: what is not proved is a number with its reason, and no bound.
     why_not = "; ".join(reasons if experiment.is_private and reasons else rests_on.words(by))
@@ -178,7 +178,7 @@ def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins
         "canaries": experiment.audit.places(experiment.privacy),
         "noise_multiplier": sigma,
         "releases": statement.releases(experiment) if experiment.is_private else [],
-        "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_runs),
+        "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_stages),
         "delta": experiment.privacy.delta if experiment.is_private else None,
         "epsilon": {} if why_not else epsilon,
         "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),

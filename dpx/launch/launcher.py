@@ -29,7 +29,7 @@ from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
 from dpx.launch import finished, sweep
 from dpx.launch.commit import commit
-from dpx.launch.sweep import Outcome, Status
+from dpx.launch.sweep import SCORE, Outcome, Status
 from dpx.mesh import simulate_devices
 from dpx.run_folder import RunFolder
 from dpx.tuning.rules import check_charge, check_fork, check_init
@@ -52,7 +52,7 @@ class Launcher:
         self._mesh: Any = None
 
     def __call__(self, cfg: DictConfig) -> float:
-        """One job of one config; returns the objective a search maximises.
+        """One job of one config; returns the score that a search maximises.
 
         Failed points score 0, the worst accuracy there is, so that the search continues.
 
@@ -73,7 +73,7 @@ class Launcher:
                 is_finished = status.read().get("state") == "finished"
                 if is_finished:
                     self._adopt(cfg, path, status, point)
-                    return self._record(path, point, "finished before", status.read().get("objective"))
+                    return self._record(path, point, "finished before", status.read().get(SCORE))
             if self.is_sweep:
                 self._check_sweep(cfg, settings, point)
             _check_noise(cfg, point)
@@ -83,7 +83,7 @@ class Launcher:
             if job in finished.JOBS and not self.is_sweep and finished.has_finished(path, config.resolved(cfg)):
                 is_finished = True
                 finished.say(path)
-                return self._record(path, point, "finished before", _objective(path))
+                return self._record(path, point, "finished before", _score(path))
             self._run(cfg, path, status, point)
         except Interrupted as interrupted:
             self._note_interrupted(interrupted, path, status)
@@ -98,7 +98,7 @@ class Launcher:
                 if not is_finished:
                     status.write("failed", error=words)
             return self._record(path, point, "failed", error=words)
-        return self._record(path, point, "finished", status.read().get("objective"))
+        return self._record(path, point, "finished", status.read().get(SCORE))
 
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)
@@ -110,7 +110,7 @@ class Launcher:
         with self._trial(experiment, path, status, point, cfg.get("fork")) as experiment:
             status.write("running", pid=os.getpid(), commit=code)
             job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
-            status.write("finished", seconds=round(time.monotonic() - began, 1), objective=_objective(path), commit=code)
+            status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, **{SCORE: _score(path)})
 
     @contextlib.contextmanager
     def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...], fork: str | None) -> Iterator[Experiment]:
@@ -136,7 +136,7 @@ class Launcher:
         except Exception as error:
             study.end(experiment, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
             raise
-        study.end(experiment, path, "finished", _objective(path))
+        study.end(experiment, path, "finished", _score(path))
 
     def _adopt(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         """A point that was trained before, on its own, tells a charged search what came of it: it becomes a trial and is charged."""
@@ -146,9 +146,9 @@ class Launcher:
         with self._trial(experiment, path, status, point, cfg.get("fork")):
             pass
 
-    def _record(self, path: Path, point: tuple[str, ...], state: str, objective: float | None = None, error: str | None = None) -> float:
-        self.outcomes.append(Outcome(path, point, state, objective, error))
-        return objective or 0.0
+    def _record(self, path: Path, point: tuple[str, ...], state: str, score: float | None = None, error: str | None = None) -> float:
+        self.outcomes.append(Outcome(path, point, state, score, error))
+        return score or 0.0
 
     def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:
         """How to go on, and the state a run is left in; a job that had not begun leaves none."""
@@ -185,7 +185,7 @@ class CloseStudy(Callback):
             return
         study = Study(Path(config.hydra.sweep.dir), experiment.name)
         trials = study.close(experiment)
-        shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.objective, one.error) for one in trials]
+        shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
         sweep.show(shown, wide_console())
 
 
@@ -213,7 +213,7 @@ def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
     return cfg, path
 
 
-def _objective(path: Path) -> float | None:
+def _score(path: Path) -> float | None:
     """The headline held-out figure of a run that trained."""
     try:
         results = json.loads((path / "private" / "results.json").read_text())

@@ -1,6 +1,7 @@
 """Points of a sweep that can be launched again: what each came to is kept beside it, finished ones are skipped, all stand in a table.
 
-`private/status.json` of a run holds, by job, `state` (`running`, `finished`, `failed`, `interrupted`), times, the objective and the error.
+`private/status.json` of a run holds, by job, `state` (`running`, `finished`, `failed`, `interrupted`), times, the error and the
+score that a search maximises.
 """
 
 import dataclasses
@@ -15,15 +16,18 @@ from rich.table import Table
 
 from dpx.run_folder import write_json
 
+# A score's key in `private/status.json` and in records of searches, which are on users' disks from before it was called a score.
+SCORE = "objective"
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one point came to. `objective` is its held-out accuracy where it trained."""
+    """What one point came to. `score` is its held-out accuracy where it trained."""
 
     folder: Path
     point: tuple[str, ...]
     state: str
-    objective: float | None = None
+    score: float | None = None
     error: str | None = None
 
 
@@ -55,8 +59,8 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     shared = set(points[0]).intersection(*points) if len(points) > 1 else set()
     table = Table("point", "state", "held-out accuracy", "folder", "error", title="points of the sweep", title_justify="left")
     for outcome in outcomes:
-        objective = "" if outcome.objective is None else f"{outcome.objective:.2%}"
+        score = "" if outcome.score is None else f"{outcome.score:.2%}"
         point = " ".join(part for part in outcome.point if part not in shared)
         # A path in brackets is no markup.
-        table.add_row(escape(point), outcome.state, objective, outcome.folder.name, escape(outcome.error or ""))
+        table.add_row(escape(point), outcome.state, score, outcome.folder.name, escape(outcome.error or ""))
     console.print(table)

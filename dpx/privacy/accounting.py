@@ -262,18 +262,18 @@ def check_delta(delta: Real, accountant: str) -> None:
     )
 
 
-def charges_of(runs: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: str = "poisson") -> Charges:
+def charges_of(stages: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: str = "poisson") -> Charges:
     """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes; a long ramp of q is rounded up (`bucketed`)."""
     kind: Literal["poisson", "gaussian"]
     if sampler == "poisson" or sampler == "gaussian":
         kind = sampler
     else:
         raise ConfigError(f"sampler={sampler}", "is not described by (q, steps) alone", "Use sampler=poisson, or dpx.privacy.compose")
-    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in runs])
+    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in stages])
 
 
 def epsilon(
-    runs: Iterable[Sequence[Real]],
+    stages: Iterable[Sequence[Real]],
     *,
     noise_multiplier: Real,
     delta: Real,
@@ -284,11 +284,11 @@ def epsilon(
 ) -> float:
     """An upper bound on epsilon at `delta` of noisy clipped sums.
 
-    `runs` holds `(sampling probability, steps)`; `noise_multiplier` is the noise's standard deviation on the sum over the
+    `stages` holds `(sampling probability, steps)`; `noise_multiplier` is the noise's standard deviation on the sum over the
     clipping norm. `orders` are Renyi orders (rdp). `math.inf` when no finite bound is found.
     """
     check_delta(delta, accountant)
-    return compose(charges_of(runs, noise_multiplier, sampler), accountant, adjacency, orders).epsilon(delta)
+    return compose(charges_of(stages, noise_multiplier, sampler), accountant, adjacency, orders).epsilon(delta)
 
 
 @contextlib.contextmanager

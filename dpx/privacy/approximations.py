@@ -30,15 +30,15 @@ def gdp_clt_epsilon(charges: Charges, delta: Real) -> float:
     return closed_form.epsilon(mu, delta) if math.isfinite(mu) else math.inf
 
 
-def gdp_clt_noise_multiplier(runs: Iterable[Sequence[Real]], *, epsilon: Real, delta: Real) -> float:
+def gdp_clt_noise_multiplier(stages: Iterable[Sequence[Real]], *, epsilon: Real, delta: Real) -> float:
     """Sigma at which the limit reads `epsilon`, by bisection: for reproducing papers, never for a run."""
     from dpx.privacy.events import Release
 
     target = closed_form.mu(float(epsilon), float(delta))
     low, high = 0.04, 1e4
-    runs = list(runs)
+    stages = list(stages)
     while high / low > 1 + 1e-12:
         middle = math.sqrt(low * high)
-        reached = gdp_clt_mu([(Release(noise_multiplier=middle, sampling_probability=q), int(steps)) for q, steps in runs])
+        reached = gdp_clt_mu([(Release(noise_multiplier=middle, sampling_probability=q), int(steps)) for q, steps in stages])
         low, high = (middle, high) if reached > target else (low, middle)
     return high

@@ -23,10 +23,10 @@ from dpx.privacy import events
 from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint
-from dpx.privacy.origins import Origin, charged, merged
-from dpx.privacy.runs import LedgerEntry, Runs, encode, join
-from dpx.privacy.runs import decode as decode
-from dpx.privacy.runs import until as until
+from dpx.privacy.origins import Origin, charged, merged, of_line
+from dpx.privacy.segments import LedgerEntry, Segments, encode, join
+from dpx.privacy.segments import decode as decode
+from dpx.privacy.segments import until as until
 from dpx.sampler import IN_PASSES, steps_per_pass
 
 FORMAT = 2
@@ -162,14 +162,14 @@ class Ledger:
         own = [epoch.fingerprint.get("data") for epoch in self.epochs] or [None]
         return list(dict.fromkeys([*own, *self._inherited_data, *([None] if self.was_unchained else [])]))
 
-    def own_runs(self) -> Runs:
+    def own_segments(self) -> Segments:
         """Run-length encoding of the releases entered here, and of those of the run that this one was forked from."""
         return encode(self._entered)
 
-    def runs(self) -> Runs:
-        """Everything that is charged: `own_runs`, and those of the runs that the starting parameters come from."""
+    def segments(self) -> Segments:
+        """Everything that is charged: `own_segments`, and those of the runs that the starting parameters come from."""
         before = charged(self.origins)
-        return join(self.own_runs(), *before) if before else self.own_runs()
+        return join(self.own_segments(), *before) if before else self.own_segments()
 
     def _read(self, lines: Iterable[Any]) -> None:
         try:
@@ -201,7 +201,7 @@ class Ledger:
         elif "chosen_after_results" in line:
             self.chosen_after_results += line["chosen_after_results"]
         elif "from" in line:
-            self.origins = merged(self.origins, [Origin(**line["from"])])
+            self.origins = merged(self.origins, [of_line(line["from"])])
         elif "parent" in line:
             self._inherited_data += line.get("data", [None])
             self._is_of_seeded |= line.get("seeded", False)
@@ -250,8 +250,8 @@ def _lines_without_chain(path: Path) -> list[Any] | None:
     return lines
 
 
-def releases(runs: Runs) -> list[tuple[Release, int]]:
-    """What an accountant is charged for `runs`.
+def releases(segments: Segments) -> list[tuple[Release, int]]:
+    """What an accountant is charged for `segments`.
 
     Under cyclic sampling a row is drawn from only when its group comes round: the busiest group's steps are charged. A sampler without
     amplification costs one Gaussian release per pass over the data that was started, in each noise epoch
@@ -259,87 +259,89 @@ def releases(runs: Runs) -> list[tuple[Release, int]]:
     """
     charges: list[tuple[Release, int]] = []
     passes: dict[tuple[str, int, str, int], Release] = {}
-    for run in runs:
-        if run.get("event") is not None:
-            charges.append((_of_package(run), sum(count for _, count in run["steps"])))
-        elif run["sampler"] in IN_PASSES:
-            _enter_passes(run, passes)
-        elif run["sampler"] == "cyclic_poisson":
-            charges.append((_release(run | _as_poisson(run)), _most_of_a_group(run)))
+    for segment in segments:
+        if segment.get("event") is not None:
+            charges.append((_of_package(segment), sum(count for _, count in segment["steps"])))
+        elif segment["sampler"] in IN_PASSES:
+            _enter_passes(segment, passes)
+        elif segment["sampler"] == "cyclic_poisson":
+            charges.append((_release(segment | _as_poisson(segment)), _most_of_a_group(segment)))
         else:
-            charges.append((_release(run), sum(count for _, count in run["steps"])))
+            charges.append((_release(segment), sum(count for _, count in segment["steps"])))
     return events.merge(charges + [(release, 1) for release in passes.values()])
 
 
-def _of_package(run: dict[str, Any]) -> Release:
+def _of_package(segment: dict[str, Any]) -> Release:
     """A step whose whole event a package gave, for one example; the ledger holds it, so that the package need not be there."""
     require(
-        rows_clipped_apart(run) == 1 and all(run.get(name) is None for name in AUXILIARY),
-        f"the event that {run.get('by')} gives",
+        rows_clipped_apart(segment) == 1 and all(segment.get(name) is None for name in AUXILIARY),
+        f"the event that {segment.get('by')} gives",
         "is that of one clipped sum and of units that are one example",
         "Use privacy.unit=row or privacy.unit_mode=sample_units, telemetry=secret and a clip that releases nothing",
     )
-    return Release(noise_multiplier=run["noise_multiplier"], kind="package", event=run["event"])
+    return Release(noise_multiplier=segment["noise_multiplier"], kind="package", event=segment["event"])
 
 
-def _as_poisson(run: dict[str, Any]) -> dict[str, Any]:
+def _as_poisson(segment: dict[str, Any]) -> dict[str, Any]:
     """When its group comes round, a row is drawn with `cycle` times the probability."""
-    return {"sampler": "poisson", "q": min(1.0, run["q"] * run["cycle"])}
+    return {"sampler": "poisson", "q": min(1.0, segment["q"] * segment["cycle"])}
 
 
-def _most_of_a_group(run: dict[str, Any]) -> int:
+def _most_of_a_group(segment: dict[str, Any]) -> int:
     """How often the busiest of the groups came round: no row can have taken part more often."""
-    seen = [0] * run["cycle"]
-    for first, count in run["steps"]:
-        for group in range(run["cycle"]):
-            seen[group] += len(range(first + (group - first) % run["cycle"], first + count, run["cycle"]))
+    seen = [0] * segment["cycle"]
+    for first, count in segment["steps"]:
+        for group in range(segment["cycle"]):
+            seen[group] += len(range(first + (group - first) % segment["cycle"], first + count, segment["cycle"]))
     return max(seen)
 
 
-def _enter_passes(run: dict[str, Any], passes: dict[tuple[str, int, str, int], Release]) -> None:
+def _enter_passes(segment: dict[str, Any], passes: dict[tuple[str, int, str, int], Release]) -> None:
     # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
-    release = Release(noise_multiplier=_joint(run) / rows_clipped_apart(run), kind=run["sampler"], is_discrete=_is_discrete(run))
-    length = steps_per_pass(run["q"])
-    for first, count in run["steps"]:
+    release = Release(
+        noise_multiplier=_joint(segment) / rows_clipped_apart(segment), kind=segment["sampler"], is_discrete=_is_discrete(segment)
+    )
+    length = steps_per_pass(segment["q"])
+    for first, count in segment["steps"]:
         for number in range(first // length, (first + count - 1) // length + 1):
-            place = (run["origin"], run["epoch"], run.get("epoch_name", ""), number)
+            place = (segment["origin"], segment["epoch"], segment.get("epoch_name", ""), number)
             passes[place] = min(release, passes.get(place, release), key=lambda known: known.noise_multiplier)
 
 
-def rows_clipped_apart(run: dict[str, Any]) -> int:
+def rows_clipped_apart(segment: dict[str, Any]) -> int:
     """Into how many clipped gradients one unit can fall: one where whole units were drawn and clipped."""
-    return 1 if run.get("unit_mode") == "sample_units" else run["rows_per_unit"]
+    return 1 if segment.get("unit_mode") == "sample_units" else segment["rows_per_unit"]
 
 
-def _release(run: dict[str, Any]) -> Release:
-    kind = "group" if rows_clipped_apart(run) > 1 else run["sampler"]
+def _release(segment: dict[str, Any]) -> Release:
+    kind = "group" if rows_clipped_apart(segment) > 1 else segment["sampler"]
     require(
-        kind != "group" or run["sampler"] == "poisson",
-        f"sampler={run['sampler']}",
+        kind != "group" or segment["sampler"] == "poisson",
+        f"sampler={segment['sampler']}",
         "has no event for units of several rows",
         "Use sampler=poisson, or privacy.unit_mode=sample_units",
     )
     return Release(
-        noise_multiplier=_joint(run),
-        sampling_probability=run["q"],
+        noise_multiplier=_joint(segment),
+        sampling_probability=segment["q"],
         kind=kind,
-        size=run["size"],
-        cap=run["cap"],
-        sample_size=run["expected_batch_size"] if kind == "fixed_size" else None,
-        rows_per_unit=rows_clipped_apart(run),
-        is_discrete=_is_discrete(run),
+        size=segment["size"],
+        cap=segment["cap"],
+        sample_size=segment["expected_batch_size"] if kind == "fixed_size" else None,
+        rows_per_unit=rows_clipped_apart(segment),
+        is_discrete=_is_discrete(segment),
     )
 
 
-def _is_discrete(run: dict[str, Any]) -> bool:
-    return run.get("noise") == "discrete_gaussian"
+def _is_discrete(segment: dict[str, Any]) -> bool:
+    return segment.get("noise") == "discrete_gaussian"
 
 
-def _joint(run: dict[str, Any]) -> float:
+def _joint(segment: dict[str, Any]) -> float:
     """Everything that a step releases shares its draw, so it is one release."""
-    return joint(run["noise_multiplier"], *(run.get(name) for name in AUXILIARY))
+    return joint(segment["noise_multiplier"], *(segment.get(name) for name in AUXILIARY))
 
 
-def charges(runs: Runs, adjacency: str = "zero_out", accountant: str = "pld") -> dp_accounting.DpEvent:
-    """The composed dp-accounting event of everything in `runs`; raises `ConfigError` where no bound is known."""
-    return events.composed(releases(runs), adjacency, accountant)
+def charges(segments: Segments, adjacency: str = "zero_out", accountant: str = "pld") -> dp_accounting.DpEvent:
+    """The composed dp-accounting event of everything in `segments`; raises `ConfigError` where no bound is known."""
+    return events.composed(releases(segments), adjacency, accountant)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.runs import join
+from dpx.privacy.segments import SEGMENTS, join
 
 Relation = Literal["same", "overlapping", "unknown", "disjoint"]
 # From what is composed for certain to what is not.
@@ -37,9 +37,9 @@ class Origin:
     """A run or a file that a run's starting parameters come from, however many runs ago.
 
     `identity` is the name of its ledger; of a file, the checksum of its values. `relation` is that of its data to the data of the run that
-    holds this record. `runs` are its charges, `reasons` why it has no guarantee, `against` what else takes the guarantee from the run that
-    holds this record. `claim` is what it stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of its
-    prepared data, `None` for some that nobody knows; they never leave private/. `weights` is the checksum of what was taken from it,
+    holds this record. `segments` are its charges, `reasons` why it has no guarantee, `against` what else takes the guarantee from the run
+    that holds this record. `claim` is what it stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of
+    its prepared data, `None` for some that nobody knows; they never leave private/. `weights` is the checksum of what was taken from it,
     empty for one further back.
     """
 
@@ -48,7 +48,7 @@ class Origin:
     identity: str
     relation: Relation = "unknown"
     weights: str = ""
-    runs: Sequence[dict[str, Any]] = ()
+    segments: Sequence[dict[str, Any]] = ()
     reasons: Sequence[str] = ()
     against: Sequence[str] = ()
     claim: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -68,7 +68,8 @@ class Origin:
 
     def as_line(self) -> dict[str, Any]:
         """As a ledger holds it."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        line = {SEGMENTS if name == "segments" else name: value for name, value in dataclasses.asdict(self).items()}
+        return json.loads(json.dumps(line))
 
     def as_released(self) -> dict[str, Any]:
         """As a statement holds it: nothing that tells of the data."""
@@ -80,10 +81,15 @@ class Origin:
         return {name: value for name, value in line.items() if name not in ("data", "provenance")} | {"composed": self.is_composed}
 
 
+def of_line(line: dict[str, Any]) -> Origin:
+    """What `as_line` was of."""
+    return Origin(**{"segments" if name == SEGMENTS else name: value for name, value in line.items()})
+
+
 def of_released(node: dict[str, Any]) -> Origin:
     """What `as_released` was of, for a run that knows no more of it: its data may be any."""
-    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "against", "data", "is_checked"}
-    return Origin(**{name: value for name, value in node.items() if name in names})
+    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "against", "data", "is_checked"} | {SEGMENTS}
+    return of_line({name: value for name, value in node.items() if name in names})
 
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
@@ -96,7 +102,7 @@ def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
                 other,
                 relation=min(other.relation, origin.relation, key=_WORST_FIRST.index),
                 weights=other.weights or origin.weights,
-                runs=join(list(other.runs), list(origin.runs)),
+                segments=join(list(other.segments), list(origin.segments)),
                 reasons=_all_of(other.reasons, origin.reasons),
                 against=_all_of(other.against, origin.against),
                 data=_all_of(other.data, origin.data),
@@ -113,7 +119,7 @@ def _all_of(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
 
 def charged(origins: Iterable[Origin]) -> list[list[dict[str, Any]]]:
     """The charges that join those of a run that starts from `origins`."""
-    return [list(origin.runs) for origin in origins if origin.is_composed]
+    return [list(origin.segments) for origin in origins if origin.is_composed]
 
 
 def reasons(origins: Iterable[Origin]) -> list[str]:

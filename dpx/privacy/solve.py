@@ -17,7 +17,7 @@ _SMALLEST, _LARGEST = 1e-3, 1e7
 
 
 def noise_multiplier(
-    runs: Iterable[Sequence[Real]],
+    stages: Iterable[Sequence[Real]],
     *,
     epsilon: Real,
     delta: Real,
@@ -30,7 +30,7 @@ def noise_multiplier(
 
     Arguments as in `dpx.privacy.epsilon`. Kept on disk (`dpx.privacy.cache`); a stored value is checked before it is used.
     """
-    charges = accounting.charges_of(runs, 1.0, sampler)
+    charges = accounting.charges_of(stages, 1.0, sampler)
     return solve(charges, epsilon=epsilon, delta=delta, accountant=accountant, orders=orders, adjacency=adjacency)
 
 
@@ -50,7 +50,7 @@ def solve(
     upward, and a large sweep takes minutes.
     """
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
-    require(bool(charges), "runs=[]", "no step is charged", "Give at least one run")
+    require(bool(charges), "stages=[]", "no step is charged", "Give at least one stage")
     accounting.check_delta(delta, accountant)
     # What has no bound is refused before anything is solved for.
     events.composed(charges, adjacency, accountant)

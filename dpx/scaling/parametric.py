@@ -29,11 +29,11 @@ def transformed(ratio: Real) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Coefficients by name, their objective (mean Huber loss), and how many of the starts came within 1 % of it."""
+    """Coefficients by name, their mean Huber loss (what is minimised), and how many of the starts came within 1 % of it."""
 
     form: Form
     coefficients: dict[str, float]
-    objective: float
+    huber_loss: float
     starts_that_agree: int
     huber_width: float
 
@@ -82,12 +82,12 @@ def fit(
 def _minimised(terms: "_Terms", start: np.ndarray) -> tuple[np.ndarray, float]:
     from scipy.optimize import minimize
 
-    found = minimize(terms.objective, start, jac=True, method="L-BFGS-B", bounds=terms.bounds, options={"maxiter": 2000, "maxfun": 4000})
+    found = minimize(terms.huber_loss, start, jac=True, method="L-BFGS-B", bounds=terms.bounds, options={"maxiter": 2000, "maxfun": 4000})
     return found.x, float(found.fun)
 
 
 class _Terms:
-    """The objective in (log E, log A, log B, log C, exponents), with M and N relative to their geometric means so that starts are alike."""
+    """The Huber loss in (log E, log A, log B, log C, exponents), M and N relative to their geometric means so that starts are alike."""
 
     def __init__(self, form: Form, parameters: np.ndarray, examples: np.ndarray, ratio: np.ndarray, losses: np.ndarray, width: float):
         self.form, self.width = form, width
@@ -105,7 +105,7 @@ class _Terms:
         rest = [generator.uniform(-0.3, 0.3, (count, 1))] if self.form == "L2" else []
         return np.concatenate([logs, exponents, *rest], axis=1)
 
-    def objective(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+    def huber_loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Mean Huber loss of log residuals, over its width, and its gradient."""
         alpha, beta, gamma = x[4:7]
         alpha2 = x[7] if self.form == "L2" else 0.0

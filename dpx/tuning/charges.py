@@ -9,7 +9,7 @@ from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
-from dpx.privacy.ledger import Ledger, Runs
+from dpx.privacy.ledger import Ledger, Segments
 from dpx.tuning.record import Record, Trial
 from dpx.tuning.search import Search
 
@@ -19,19 +19,20 @@ _NO_COST = ("origin", "epoch", "epoch_name", "steps", "clipping_norm")
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one trial is charged: `runs`. `entered` is the part that a ledger held, `planned` the whole plan, `None` where nobody knows it.
+    """What one trial is charged: `segments`. `entered` is the part that a ledger held, `planned` the whole plan, `None` where nobody knows
+    it.
 
     `lost` says that no ledger is left; `disagrees` why the one that is there cannot be believed.
     """
 
-    runs: Runs
-    entered: Runs
-    planned: Runs | None
+    segments: Segments
+    entered: Segments
+    planned: Segments | None
     lost: bool = False
     disagrees: str | None = None
 
 
-def planned(experiment: Experiment) -> Runs | None:
+def planned(experiment: Experiment) -> Segments | None:
     """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` for what cannot be run."""
     if not experiment.is_private:
         return None
@@ -42,7 +43,7 @@ def planned(experiment: Experiment) -> Runs | None:
         size = experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
     calibrated = calibration.calibrate(experiment, size)
     assert calibrated.noise_multiplier is not None
-    return calibration.planned(experiment, calibrated.batch_runs, calibrated.size, calibrated.noise_multiplier)
+    return calibration.planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
 
 
 def of(trial: Trial, record: Record, search: Search) -> Cost:
@@ -69,47 +70,47 @@ def known(trial: Trial, record: Record) -> dict[str, Any]:
         return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None}
     # A ledger that does not reach as far as the one noted before is no progress: the older mark keeps telling.
     reached = trial.ledger if trial.ledger and found.missing(trial.ledger) else found.mark
-    return {"entered": ledger.join(trial.entered, found.runs()), "ledger": reached.as_json() if reached else None}
+    return {"entered": ledger.join(trial.entered, found.segments()), "ledger": reached.as_json() if reached else None}
 
 
-def _believed(folder: Path, trial: Trial) -> tuple[Runs, str | None]:
+def _believed(folder: Path, trial: Trial) -> tuple[Segments, str | None]:
     """What the ledger in `folder` holds, and why it cannot be all that was released there, if it cannot."""
-    runs: Runs = []
+    segments: Segments = []
     try:
         found = Ledger(folder / agreement.LEDGER)
-        runs = found.runs()
+        segments = found.segments()
         missing = found.missing(trial.ledger) if trial.ledger else None
         if missing:
-            return runs, f"{folder.name}: its ledger {missing}"
+            return segments, f"{folder.name}: its ledger {missing}"
         agreement.check(folder)
     except ConfigError as error:
-        return runs, f"{folder.name}: its ledger {error.reason}"
-    return runs, None
+        return segments, f"{folder.name}: its ledger {error.reason}"
+    return segments, None
 
 
-def union(plan: Runs, entered: Runs, name: str) -> Runs:
+def union(plan: Segments, entered: Segments, name: str) -> Segments:
     """All of `entered`, and those steps of `plan` that were not entered, as further steps of the newest noise epoch.
 
     What is left of a pass over the data then belongs to the pass that had begun.
     """
     newest = {key: entered[-1][key] for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
-    return ledger.join(entered, [run | newest for run in _left(plan, entered)])
+    return ledger.join(entered, [segment | newest for segment in _left(plan, entered)])
 
 
-def _left(plan: Runs, entered: Runs) -> Runs:
+def _left(plan: Segments, entered: Segments) -> Segments:
     """Those steps of `plan` that were not entered at their cost."""
-    left = [run | {"steps": _without(run["steps"], _steps_like(run, entered))} for run in plan]
-    return [run for run in left if run["steps"]]
+    left = [segment | {"steps": _without(segment["steps"], _steps_like(segment, entered))} for segment in plan]
+    return [segment for segment in left if segment["steps"]]
 
 
-def _steps_like(run: dict[str, Any], entered: Runs) -> set[int]:
-    """The steps of `entered` that cost what those of `run` do."""
-    alike = [other for other in entered if _cost_facts(other) == _cost_facts(run)]
+def _steps_like(segment: dict[str, Any], entered: Segments) -> set[int]:
+    """The steps of `entered` that cost what those of `segment` do."""
+    alike = [other for other in entered if _cost_facts(other) == _cost_facts(segment)]
     return {step for other in alike for first, count in other["steps"] for step in range(first, first + count)}
 
 
-def _cost_facts(run: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in run.items() if key not in _NO_COST and value is not None}
+def _cost_facts(segment: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in segment.items() if key not in _NO_COST and value is not None}
 
 
 def _without(spans: list[list[int]], steps: set[int]) -> list[list[int]]:
@@ -117,12 +118,12 @@ def _without(spans: list[list[int]], steps: set[int]) -> list[list[int]]:
     return [[step, 1] for step in left]
 
 
-def charges(*branches: Runs) -> Charges:
+def charges(*branches: Segments) -> Charges:
     """What an accountant is charged for all of `branches`; what they share counts once."""
     return ledger.releases(ledger.join(*branches))
 
 
-def same(one: Runs | None, other: Runs | None) -> bool:
+def same(one: Segments | None, other: Segments | None) -> bool:
     """Whether an accountant sees no difference."""
     return (one is None) == (other is None) and set(ledger.releases(one or [])) == set(ledger.releases(other or []))
 
@@ -130,7 +131,7 @@ def same(one: Runs | None, other: Runs | None) -> bool:
 def beyond(cost: Cost) -> Charges:
     """What was charged beyond the plan: steps entered again in another noise epoch, or by another event."""
     plan = dict(ledger.releases(cost.planned or []))
-    return [(release, count - plan.get(release, 0)) for release, count in ledger.releases(cost.runs) if count > plan.get(release, 0)]
+    return [(release, count - plan.get(release, 0)) for release, count in ledger.releases(cost.segments) if count > plan.get(release, 0)]
 
 
 def is_whole(cost: Cost) -> bool:

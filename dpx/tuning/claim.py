@@ -7,6 +7,7 @@ from typing import Any
 from dpx.claim import calibration, rests_on, statement
 from dpx.privacy import accounting, events, ledger, selection
 from dpx.privacy.accounting import Charges
+from dpx.privacy.segments import SEGMENTS
 from dpx.tuning import charges, rules
 from dpx.tuning.charges import Cost
 from dpx.tuning.record import Record, Trial
@@ -57,7 +58,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
         "winner": None if winner is None else "winner" if secret else winner.folder,
         "assumptions": _assumptions(search, record),
         "not_covered": [_NOT_COVERED[tune.charge], *statement.NOT_COVERED[2:]],
-        "ledger": {"repeated": _repeated_events(search, record)} if secret else {"runs": ledger.join(*(c.runs for _, c in costs))},
+        "ledger": {"repeated": _repeated_events(search, record)} if secret else {SEGMENTS: ledger.join(*(c.segments for _, c in costs))},
         "record": {"mark": _mark(record, secret), "unchained": record.was_unchained},
     }
 
@@ -120,7 +121,7 @@ def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:
     """The packages on whose word the search stands: those of its config, of all that its trials are charged, and of what they state."""
     stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
     said = [rests_on.of_guarantee(one["guarantee"]) or () for one in stated if one is not None]
-    return rests_on.joined(search.by, *(rests_on.of_runs(cost.runs) for _, cost in costs), *said)
+    return rests_on.joined(search.by, *(rests_on.of_segments(cost.segments) for _, cost in costs), *said)
 
 
 def _without_bounds(beside: dict[str, Any], by: tuple[str, ...]) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _against_composition(search: Search, record: Record, costs: Costs) -> list[s
         reasons += record.raised
         if not all(charges.same(cost.planned, costs[0][1].planned) for _, cost in costs if cost.planned is not None):
             reasons.append("trials were charged differently: chosen after results, without a budget that was declared before")
-    elif not budget.holds(charges.charges(*(cost.runs for _, cost in costs))):
+    elif not budget.holds(charges.charges(*(cost.segments for _, cost in costs))):
         reasons.append("trials that were started again cost more than the budget that was declared before the first")
     return reasons
 
@@ -173,7 +174,7 @@ def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | 
 
 def _planned_end(search: Search, record: Record, costs: Costs) -> Charges:
     """All that began, and the plan once for each declared trial that did not yet."""
-    begun = charges.charges(*(cost.runs for _, cost in costs))
+    begun = charges.charges(*(cost.segments for _, cost in costs))
     if search.tune.charge == "uncharged":
         return begun
     to_begin = max(0, (record.declared or search.tune.trials) - len(record.trials))
@@ -197,7 +198,7 @@ def _beside(search: Search, record: Record, costs: Costs, headline: dict[str, fl
         return {"budget": {"kind": budget.kind, "epsilon": budget.epsilon, "order": budget.order, "limit": budget.limit}}
     # Composing takes seconds for a ramp: where every declared trial has begun, this is the headline.
     to_begin = (record.declared or search.tune.trials) > len(record.trials)
-    epsilon = _composed(search, charges.charges(*(cost.runs for _, cost in costs))) if to_begin else headline
+    epsilon = _composed(search, charges.charges(*(cost.segments for _, cost in costs))) if to_begin else headline
     valid = "no trial more begins, and stopping here depended neither on the data nor on anything that a trial gave out"
     return {"spent": {"trials": len(costs), "epsilon": epsilon, "valid_only_if": valid}}
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError, require
+from dpx.launch.sweep import SCORE
 from dpx.privacy.chain import Chain, Mark, mark_of
+from dpx.privacy.segments import Segments
 from dpx.run_folder import write_json
-
-Runs = list[dict[str, Any]]
 
 CHAIN, TRIAL = "trials", "private/trial.json"
 FORMAT = 1
@@ -42,11 +42,11 @@ class Trial:
     folder: str
     point: tuple[str, ...] = ()
     state: str = "begun"
-    objective: float | None = None
+    score: float | None = None
     error: str | None = None
     number: int = 0
-    plan: Runs | None = None
-    entered: Runs = dataclasses.field(default_factory=list)
+    plan: Segments | None = None
+    entered: Segments = dataclasses.field(default_factory=list)
     ledger: Mark | None = None
     reasons: tuple[str, ...] = ()
     is_unchained: bool = False
@@ -81,7 +81,7 @@ class Record:
         for line in lines:
             self._take(line)
 
-    def begin(self, folder: Path, point: tuple[str, ...], plan: Runs | None) -> None:
+    def begin(self, folder: Path, point: tuple[str, ...], plan: Segments | None) -> None:
         """A new trial with its whole plan, and its folder's note of it."""
         self.note({"begun": len(self.trials), "folder": folder.name, "point": list(point), "plan": plan})
         self._mark(folder, len(self.trials) - 1)
@@ -135,7 +135,7 @@ class Record:
         if "begun" in line:
             self.trials.append(Trial(line["folder"], tuple(line["point"]), number=line["begun"], plan=line["plan"]))
         elif "again" in line:
-            self._change(line["again"], state="begun", objective=None, error=None)
+            self._change(line["again"], state="begun", score=None, error=None)
         elif "ended" in line:
             facts = {key: value for key, value in line.items() if key != "ended"}
             self._change(line["ended"], **(facts | {"ledger": mark_of(line.get("ledger")), "reasons": tuple(line.get("reasons", ()))}))
@@ -159,7 +159,8 @@ class Record:
         self.declared = number
 
     def _change(self, number: int, **facts: Any) -> None:
-        self.trials[number] = dataclasses.replace(self.trials[number], **facts)
+        named = {"score" if key == SCORE else key: value for key, value in facts.items()}
+        self.trials[number] = dataclasses.replace(self.trials[number], **named)
 
     def _take_old(self, line: dict[str, Any]) -> None:
         known = next((trial for trial in self.trials if trial.folder == line["folder"]), None)

@@ -4,8 +4,9 @@ from typing import Any
 
 from dpx.declaration import require
 from dpx.privacy.declarations import Accountant
+from dpx.privacy.segments import Segments
 from dpx.tuning.declarations import Tune
-from dpx.tuning.record import Record, Runs
+from dpx.tuning.record import Record
 from dpx.tuning.search import Search
 
 # Settings that change what a step costs, whatever their value; under these names lie further ones.
@@ -90,7 +91,7 @@ def filter_of(search: Search) -> Any:
     return Filter(budget.kind, budget.epsilon, privacy.delta, budget.order, privacy.adjacency)
 
 
-def check_plan(search: Search, record: Record, plan: Runs | None, point: tuple[str, ...]) -> None:
+def check_plan(search: Search, record: Record, plan: Segments | None, point: tuple[str, ...]) -> None:
     """Raises `ConfigError` for a new trial whose plan is not what the charge was declared for, before anything of it is drawn."""
     from dpx.tuning import charges
 
@@ -118,10 +119,10 @@ def _not_composed(accountant: Accountant) -> str:
     return said if accountant.name == "rdp" else f"{said}, and never under accountant={accountant.name}"
 
 
-def _check_within(search: Search, record: Record, plan: Runs, budget: Any) -> None:
+def _check_within(search: Search, record: Record, plan: Segments, budget: Any) -> None:
     from dpx.tuning import charges
 
-    begun = charges.charges(*(charges.of(trial, record, search).runs for trial in record.trials))
+    begun = charges.charges(*(charges.of(trial, record, search).segments for trial in record.trials))
     new = charges.charges(charges.union(plan, [], "new"))
     costs, spent = budget.cost(new), budget.cost(begun)
     require(

@@ -7,7 +7,7 @@ from dpx import batch_schedule
 from dpx.claim import calibration, rests_on
 from dpx.experiment import Experiment
 from dpx.privacy.declarations import Accountant, Privacy
-from dpx.privacy.ledger import Runs
+from dpx.privacy.ledger import Segments
 from dpx.tuning.declarations import Tune
 
 
@@ -20,7 +20,7 @@ class Search:
     privacy: Privacy
     accountant: Accountant
     is_private: bool
-    planned_at: Callable[[int, float], Runs]
+    planned_at: Callable[[int, float], Segments]
     by: tuple[str, ...]
 
     @classmethod
@@ -28,8 +28,8 @@ class Search:
         """That of an experiment which is searched over."""
         assert experiment.tune is not None
 
-        def planned_at(size: int, noise_multiplier: float) -> Runs:
-            steps = batch_schedule.runs(experiment.batch_schedule, experiment.steps)
+        def planned_at(size: int, noise_multiplier: float) -> Segments:
+            steps = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
             return calibration.planned(experiment, steps, size, noise_multiplier)
 
         return cls(experiment.tune, experiment.privacy, experiment.accountant, experiment.is_private, planned_at, rests_on.of(experiment))

@@ -15,7 +15,7 @@ from dpx.claim import rests_on
 from dpx.declaration import require
 from dpx.durable import put_in_place
 from dpx.experiment import Experiment
-from dpx.launch.sweep import Status
+from dpx.launch.sweep import SCORE, Status
 from dpx.run_folder import write_json
 from dpx.tuning.declarations import Tune
 from dpx.tuning.record import Record, Trial, opened
@@ -79,13 +79,13 @@ class Study:
                 record.note({"declared": search.tune.trials})
             record.begin(folder, point, plan)
 
-    def end(self, experiment: Experiment, folder: Path, state: str, objective: float | None = None, error: str | None = None) -> None:
+    def end(self, experiment: Experiment, folder: Path, state: str, score: float | None = None, error: str | None = None) -> None:
         """Notes what a trial came to; what it would release is withheld, or the study stated anew."""
         with opened(self.outputs, self.path) as record:
             trial = record.newest_in(folder.name)
             require(trial is not None, folder.name, f"is no trial of the study {self.path.name}", "Begin it first")
             assert trial is not None
-            self._end(record, Search.of(experiment), trial, state, objective, error)
+            self._end(record, Search.of(experiment), trial, state, score, error)
 
     def close(self, experiment: Experiment) -> list[Trial]:
         """The study after a launch: trials that were killed have failed, or finished where `job=resume` took them to their end; the
@@ -110,8 +110,8 @@ class Study:
 
     def winner(self, trials: list[Trial]) -> Trial | None:
         """The finished trial of the highest held-out accuracy; the first of equals."""
-        finished = [trial for trial in trials if trial.state == "finished" and trial.objective is not None]
-        return max(finished, key=lambda trial: trial.objective or 0.0, default=None)
+        finished = [trial for trial in trials if trial.state == "finished" and trial.score is not None]
+        return max(finished, key=lambda trial: trial.score or 0.0, default=None)
 
     def _settle(self, record: Record, search: Search, trial: Trial) -> None:
         """Ends a trial that no process holds, as what its run folder says it came to."""
@@ -122,7 +122,7 @@ class Study:
         came_to = [Status(folder, job).read() for job in ("train", "resume")]
         finished = next((one for one in came_to if one.get("state") == "finished"), None)
         if finished is not None:
-            self._end(record, search, trial, "finished", finished.get("objective"))
+            self._end(record, search, trial, "finished", finished.get(SCORE))
         elif trial.state == "begun":
             self._end(record, search, trial, "failed", error="killed")
 
@@ -132,14 +132,14 @@ class Study:
         search: Search,
         trial: Trial,
         state: str,
-        objective: float | None = None,
+        score: float | None = None,
         error: str | None = None,
     ) -> None:
         from dpx.tuning import charges, claim
 
         folder = self.outputs / trial.folder
         known = charges.known(trial, record)
-        record.end(trial, state=state, objective=objective, error=error, reasons=claim.own_reasons(folder), **known)
+        record.end(trial, state=state, error=error, reasons=claim.own_reasons(folder), **known, **{SCORE: score})
         if search.tune.charge == "repeat_and_select":
             _withhold(folder)
         else:

@@ -48,10 +48,10 @@ FINITE = "is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)"
 EVENTS = "dpx/privacy/events.py"
 LEDGER, CHAIN = "dpx/privacy/ledger.py", "dpx/privacy/chain.py"
 ACCIDENTS = "tests/job/test_accidents.py::"
-CHARGED = 'charges.append((_release(run), sum(count for _, count in run["steps"])))'
-APART = """for z in [run["noise_multiplier"], *(run[name] for name in AUXILIARY if run.get(name))]:
-                alone = run | dict.fromkeys(AUXILIARY) | {"noise_multiplier": z}
-                charges.append((_release(alone), sum(count for _, count in run["steps"])))"""
+CHARGED = 'charges.append((_release(segment), sum(count for _, count in segment["steps"])))'
+APART = """for z in [segment["noise_multiplier"], *(segment[name] for name in AUXILIARY if segment.get(name))]:
+                alone = segment | dict.fromkeys(AUXILIARY) | {"noise_multiplier": z}
+                charges.append((_release(alone), sum(count for _, count in segment["steps"])))"""
 POISSON, DRAW = "dpx/sampler/poisson.py", "return independent(size, sampling_probability, generator_for, step)"
 SUBSET = """from dpx.sampler.fixed_size import _subset
 
@@ -247,8 +247,8 @@ MUTANTS = (
     Mutant(
         "row event for a document unit",
         "dpx/privacy/ledger.py",
-        'kind = "group" if rows_clipped_apart(run) > 1 else run["sampler"]',
-        'kind = run["sampler"]',
+        'kind = "group" if rows_clipped_apart(segment) > 1 else segment["sampler"]',
+        'kind = segment["sampler"]',
         "tests/privacy/test_ledger.py::test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows",
     ),
     Mutant(
@@ -407,8 +407,8 @@ MUTANTS = (
     Mutant(
         "cyclic draws charged at the rate of plain ones",
         LEDGER,
-        'run["q"] * run["cycle"]',
-        'run["q"]',
+        'segment["q"] * segment["cycle"]',
+        'segment["q"]',
         "tests/mechanism/test_banded.py::test_one_release_is_charged_each_time_the_busiest_group_comes_round",
     ),
     Mutant(
@@ -450,7 +450,7 @@ MUTANTS = (
         "trials without results not charged",
         "dpx/tuning/claim.py",
         "return [(trial, charges.of(trial, record, search)) for trial in counted]",
-        "return [(trial, charges.of(trial, record, search)) for trial in counted if trial.objective is not None]",
+        "return [(trial, charges.of(trial, record, search)) for trial in counted if trial.score is not None]",
         "tests/tuning/test_composition.py::test_a_trial_that_left_nothing_is_charged_its_plan_and_named",
     ),
     Mutant(

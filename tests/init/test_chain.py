@@ -36,7 +36,7 @@ def epsilon(path: Path) -> float:
 
 def accounted(path: Path) -> float:
     """What job=account finds at the declared delta."""
-    tables = {table.name: table for table in account(read(path).runs, "rdp", DELTA, "zero_out", read(path).before)}
+    tables = {table.name: table for table in account(read(path).segments, "rdp", DELTA, "zero_out", read(path).before)}
     return dict(tables["epsilon_of_delta"].rows)[DELTA]
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_was_killed_goes_on_from_the_same_weights_and_keeps_its_chain
     shutil.rmtree(source)
     path = place.train("broken", *line)
     assert all(np.array_equal(leaf, whole[name]) for name, leaf in by_path(dpx.load(path).params).items())
-    assert sum(count for run in Ledger(path / "private" / "ledger").runs() for _, count in run["steps"]) == 4
+    assert sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"]) == 4
 
 
 def test_before_its_first_checkpoint_it_begins_from_the_same_weights_or_not_at_all(place, parent, child, tmp_path):
@@ -142,7 +142,7 @@ def test_a_fork_carries_what_its_parent_began_from(place, child, tmp_path):
 def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):
     path = place.train("fork_back", fork=f"{apart}@1", text="one")
     assert [one["relation"] for one in statement(path)["init"]["origins"]] == ["same"]
-    assert sum(count for run in Ledger(path / "private" / "ledger").runs() for _, count in run["steps"]) == 5
+    assert sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"]) == 5
 
 
 def test_what_rests_has_the_cost_of_what_it_came_from(place, parent):

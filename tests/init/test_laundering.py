@@ -331,7 +331,7 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
 
 def test_charges_that_no_accountant_composes_are_refused(place, parent):
     (origin,) = began(place, "init=run", f"init.run={parent}").origins
-    discrete = dataclasses.replace(origin, runs=[run | {"noise": "discrete_gaussian"} for run in origin.runs])
+    discrete = dataclasses.replace(origin, segments=[one | {"noise": "discrete_gaussian"} for one in origin.segments])
     experiment = place.declared("accountant=pld")
     calibrated = calibrate(experiment, 100)
     require_bound(experiment, calibrated, [origin])

@@ -71,7 +71,7 @@ def claim_of(path: Path) -> dict:
 
 
 def charged(path: Path) -> int:
-    return sum(count for run in Ledger(path / "private" / "ledger").runs() for _, count in run["steps"])
+    return sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"])
 
 
 @pytest.fixture(scope="module")

@@ -69,15 +69,15 @@ def test_branches_are_accounted_jointly(run, tmp_path):
     branch.inherit(Ledger(run.private / "ledger"))
     for step in range(10, 20):
         branch.append(step, ENTRY)
-    joint = ledger.join(read(run.path).runs, read(tmp_path / "branch").runs)
+    joint = ledger.join(read(run.path).segments, read(tmp_path / "branch").segments)
     assert sum(count for found in joint for _, count in found["steps"]) == 30
 
 
 def test_a_statement_is_as_good_as_its_ledger(run):
     run.release.mkdir()
     entered = Ledger(run.private / "ledger")
-    statement.write(run.release / "privacy.json", {"ledger": {"runs": entered.runs(), **spent.chain_facts(entered)}})
-    assert read(run.release / "privacy.json").runs == read(run.private / "ledger").runs == read(run.path).runs
+    statement.write(run.release / "privacy.json", {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}})
+    assert read(run.release / "privacy.json").segments == read(run.private / "ledger").segments == read(run.path).segments
     assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
 
 
@@ -94,7 +94,7 @@ def test_a_statement_without_ledger_is_refused(tmp_path):
 
 
 def test_infinite_values_are_written_as_nothing(run):
-    found = account(read(run.path).runs, "deterministic", 1e-6, "zero_out")
+    found = account(read(run.path).segments, "deterministic", 1e-6, "zero_out")
     assert all(value is None or math.isfinite(value) for row in found[1].rows for value in row)
 
 

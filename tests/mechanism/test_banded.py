@@ -100,11 +100,11 @@ def test_one_release_is_charged_each_time_the_busiest_group_comes_round(tmp_path
     for step in range(10):
         found.append(step, calibration.entry(experiment, N, 1.0, 10))
     once = Release(noise_multiplier=1.0, sampling_probability=4 * 10 / N, size=N)
-    assert ledger.releases(found.runs()) == [(once, 3)]
+    assert ledger.releases(found.segments()) == [(once, 3)]
     # Steps 6..9 again in a new noise epoch: each group comes round once more, in a mechanism of its own.
     for step in range(6, 10):
         found.append(step, calibration.entry(experiment, N, 1.0, 10, epoch=1))
-    assert ledger.releases(found.runs()) == [(once, 4)]
+    assert ledger.releases(found.segments()) == [(once, 4)]
 
 
 def test_a_target_is_met_by_the_amplified_event():

@@ -150,12 +150,12 @@ def test_a_fork_by_dpx_alone_keeps_its_parents_word(site, tmp_path):
     child = Ledger(tmp_path / "ledger")
     child.inherit(parent)
     no_bound(stated(built(*OWN), child))
-    assert rests_on.of_runs(ledger.join(entered(built(*OWN), tmp_path / "parent").runs())) == ("dpx_pond",)
+    assert rests_on.of_segments(ledger.join(entered(built(*OWN), tmp_path / "parent").segments())) == ("dpx_pond",)
 
 
 def test_two_packages_are_both_named():
     runs = [{"by": "dpx_reed"}, {"by": None}, {}, {"by": "dpx_pond+dpx_reed"}]
-    by = rests_on.of_runs(runs)
+    by = rests_on.of_segments(runs)
     assert rests_on.guarantee(True, [], by) == "dp_by_dpx_pond+dpx_reed" and rests_on.of_guarantee("dp_by_dpx_pond+dpx_reed") == by
     assert rests_on.guarantee(True, ["why"], by) == "none" and rests_on.guarantee(False, [], by) == "not_private"
     assert rests_on.of_guarantee("dp") == () and rests_on.of_guarantee("none") is rests_on.of_guarantee("not_private") is None
@@ -189,7 +189,7 @@ def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(sit
     from dpx.run_folder import RunFolder
 
     held = entered(built(*OWN, "mechanism=echo"), tmp_path)
-    text = next(run["event"] for run in held.runs())
+    text = next(run["event"] for run in held.segments())
     job = account.Account(ledgers=[str(tmp_path / "ledger")], accountant="rdp")
     job(built(*OWN), RunFolder(tmp_path / "own"))
     assert "NO BOUND" in capsys.readouterr().out

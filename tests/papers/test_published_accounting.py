@@ -46,7 +46,7 @@ def test_the_literal_schedule_visits_what_was_computed():
     case = CASES["anil-schedule-literal-examples"]
     expected, fixed, steps = case["expected"], case["inputs"]["fixed_batch_size"], case["inputs"]["steps"]
     sizes = [batch for batch, _ in case["inputs"]["batch_sizes"]]
-    found = batch_schedule.runs(batch_schedule.Staged(sizes=sizes, stage_steps=1875), steps)
+    found = batch_schedule.stages(batch_schedule.Staged(sizes=sizes, stage_steps=1875), steps)
     total = sum(batch * count for batch, count in found)
     assert found == tuple(map(tuple, case["inputs"]["batch_sizes"])) and total == expected["total_examples"]
     assert 1 - total / (fixed * steps) == pytest.approx(expected["saving_vs_fixed"], rel=1e-9)

@@ -132,7 +132,7 @@ def entered(experiment, calibrated, path):
     for step in range(experiment.steps):
         batch = experiment.batch_schedule.at(step)
         with_steps.append(step, calibration.entry(experiment, calibrated.size, calibrated.noise_multiplier, batch))
-    return statement.build(experiment, None, calibrated, with_steps), with_steps.runs()
+    return statement.build(experiment, None, calibrated, with_steps), with_steps.segments()
 
 
 def is_one_line(refusal):

@@ -18,7 +18,7 @@ N = 10_000
 
 def test_stated_noise_is_kept(small):
     calibrated = calibrate(small(), N)
-    assert calibrated.noise_multiplier == 1.0 and calibrated.runs == ((64 / N, 20),) and calibrated.batch_runs == ((64, 20),)
+    assert calibrated.noise_multiplier == 1.0 and calibrated.stages == ((64 / N, 20),) and calibrated.batch_stages == ((64, 20),)
     expected = dpx.privacy.epsilon([(64 / N, 20)], noise_multiplier=1.0, delta=1e-6)
     assert calibrated.epsilon["pld"] == expected and calibrated.epsilon["rdp"] > expected
 
@@ -37,21 +37,21 @@ def test_target_is_met_from_below(small, accountant):
 
 def test_plain_training_has_no_noise(small):
     calibrated = calibrate(small(mechanism=NoPrivacy()), N)
-    assert calibrated.noise_multiplier is None and calibrated.epsilon == {} and calibrated.runs == ((64 / N, 20),)
+    assert calibrated.noise_multiplier is None and calibrated.epsilon == {} and calibrated.stages == ((64 / N, 20),)
 
 
 def test_stages_are_accounted_at_their_own_rates(small):
     calibrated = calibrate(small(batch_schedule=Staged(sizes=[32, 64], stage_steps=5)), N)
-    assert calibrated.runs == ((32 / N, 5), (64 / N, 15))
+    assert calibrated.stages == ((32 / N, 5), (64 / N, 15))
 
 
 def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
     monkeypatch.setattr(accounting, "RATES_MAX", 6)
     experiment = small(steps=20, batch_schedule=Linear(start=20, end=400, ramp_steps=20), accountant=Rdp())
     calibrated = calibrate(experiment, N)
-    charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps) for q, steps in calibrated.runs]
+    charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps) for q, steps in calibrated.stages]
     exact = accounting.compose(charges, "rdp").epsilon(1e-6)
-    assert len(calibrated.runs) == 20 and exact < calibrated.epsilon["rdp"] <= exact * 1.1
+    assert len(calibrated.stages) == 20 and exact < calibrated.epsilon["rdp"] <= exact * 1.1
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_large_delta_can_be_allowed(small):
 
 def test_declared_size_stands_in_for_the_count(small):
     experiment = small(privacy={"adjacency": "add_remove"}, data={"declared_size": 20_000})
-    assert calibrate(experiment, N).runs == ((64 / 20_000, 20),)
+    assert calibrate(experiment, N).stages == ((64 / 20_000, 20),)
 
 
 def test_a_unit_of_rows_costs_more_than_a_row(small):
@@ -91,7 +91,7 @@ def test_a_unit_of_rows_costs_more_than_a_row(small):
 
 
 def claim(epsilon=1.0):
-    return {"runs": [(0.01, 100)], "epsilon": epsilon, "delta": 1e-6, "accountant": "rdp"}
+    return {"stages": [(0.01, 100)], "epsilon": epsilon, "delta": 1e-6, "accountant": "rdp"}
 
 
 def test_calibrations_are_kept_and_found_again(own_cache, monkeypatch):

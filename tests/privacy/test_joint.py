@@ -47,7 +47,7 @@ def entered(experiment, path, steps=20):
 
 
 def test_an_adaptive_count_is_charged_on_the_draw_of_the_sum(small, tmp_path):
-    runs = entered(small(clip=CLIP), tmp_path / "ledger").runs()
+    runs = entered(small(clip=CLIP), tmp_path / "ledger").segments()
     assert runs[0]["noise_multiplier"] == 1.0 and runs[0]["count_noise_multiplier"] == 2.0 and runs[0]["clipping_norm"] is None
     q = 64 / N
     together = [(Release(noise_multiplier=math.sqrt(1 / 1.25), sampling_probability=q, size=N), 20)]
@@ -60,7 +60,7 @@ def test_an_adaptive_count_is_charged_on_the_draw_of_the_sum(small, tmp_path):
 
 
 def test_a_pass_over_the_data_is_charged_jointly(small, tmp_path):
-    runs = entered(small(clip=CLIP, sampler=Shuffled()), tmp_path / "ledger").runs()
+    runs = entered(small(clip=CLIP, sampler=Shuffled()), tmp_path / "ledger").segments()
     ((release, count),) = ledger.releases(runs)
     assert count == 1 and release.noise_multiplier == pytest.approx(joint(1.0, 2.0))
 
@@ -97,4 +97,6 @@ def test_an_older_ledger_without_counts_is_read(tmp_path, small):
     unchain(tmp_path / "ledger")
     text = (tmp_path / "ledger").read_text().replace(', "count_noise_multiplier": null', "")
     (tmp_path / "ledger").write_text(text)
-    assert ledger.releases(Ledger(tmp_path / "ledger").runs()) == [(Release(noise_multiplier=1.0, sampling_probability=64 / N, size=N), 2)]
+    assert ledger.releases(Ledger(tmp_path / "ledger").segments()) == [
+        (Release(noise_multiplier=1.0, sampling_probability=64 / N, size=N), 2)
+    ]

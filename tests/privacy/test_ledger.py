@@ -94,19 +94,19 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
 
 def test_a_replayed_step_of_the_same_epoch_is_charged_once(tmp_path):
     fill(tmp_path / "ledger", range(10))
-    runs = fill(tmp_path / "ledger", range(5, 12)).runs()
+    runs = fill(tmp_path / "ledger", range(5, 12)).segments()
     assert counted(runs) == [(0.01, 12)] and runs[0]["steps"] == [[0, 12]]
 
 
 def test_a_step_of_a_new_epoch_is_charged_again(tmp_path):
     fill(tmp_path / "ledger", range(10))
-    runs = fill(tmp_path / "ledger", range(5, 12), epoch=1).runs()
+    runs = fill(tmp_path / "ledger", range(5, 12), epoch=1).segments()
     assert counted(runs) == [(0.01, 17)]
 
 
 def test_a_step_with_another_event_is_charged_beside_the_first(tmp_path):
     fill(tmp_path / "ledger", [0])
-    assert counted(fill(tmp_path / "ledger", [0], q=0.02).runs()) == [(0.01, 1), (0.02, 1)]
+    assert counted(fill(tmp_path / "ledger", [0], q=0.02).segments()) == [(0.01, 1), (0.02, 1)]
 
 
 def test_a_fork_inherits_everything_and_its_own_epoch_starts_empty(tmp_path):
@@ -116,7 +116,7 @@ def test_a_fork_inherits_everything_and_its_own_epoch_starts_empty(tmp_path):
     child.inherit(parent)
     assert child.steps(0) == set()
     child.append(4, entry())
-    assert counted(Ledger(tmp_path / "child").runs()) == [(0.01, 11)]
+    assert counted(Ledger(tmp_path / "child").segments()) == [(0.01, 11)]
 
 
 def test_branches_are_charged_jointly_with_their_common_past_once(tmp_path):
@@ -126,57 +126,57 @@ def test_branches_are_charged_jointly_with_their_common_past_once(tmp_path):
         branch = Ledger(tmp_path / name)
         branch.inherit(parent)
         branch.append(10, entry())
-        branches.append(branch.runs())
+        branches.append(branch.segments())
     parent.append(10, entry())
-    assert counted(ledgers.join(parent.runs(), *branches)) == [(0.01, 13)]
+    assert counted(ledgers.join(parent.segments(), *branches)) == [(0.01, 13)]
 
 
 def test_run_length_encoding_is_exact(tmp_path):
     ledger = fill(tmp_path / "ledger", [0, 1, 2, 7, 8, 11])
     ledger.append(12, entry(q=0.5))
-    runs = ledger.runs()
+    runs = ledger.segments()
     assert [run["steps"] for run in runs] == [[[0, 3], [7, 2], [11, 1]], [[12, 1]]]
     assert ledgers.encode(ledgers.decode(runs)) == runs
 
 
 def test_charges_compose_equal_releases(tmp_path):
-    (part,) = parts(fill(tmp_path / "ledger", range(6)).runs())
+    (part,) = parts(fill(tmp_path / "ledger", range(6)).segments())
     assert part == dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 6)
 
 
 def test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows(tmp_path):
-    (part,) = parts(fill(tmp_path / "ledger", [0], rows_per_unit=3).runs())
+    (part,) = parts(fill(tmp_path / "ledger", [0], rows_per_unit=3).segments())
     assert isinstance(part, dp_accounting.SelfComposedDpEvent)
     assert isinstance(part.event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent) and part.event.sensitivities[-1] == 3
 
 
 @pytest.mark.parametrize("sampler", ["shuffled", "deterministic", "balls_in_bins"])
 def test_without_amplification_each_started_pass_is_one_release(tmp_path, sampler):
-    runs = fill(tmp_path / "ledger", range(21), sampler=sampler, q=0.1, size=640).runs()
+    runs = fill(tmp_path / "ledger", range(21), sampler=sampler, q=0.1, size=640).segments()
     (charge,) = ledgers.releases(runs)
     assert charge[0].kind == sampler and charge[0].sampling_probability == 1 and charge[1] == 3
 
 
 @pytest.mark.parametrize(("steps", "times"), [(range(12), 3), (range(13), 4), (range(3, 7), 1), ([2, 3, 4, 5, 6, 10, 13], 3)])
 def test_under_cyclic_sampling_the_busiest_group_is_charged_at_its_own_rate(tmp_path, steps, times):
-    assert counted(fill(tmp_path / "ledger", steps, sampler="cyclic_poisson", cycle=4).runs()) == [(0.04, times)]
+    assert counted(fill(tmp_path / "ledger", steps, sampler="cyclic_poisson", cycle=4).segments()) == [(0.04, times)]
 
 
 def test_a_new_noise_epoch_begins_its_own_pass(tmp_path):
     fill(tmp_path / "ledger", range(15), sampler="shuffled", q=0.1)
-    runs = fill(tmp_path / "ledger", range(12, 20), sampler="shuffled", q=0.1, epoch=1).runs()
+    runs = fill(tmp_path / "ledger", range(12, 20), sampler="shuffled", q=0.1, epoch=1).segments()
     assert sum(count for _, count in ledgers.releases(runs)) == 3
 
 
 def test_a_pass_is_charged_at_its_smallest_noise(tmp_path):
     fill(tmp_path / "ledger", [0, 1], sampler="shuffled", q=0.1)
-    ((release, count),) = ledgers.releases(fill(tmp_path / "ledger", [2], sampler="shuffled", q=0.1, noise_multiplier=0.5).runs())
+    ((release, count),) = ledgers.releases(fill(tmp_path / "ledger", [2], sampler="shuffled", q=0.1, noise_multiplier=0.5).segments())
     assert (release.noise_multiplier, count) == (0.5, 1)
 
 
 @pytest.mark.parametrize("sampler", ["truncated_poisson", "fixed_size"])
 def test_units_of_rows_need_plain_poisson(tmp_path, sampler):
-    runs = fill(tmp_path / "ledger", [0], sampler=sampler, size=640, cap=100, rows_per_unit=2).runs()
+    runs = fill(tmp_path / "ledger", [0], sampler=sampler, size=640, cap=100, rows_per_unit=2).segments()
     with pytest.raises(ConfigError, match="several rows"):
         ledgers.releases(runs)
 
@@ -246,11 +246,11 @@ def test_a_ledger_from_before_the_chain_is_read_and_chained_by_its_next_line(tmp
     old = Ledger(path)
     assert not old.is_chained and old.mark is None and old.steps(0) == set(range(5))
     before = path.read_bytes()
-    assert Ledger(path).runs() == old.runs() and path.read_bytes() == before, "reading changes nothing"
+    assert Ledger(path).segments() == old.segments() and path.read_bytes() == before, "reading changes nothing"
     old.append(5, entry())
     again = Ledger(path)
     assert again.is_chained and again.was_unchained and again.identity == old.identity and again.steps(0) == set(range(6))
-    assert counted(again.runs()) == [(0.01, 6)]
+    assert counted(again.segments()) == [(0.01, 6)]
 
 
 def test_epochs_sums_and_plans_are_read_back(tmp_path):
@@ -277,7 +277,7 @@ def test_epochs_of_one_number_and_other_names_are_charged_apart(tmp_path):
         branch.inherit(parent)
         for step in range(4, 6):
             branch._enter([(parent.identity, step, entry(epoch=1, epoch_name=name))])
-        branches.append(branch.runs())
+        branches.append(branch.segments())
     assert counted(ledgers.join(*branches)) == [(0.01, 4 + 2 + 2)]
 
 

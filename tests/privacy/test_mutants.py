@@ -40,7 +40,7 @@ def test_shuffled_but_charged_as_poisson(small, tmp_path):
 
     def check():
         # Whatever the accountant says, one pass without amplification costs at least one Gaussian release.
-        charges = ledger.releases(entered(experiment, tmp_path / str(len(list(tmp_path.iterdir()))), 20).runs())
+        charges = ledger.releases(entered(experiment, tmp_path / str(len(list(tmp_path.iterdir()))), 20).segments())
         assert accounting.compose(charges).epsilon(1e-6) >= closed_form.epsilon(1.0, 1e-6) * 0.999
 
     check()
@@ -68,7 +68,7 @@ def test_ledger_reset_on_resume(small, tmp_path):
         entered(experiment, path, 10)
         resumed = Ledger(path)
         resumed.append(10, calibration.entry(experiment, N, 1.0, 64))
-        assert sum(count for _, count in ledger.releases(Ledger(path).runs())) == 11
+        assert sum(count for _, count in ledger.releases(Ledger(path).segments())) == 11
 
     check(tmp_path / "sound")
 
@@ -80,7 +80,7 @@ def test_ledger_reset_on_resume(small, tmp_path):
     def broken():
         entered(experiment, tmp_path / "broken", 10)
         Forgetful(tmp_path / "broken").append(10, calibration.entry(experiment, N, 1.0, 64))
-        assert sum(count for _, count in ledger.releases(Ledger(tmp_path / "broken").runs())) == 11
+        assert sum(count for _, count in ledger.releases(Ledger(tmp_path / "broken").segments())) == 11
 
     caught(broken)
 
@@ -112,7 +112,7 @@ def test_row_event_for_a_document_unit(small, tmp_path, monkeypatch, mutant):
 
     def check():
         path = tmp_path / str(len(list(tmp_path.iterdir())))
-        charges = ledger.releases(entered(experiment, path, 3).runs())
+        charges = ledger.releases(entered(experiment, path, 3).segments())
         # A document of three rows is at least as exposed as one row of three times the rate, and more than a row.
         row = accounting.compose([(Release(noise_multiplier=1.0, sampling_probability=64 / N), 3)], interval=1e-3).epsilon(1e-6)
         assert accounting.compose(charges, interval=1e-3).epsilon(1e-6) > 1.3 * row

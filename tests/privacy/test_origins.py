@@ -13,17 +13,17 @@ from dpx.privacy.origins import Origin, merged, of_released
 from .test_ledger import entry, fill
 
 
-def runs(name: str, steps: int) -> list:
+def segments(name: str, steps: int) -> list:
     return ledgers.encode([(name, step, entry(epoch_name=name)) for step in range(steps)])
 
 
 def origin(name: str, steps: int = 3, **changes) -> Origin:
-    fields = {"kind": "run", "name": name, "identity": name, "relation": "same", "runs": runs(name, steps), "data": ["text"]}
+    fields = {"kind": "run", "name": name, "identity": name, "relation": "same", "segments": segments(name, steps), "data": ["text"]}
     return Origin(**(fields | changes))
 
 
 def charged(ledger: Ledger) -> int:
-    return sum(count for run in ledger.runs() for _, count in run["steps"])
+    return sum(count for run in ledger.segments() for _, count in run["steps"])
 
 
 def test_a_ledger_charges_what_its_run_begins_from_and_reads_it_back(tmp_path):
@@ -31,7 +31,7 @@ def test_a_ledger_charges_what_its_run_begins_from_and_reads_it_back(tmp_path):
     ledger.note_origins([origin("one"), origin("other", relation="disjoint")])
     again = Ledger(tmp_path / "ledger")
     assert charged(ledger) == charged(again) == 5 and again.origins == ledger.origins
-    assert sum(count for run in again.own_runs() for _, count in run["steps"]) == 2
+    assert sum(count for run in again.own_segments() for _, count in run["steps"]) == 2
     lines = len((tmp_path / "ledger").read_text().splitlines())
     again.note_origins(ledger.origins)
     assert len((tmp_path / "ledger").read_text().splitlines()) == lines
@@ -39,7 +39,7 @@ def test_a_ledger_charges_what_its_run_begins_from_and_reads_it_back(tmp_path):
 
 def test_an_origin_is_charged_once_by_two_ways_and_whole(tmp_path):
     ledger = fill(tmp_path / "ledger", range(2))
-    ledger.note_origins([origin("one", 3), origin("between", runs=ledgers.join(runs("between", 2), runs("one", 5)))])
+    ledger.note_origins([origin("one", 3), origin("between", segments=ledgers.join(segments("between", 2), segments("one", 5)))])
     assert charged(ledger) == 2 + 2 + 5
 
 
@@ -73,7 +73,7 @@ def test_what_is_released_tells_nothing_of_the_data_and_says_least_to_the_next()
     assert "data" not in released and released["composed"] is False
     again = of_released(released)
     assert (again.relation, again.data, again.against, again.is_checked) == ("unknown", (None,), (), False)
-    assert again.runs == released["runs"] and again.is_composed
+    assert again.segments == released["runs"] and again.is_composed
 
 
 def test_another_neighbouring_relation_is_refused_where_it_would_be_composed(small):

@@ -27,7 +27,7 @@ def check(value, expected, tolerance):
 def test_epsilon(case):
     given = case["inputs"]
     value = dpx.privacy.epsilon(
-        runs=[tuple(run) for run in given["runs"]],
+        stages=[tuple(run) for run in given["runs"]],
         noise_multiplier=given["noise_multiplier"],
         delta=given["delta"],
         accountant=given["accountant"],
@@ -39,7 +39,7 @@ def test_epsilon(case):
 @pytest.mark.parametrize("case", of_kind("noise_multiplier"))
 def test_noise_multiplier(case):
     given = case["inputs"]
-    claim = {"runs": [tuple(run) for run in given["runs"]], "delta": given["delta"], "accountant": given["accountant"]}
+    claim = {"stages": [tuple(run) for run in given["runs"]], "delta": given["delta"], "accountant": given["accountant"]}
     value = dpx.privacy.noise_multiplier(epsilon=given["epsilon"], **claim)
     check(value, case["expected"], case["tolerance"])
     assert dpx.privacy.epsilon(noise_multiplier=value, **claim) <= given["epsilon"]

@@ -47,12 +47,12 @@ def test_a_unit_drawn_whole_costs_what_a_row_costs(units, small):
 
 
 def test_rows_drawn_singly_are_never_charged_as_units(units, tmp_path):
-    kinds = {mode: ledger.releases(charged(units(mode), tmp_path / mode).runs())[0][0].kind for mode in ("group", "sample_units")}
+    kinds = {mode: ledger.releases(charged(units(mode), tmp_path / mode).segments())[0][0].kind for mode in ("group", "sample_units")}
     assert kinds == {"group": "group", "sample_units": "poisson"}
 
 
 def test_a_ledger_of_before_this_choice_is_charged_row_by_row(units, tmp_path):
-    (run,) = charged(units("group"), tmp_path / "ledger").runs()
+    (run,) = charged(units("group"), tmp_path / "ledger").segments()
     assert ledger.releases([{name: value for name, value in run.items() if name != "unit_mode"}]) == ledger.releases([run])
 
 

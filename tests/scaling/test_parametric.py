@@ -19,8 +19,8 @@ def test_the_gradient_is_the_objectives():
     for form in ("L1", "L2"):
         terms = parametric._Terms(form, *points(0.01), 1e-3)
         x = terms.starts(1, np.random.default_rng(3))[0]
-        _, gradient = terms.objective(x)
-        moved = [(terms.objective(x + d)[0] - terms.objective(x - d)[0]) / 2e-6 for d in 1e-6 * np.eye(len(x))]
+        _, gradient = terms.huber_loss(x)
+        moved = [(terms.huber_loss(x + d)[0] - terms.huber_loss(x - d)[0]) / 2e-6 for d in 1e-6 * np.eye(len(x))]
         assert gradient == pytest.approx(moved, rel=1e-3, abs=1e-4)
 
 
@@ -33,7 +33,7 @@ def test_coefficients_are_found_again():
 
 
 def test_the_second_form_fits_its_own_data_better_than_the_first():
-    first, second = (parametric.fit(form, *points(0.002), starts=4).objective for form in ("L1", "L2"))
+    first, second = (parametric.fit(form, *points(0.002), starts=4).huber_loss for form in ("L1", "L2"))
     assert second < first / 2
 
 

@@ -71,12 +71,12 @@ def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinat
         opened.train()
         calibrated = opened.runtime.calibrated
     document = json.loads((tmp_path / "release" / "privacy.json").read_text())
-    runs = read(tmp_path).runs if experiment.is_private else []
-    check(experiment, calibrated, document, runs)
+    segments = read(tmp_path).segments if experiment.is_private else []
+    check(experiment, calibrated, document, segments)
     if not experiment.is_private:
         return
     assert document["spent"]["steps"] == document["spent"]["charged_steps"] == STEPS
-    assert document["ledger"]["runs"] == runs
+    assert document["ledger"]["runs"] == segments
     own = calibration.accountant_of(experiment.accountant)[0]
     if own == "pld" and document["epsilon"]:
         relation = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}[document["adjacency"]]

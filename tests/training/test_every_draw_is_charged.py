@@ -88,7 +88,7 @@ def _charged(ledger):
     """{(tag of the secret, step): entry}, one for each charged release."""
     tags = {epoch.name: epoch.secret_tag for epoch in ledger.epochs}
     charged = {(tags[entry.epoch_name], step): entry for step, entry in ledger.entries()}
-    assert len(charged) == sum(count for _, count in ledgers.releases(ledger.runs()))
+    assert len(charged) == sum(count for _, count in ledgers.releases(ledger.segments()))
     return charged
 
 

@@ -56,10 +56,11 @@ def _ending(folder: Path):
     from orbax.checkpoint import v1 as ocp
 
     params = ocp.load(str((folder / "run" / "release" / "params").absolute()))
-    runs = [
-        {k: v for k, v in run.items() if k not in ("origin", "epoch_name")} for run in Ledger(folder / "run" / "private" / "ledger").runs()
+    segments = [
+        {k: v for k, v in segment.items() if k not in ("origin", "epoch_name")}
+        for segment in Ledger(folder / "run" / "private" / "ledger").segments()
     ]
-    return params, runs
+    return params, segments
 
 
 def _bytes(tree) -> list[bytes]:

@@ -71,7 +71,7 @@ def _train(experiment, path, fork=None, die_after=None, monkeypatch=None):
 def _runs(path):
     return [
         {key: value for key, value in run.items() if key not in ("origin", "epoch_name")}
-        for run in Ledger(path / "private" / "ledger").runs()
+        for run in Ledger(path / "private" / "ledger").segments()
     ]
 
 

@@ -28,7 +28,7 @@ def begun(path, steps, epoch=0, entered=None):
 
 def stated(entered, end):
     """What a statement of the first `end` steps composes."""
-    return accounting.compose(accounting.bucketed(ledger.releases(ledger.until(entered.runs(), end)))).epsilon(1e-4)
+    return accounting.compose(accounting.bucketed(ledger.releases(ledger.until(entered.segments(), end)))).epsilon(1e-4)
 
 
 def spent(entered, bound: float | None = float("inf")):

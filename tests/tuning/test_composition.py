@@ -133,7 +133,7 @@ def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path)
     enter(folder, of, range(2, STEPS))
     Status(folder, "resume").write("finished", objective=0.4)
     (finished,) = study.close(of)
-    assert (finished.state, finished.objective) == ("finished", 0.4) and steps_of(stated(study)) == STEPS
+    assert (finished.state, finished.score) == ("finished", 0.4) and steps_of(stated(study)) == STEPS
 
 
 def test_what_a_parent_has_spent_is_in_no_trials_plan() -> None:

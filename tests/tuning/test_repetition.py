@@ -209,4 +209,4 @@ def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: P
     for _ in range(2):
         launcher._adopt(recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic"]), folder, status, ("a=1",))
     (adopted,) = Study(tmp_path, of.name).trials()
-    assert (adopted.folder, adopted.state, adopted.objective, adopted.point) == (folder.name, "finished", 0.4, ("a=1",))
+    assert (adopted.folder, adopted.state, adopted.score, adopted.point) == (folder.name, "finished", 0.4, ("a=1",))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpx.batch_schedule import runs as runs_of
+from dpx.batch_schedule import stages as stages_of
 from dpx.declaration import declaration
 from dpx.papers.anil2021.schedule_savings import readings
 from dpx.picture import Lines, Picture
@@ -12,7 +12,7 @@ from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
 from dpx.privacy.events import Release
 from dpx.table import Table
 
-Runs = list[tuple[float, int]]
+Stages = list[tuple[float, int]]
 
 
 @declaration
@@ -51,18 +51,18 @@ class AnilAccounting:
         )
         rows = []
         for batch in self.batch_sizes:
-            runs = [(batch / self.size, self.steps)]
-            sigma = self._sigma(runs)
+            stages = [(batch / self.size, self.steps)]
+            sigma = self._sigma(stages)
             rows.append(
                 (
                     batch,
                     sigma,
                     sigma / batch,
                     batch * self.steps / self.size,
-                    self._epsilon(runs, sigma, "rdp"),
-                    self._epsilon(runs, sigma, "pld"),
-                    self._sigma(runs, "pld"),
-                    gdp_clt_noise_multiplier(runs, epsilon=self.epsilon, delta=self.delta),
+                    self._epsilon(stages, sigma, "rdp"),
+                    self._epsilon(stages, sigma, "pld"),
+                    self._sigma(stages, "pld"),
+                    gdp_clt_noise_multiplier(stages, epsilon=self.epsilon, delta=self.delta),
                     *self._known(str(batch), sigma),
                 )
             )
@@ -73,9 +73,9 @@ class AnilAccounting:
         """One row per reading of the batch schedule."""
         rows = []
         for option, reading, schedule in readings():
-            runs = [(batch / self.size, steps) for batch, steps in runs_of(schedule, self.steps)]
-            sigma = self._sigma(runs)
-            bounds = (self._epsilon(runs, sigma, "rdp"), self._epsilon(runs, sigma, "pld"))
+            stages = [(batch / self.size, steps) for batch, steps in stages_of(schedule, self.steps)]
+            sigma = self._sigma(stages)
+            bounds = (self._epsilon(stages, sigma, "rdp"), self._epsilon(stages, sigma, "pld"))
             rows.append((option, reading, sigma, *bounds, *self._known(option, sigma)))
         columns = ("option", "reading", "sigma (rdp)", "epsilon (rdp)", "epsilon (pld)", "sigma known (rdp)", "difference")
         return Table("sigma_by_schedule", columns, tuple(rows), "one noise multiplier for a rising batch")
@@ -96,9 +96,9 @@ class AnilAccounting:
         for batch in (self.batch_sizes[0], self.batch_sizes[-1]):
             sigma = self._sigma([(batch / self.size, self.steps)])
             for steps in self.curve_steps:
-                runs = [(batch / self.size, steps)]
-                charges = accounting.charges_of(runs, sigma)
-                bounds = (self._epsilon(runs, sigma, "rdp"), self._epsilon(runs, sigma, "pld"))
+                stages = [(batch / self.size, steps)]
+                charges = accounting.charges_of(stages, sigma)
+                bounds = (self._epsilon(stages, sigma, "rdp"), self._epsilon(stages, sigma, "pld"))
                 rows.append((batch, steps, *bounds, gdp_clt_epsilon(charges, self.delta)))
         columns = ("batch size", "steps", "epsilon (rdp)", "epsilon (pld)", "gdp_clt (no bound)")
         return Table("epsilon_by_step", columns, tuple(rows), "epsilon spent as steps go by")
@@ -113,12 +113,12 @@ class AnilAccounting:
         known = self.known_noise_multipliers.get(name)
         return (known, sigma / known - 1) if known else (None, None)
 
-    def _sigma(self, runs: Runs, accountant: str = "rdp") -> float:
-        charges = accounting.charges_of(runs, 1.0)
+    def _sigma(self, stages: Stages, accountant: str = "rdp") -> float:
+        charges = accounting.charges_of(stages, 1.0)
         return solve.solve(charges, epsilon=self.epsilon, delta=self.delta, accountant=accountant, interval=self.interval)
 
-    def _epsilon(self, runs: Runs, sigma: float, accountant: str) -> float:
-        charges = accounting.bucketed(accounting.charges_of(runs, sigma), 30)
+    def _epsilon(self, stages: Stages, sigma: float, accountant: str) -> float:
+        charges = accounting.bucketed(accounting.charges_of(stages, sigma), 30)
         return accounting.compose(charges, accountant, interval=self.interval).epsilon(self.delta)
 
     def _without_replacement(self, batch: int, sigma: float) -> float:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dpx.batch_schedule import Constant, Linear, Staged, runs
+from dpx.batch_schedule import Constant, Linear, Staged, stages
 from dpx.declaration import declaration
 from dpx.picture import Lines, Picture
 from dpx.table import Table
@@ -38,7 +38,7 @@ class AnilScheduleSavings:
         rows = []
         for option, _, schedule in readings():
             ends = [0]
-            for _, count in runs(schedule, self.steps):
+            for _, count in stages(schedule, self.steps):
                 ends.append(ends[-1] + count)
             steps = sorted({step for end in ends for step in (end - 1, end) if 0 <= step < self.steps})
             # A ramp changes at every step; one in 150 draws the same line. Nothing changes at the end.
@@ -64,4 +64,4 @@ def readings() -> list[tuple[str, str, Any]]:
 
 def examples(schedule: Any, steps: int) -> int:
     """Expected examples of the whole run."""
-    return sum(size * count for size, count in runs(schedule, steps))
+    return sum(size * count for size, count in stages(schedule, steps))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dpx.declaration import declaration
-from dpx.papers.du2021.table2_accounting import own_runs
+from dpx.papers.du2021.table2_accounting import own_stages
 from dpx.picture import Lines, Picture
 from dpx.table import Table
 
@@ -28,9 +28,9 @@ class DpfpProp3NoiseRatio:
         rows = []
         for epsilon in self.epsilons:
             for batch in self.batch_sizes:
-                alone = gdp_clt_noise_multiplier(own_runs(self.size, batch, 1, self.epochs), epsilon=epsilon, delta=self._delta)
+                alone = gdp_clt_noise_multiplier(own_stages(self.size, batch, 1, self.epochs), epsilon=epsilon, delta=self._delta)
                 for number in self.micro_batches:
-                    sigma = gdp_clt_noise_multiplier(own_runs(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
+                    sigma = gdp_clt_noise_multiplier(own_stages(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
                     rows.append((epsilon, batch, number, sigma, (sigma / alone) ** 2, 1 / number))
         columns = ("epsilon_clt", "batch_size", "micro_batches", "sigma", "power_ratio", "claimed_ratio")
         notes = ("sigma by the central limit, an approximation; the claim is its first-order term",)
@@ -42,7 +42,7 @@ class DpfpProp3NoiseRatio:
         batch, rows = self.batch_sizes[0], []
         for epsilon in self.pld_epsilons:
             ends = [
-                solve.noise_multiplier(own_runs(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
+                solve.noise_multiplier(own_stages(self.size, batch, number, self.epochs), epsilon=epsilon, delta=self._delta)
                 for number in (1, max(self.micro_batches))
             ]
             rows.append((epsilon, batch, max(self.micro_batches), *ends, (ends[1] / ends[0]) ** 2))

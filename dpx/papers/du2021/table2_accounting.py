@@ -78,10 +78,10 @@ class DpfpTable2Accounting:
         from dpx.privacy.approximations import gdp_clt_epsilon
 
         delta = 1 / (2 * cell.size)
-        runs = [(batch_size / cell.size, epochs * cell.size // batch_size)]
-        sigma = solve.noise_multiplier(runs, epsilon=cell.epsilon_rdp, delta=delta, accountant="rdp")
-        charges = accounting.charges_of(runs, sigma)
-        return runs[0][1], sigma, gdp_clt_epsilon(charges, delta), accounting.compose(charges, interval=self.interval).epsilon(delta)
+        stages = [(batch_size / cell.size, epochs * cell.size // batch_size)]
+        sigma = solve.noise_multiplier(stages, epsilon=cell.epsilon_rdp, delta=delta, accountant="rdp")
+        charges = accounting.charges_of(stages, sigma)
+        return stages[0][1], sigma, gdp_clt_epsilon(charges, delta), accounting.compose(charges, interval=self.interval).epsilon(delta)
 
     def _of_their_own(self) -> Table:
         from dpx.privacy import accounting
@@ -90,9 +90,9 @@ class DpfpTable2Accounting:
         rows = []
         for cell in self.cells:
             delta = 1 / (2 * cell.size)
-            runs = own_runs(cell.size, self.batch_size, self.micro_batches, self.epochs)
-            sigma = gdp_clt_noise_multiplier(runs, epsilon=cell.published_clt, delta=delta)
-            composed = accounting.compose(accounting.charges_of(runs, sigma), interval=self.interval)
+            stages = own_stages(cell.size, self.batch_size, self.micro_batches, self.epochs)
+            sigma = gdp_clt_noise_multiplier(stages, epsilon=cell.published_clt, delta=delta)
+            composed = accounting.compose(accounting.charges_of(stages, sigma), interval=self.interval)
             known = composed.delta(cell.published_clt)
             rows.append((cell.task, cell.published_clt, sigma, composed.epsilon(delta), cell.published_pld, known, known / delta))
         columns = ("task", "clt_claimed", "sigma", "pld", "pld_published", "delta_at_claim", "times_delta")
@@ -134,6 +134,6 @@ class DpfpTable2Accounting:
         ]
 
 
-def own_runs(size: int, batch_size: int, micro_batches: int, epochs: int) -> list[tuple[float, int]]:
+def own_stages(size: int, batch_size: int, micro_batches: int, epochs: int) -> list[tuple[float, int]]:
     """p = B / (M D) and T M = E D M / B releases (section 3.2)."""
     return [(batch_size / (micro_batches * size), math.floor(epochs * size * micro_batches / batch_size))]

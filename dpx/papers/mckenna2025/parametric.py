@@ -73,10 +73,10 @@ class MckennaParametric:
         count = f"{len(points.loss)} records of {len(np.unique(points.run))} runs; {own.starts_that_agree} of {self.starts} starts agree"
         notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is no finding")
         columns = ("coefficient", "value", "low", "high", "is_identified", "published")
-        objectives = tuple((form, fit.objective) for form, fit in fits.items())
+        huber_losses = tuple((form, fit.huber_loss) for form, fit in fits.items())
         return [
             Table("coefficients", columns, rows, f"form {self.form}", notes),
-            Table("objectives", ("form", "mean_huber_loss"), objectives, "of log losses, over the Huber width"),
+            Table("objectives", ("form", "mean_huber_loss"), huber_losses, "of log losses, over the Huber width"),
             _residuals(points, own),
             verdicts.table(judged_l1(points, own) if self.form == "L1" else judged_l2(fits["L1"], fits["L2"])),
         ]
@@ -106,5 +106,5 @@ def judged_l1(points: Points, fit: parametric.Fit) -> list[Part]:
 
 def judged_l2(first: parametric.Fit, second: parametric.Fit) -> list[Part]:
     """L2 has one coefficient more, so that only a clear gain counts."""
-    words = f"{second.objective:.4g} against {first.objective:.4g}"
-    return [Part.of("L2's Huber loss is at most nine tenths of L1's", second.objective <= 0.9 * first.objective, words)]
+    words = f"{second.huber_loss:.4g} against {first.huber_loss:.4g}"
+    return [Part.of("L2's Huber loss is at most nine tenths of L1's", second.huber_loss <= 0.9 * first.huber_loss, words)]

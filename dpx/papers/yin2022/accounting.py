@@ -40,9 +40,9 @@ class LegalAccounting:
             # Their epoch is the whole batches that fit, so a record takes part at the rate of one in so many.
             per_epoch = self.size // batch
             steps = self.epochs * per_epoch
-            runs = [(1 / per_epoch, steps)]
-            sigma = solve.noise_multiplier(runs, epsilon=self.epsilon, delta=self.delta, accountant="rdp", orders=self.orders)
-            pld = accounting.compose(accounting.charges_of(runs, sigma), interval=self.interval).epsilon(self.delta)
+            stages = [(1 / per_epoch, steps)]
+            sigma = solve.noise_multiplier(stages, epsilon=self.epsilon, delta=self.delta, accountant="rdp", orders=self.orders)
+            pld = accounting.compose(accounting.charges_of(stages, sigma), interval=self.interval).epsilon(self.delta)
             # Their data is shuffled once an epoch and read in order.
             as_read = closed_form.epsilon(self.epochs**0.5 / sigma, self.delta)
             rows.append((batch, steps, sigma, known, sigma / known - 1, pld, as_read))
@@ -70,10 +70,10 @@ class LegalAccounting:
         """Noise of 0.1: the printed 4e5 is the order grid's, not the mechanism's."""
         from dpx.privacy import accounting
 
-        runs = [(self.small_batch_size / self.small_size, self.small_steps)]
+        stages = [(self.small_batch_size / self.small_size, self.small_steps)]
         rows = []
         for text, published in self.published.items():
-            charges = accounting.charges_of(runs, float(text))
+            charges = accounting.charges_of(stages, float(text))
             by = (("rdp", self.orders), ("rdp", None), ("pld", None))
             found = [
                 accounting.compose(charges, name, orders=orders, interval=self.interval).epsilon(self.small_delta) for name, orders in by

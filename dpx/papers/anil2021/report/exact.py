@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from dpx.batch_schedule import Constant, Linear, Staged
-from dpx.batch_schedule import runs as batch_runs
+from dpx.batch_schedule import Constant, Linear, Staged, stages
 from dpx.cost.flops import published_flops
 from dpx.models.shape import Bert
 from dpx.report.rows import FINAL, Row, Run
@@ -38,7 +37,7 @@ def savings() -> dict[str, float]:
 
 
 def _examples(schedule: Any) -> int:
-    return sum(size * steps for size, steps in batch_runs(schedule, STEPS))
+    return sum(size * steps for size, steps in stages(schedule, STEPS))
 
 
 def computed() -> list[Row]:

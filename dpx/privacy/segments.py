@@ -6,7 +6,10 @@ from typing import Any, Literal
 
 from dpx.declaration import declaration
 
-Runs = list[dict[str, Any]]
+# One dictionary per event, with the steps that it cost.
+Segments = list[dict[str, Any]]
+# Their key in ledgers, statements and studies, which are on users' disks from before they were called segments.
+SEGMENTS = "runs"
 
 # Fields of an entry that are there only where code from outside the tree takes part.
 _OF_PACKAGES = ("event", "by")
@@ -47,7 +50,7 @@ class LedgerEntry:
         return {name: value for name, value in asdict(self).items() if value is not None or name not in _OF_PACKAGES}
 
 
-def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Runs:
+def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Segments:
     """Charged releases, each once, as one dictionary per event with `steps` = `[[first, count], ...]`."""
     by_event: dict[tuple[str, LedgerEntry], set[int]] = {}
     for origin, step, entry in releases:
@@ -65,25 +68,25 @@ def _spans(steps: list[int]) -> list[list[int]]:
     return spans
 
 
-def decode(runs: Runs) -> Iterator[tuple[str, int, LedgerEntry]]:
+def decode(segments: Segments) -> Iterator[tuple[str, int, LedgerEntry]]:
     """The releases that `encode` was given, each once."""
     names = {field.name for field in fields(LedgerEntry)}
-    for run in runs:
-        entry = LedgerEntry(**{name: value for name, value in run.items() if name in names})
-        for first, count in run["steps"]:
-            yield from ((run["origin"], step, entry) for step in range(first, first + count))
+    for segment in segments:
+        entry = LedgerEntry(**{name: value for name, value in segment.items() if name in names})
+        for first, count in segment["steps"]:
+            yield from ((segment["origin"], step, entry) for step in range(first, first + count))
 
 
-def join(*branches: Runs) -> Runs:
+def join(*branches: Segments) -> Segments:
     """Several branches as one claim: releases they share (a common parent's) count once."""
-    return encode(release for runs in branches for release in decode(runs))
+    return encode(release for segments in branches for release in decode(segments))
 
 
-def until(runs: Runs, end: int) -> Runs:
-    """`runs` without the steps from `end` on."""
+def until(segments: Segments, end: int) -> Segments:
+    """`segments` without the steps from `end` on."""
     kept = []
-    for run in runs:
-        spans = [[first, min(count, end - first)] for first, count in run["steps"] if first < end]
+    for segment in segments:
+        spans = [[first, min(count, end - first)] for first, count in segment["steps"] if first < end]
         if spans:
-            kept.append(run | {"steps": spans})
+            kept.append(segment | {"steps": spans})
     return kept
