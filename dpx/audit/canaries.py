@@ -77,9 +77,9 @@ def _of_parent(fork: str, audit: Canaries) -> dict[str, Any]:
 
 
 def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator) -> Int[np.ndarray, "S ..."]:
-    """[CLS] uniform random ordinary pieces [SEP], for every text of a row: nothing but memory helps to guess them."""
+    """[CLS] uniform random ordinary tokens [SEP], for every text of a row: nothing but memory helps to guess them."""
     special = (manifest.pad_id, manifest.unk_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
-    ordinary = np.setdiff1d(np.arange(manifest.pieces), special)
+    ordinary = np.setdiff1d(np.arange(manifest.ids_in_use), special)
     tokens = generator.choice(ordinary, (count, *manifest.schema["tokens"].shape)).astype(np.int32)
     tokens[..., 0], tokens[..., -1] = manifest.cls_id, manifest.sep_id
     return tokens

@@ -13,9 +13,9 @@ from dpx.privacy.declarations import Privacy
 
 @declaration
 class Vocabulary:
-    """A WordPiece vocabulary: fitted on the public split (`path=None`), or brought as a file, one piece a line.
+    """A WordPiece vocabulary: fitted on the public split (`path=None`), or brought as a file, one token a line.
 
-    `size` is the number of rows of the embedding table; a file may hold fewer pieces. `fit_on="protected"` fits on the
+    `size` is the number of rows of the embedding table; a file may hold fewer tokens. `fit_on="protected"` fits on the
     protected split, or says that the file brought was fitted there; it is allowed and makes the guarantee `none`.
     """
 
@@ -25,7 +25,7 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         require(
-            self.size >= 64, f"data.vocabulary.size={self.size}", "too few pieces for the special tokens and an alphabet", "Use 64 or more"
+            self.size >= 64, f"data.vocabulary.size={self.size}", "too few tokens for the special ones and an alphabet", "Use 64 or more"
         )
 
 

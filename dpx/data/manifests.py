@@ -4,7 +4,6 @@ A ledger names data by the checksum of its manifest. With the manifest, and the 
 weights can tell whether its own data is other text. They tell of the data, so they are never released.
 """
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -20,7 +19,7 @@ def keep(private: Path, store: Store) -> None:
     """Writes down which store a run draws from; on disk when this returns."""
     path = _path(private, store.manifest.checksum)
     if not path.exists():
-        held = {"store": str(store.folder.absolute()), "manifest": dataclasses.asdict(store.manifest)}
+        held = {"store": str(store.folder.absolute()), "manifest": store.manifest.as_json()}
         write_durably(path, json.dumps(held, indent=1) + "\n")
 
 
@@ -35,7 +34,7 @@ def inherit(private: Path, other: Path) -> None:
 def manifest(private: Path, checksum: str) -> Manifest | None:
     """The manifest of that checksum; `None` where it is not there, or is not the one that the checksum was of."""
     try:
-        found = Manifest(**json.loads(_path(private, checksum).read_text())["manifest"])
+        found = Manifest.of_json(json.loads(_path(private, checksum).read_text())["manifest"])
         return found if found.checksum == found.with_checksum().checksum == checksum else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

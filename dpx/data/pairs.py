@@ -96,13 +96,13 @@ def _joined(sentences: Sequence[Tokens]) -> Tokens:
 
 def _fitting(sentences: Sequence[Tokens], room: int) -> list[Tokens]:
     """Sentences, those longer than a row cut into halves of one: trimming would lose what is past the first row."""
-    piece = max(2, room // 2)
+    half = max(2, room // 2)
     fitting: list[Tokens] = []
     for sentence in sentences:
         if len(sentence) <= room:
             fitting.append(sentence)
         else:
-            fitting += [sentence[start : start + piece] for start in range(0, len(sentence), piece)]
+            fitting += [sentence[start : start + half] for start in range(0, len(sentence), half)]
     return [sentence for sentence in fitting if sentence]
 
 

@@ -26,7 +26,7 @@ from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source
 from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
-from dpx.data.tokenizer import DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_pieces
+from dpx.data.tokenizer import DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_vocabulary
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
@@ -94,7 +94,7 @@ class _Preparation:
                 opened.callback(writer.release)
             self._write_rows(tokenizer, writers)
             files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
-        files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.pieces))
+        files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.vocabulary))
         if tokenizer.definition is not None:
             files[DEFINITION] = self._write(DEFINITION, tokenizer.definition)
         self._require_usable(writers)
@@ -107,7 +107,7 @@ class _Preparation:
             sequence_length=data.sequence_length,
             vocabulary_size=data.vocabulary.size,
             vocabulary_source="protected" if data.vocabulary.fit_on == "protected" else "file" if data.vocabulary.path else "public_split",
-            pieces=len(tokenizer.pieces),
+            ids_in_use=len(tokenizer.vocabulary),
             **asdict(special),
             most_frequent_public_token_id=_most_frequent(writers["public"], special),
             documents_per_row=2 if data.pairs == "cross_document" else 1,
@@ -148,7 +148,7 @@ class _Preparation:
         fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
         texts = (document.read.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
         try:
-            return of_pieces(fit(chain.from_iterable(texts), vocabulary.size))
+            return of_vocabulary(fit(chain.from_iterable(texts), vocabulary.size))
         except ConfigError:
             # One document mostly falls in another split: then that is what to say.
             self._require_several(self._read)
@@ -210,7 +210,7 @@ def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
 
 
 def _place_of(vocabulary: str) -> Path:
-    """A file of pieces or a checkpoint's folder, of a hub id the copy on this machine."""
+    """A file of tokens or a checkpoint's folder, of a hub id the copy on this machine."""
     place = Path(vocabulary).expanduser()
     is_id = not place.exists() and is_hub_id(vocabulary) and place.suffix not in (".txt", ".json")
     return folder_of(vocabulary, "data.vocabulary.path") if is_id else place

@@ -27,7 +27,7 @@ class UnitDocument:
     content: str
     read: Document | Example
 
-    def pieces(self) -> list[str]:
+    def texts(self) -> list[str]:
         """What is tokenized by itself: a document's sentences, an example's segments."""
         if isinstance(self.read, Example):
             return list(self.read.paragraphs)
@@ -45,19 +45,19 @@ class RowCutter:
     def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
         """Each document's rows, columns of the data's schema [n, ...]."""
         for block in _blocks(documents):
-            for (split, document), pieces in zip(block, self._tokens(block), strict=True):
+            for (split, document), ids in zip(block, self._tokens(block), strict=True):
                 if isinstance(document.read, Example):
-                    yield split, document, self._example(document.read, pieces)
+                    yield split, document, self._example(document.read, ids)
                 else:
-                    yield split, document, self._columns(self._rows(split, document, pieces))
+                    yield split, document, self._columns(self._rows(split, document, ids))
 
     def _tokens(self, block: list[tuple[Split, UnitDocument]]) -> Iterator[list[Tokens]]:
-        """Pieces of each document as token ids; every piece of the block goes to the tokenizer's threads together."""
-        pieces = [document.pieces() for _, document in block]
+        """Texts of each document as token ids; every text of the block goes to the tokenizer's threads together."""
+        texts = [document.texts() for _, document in block]
         encodings = iter(
-            self._tokenizer.tokenizer.encode_batch_fast([one for document in pieces for one in document], add_special_tokens=False)
+            self._tokenizer.tokenizer.encode_batch_fast([one for document in texts for one in document], add_special_tokens=False)
         )
-        for document in pieces:
+        for document in texts:
             yield [next(encodings).ids for _ in document]
 
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:

@@ -36,13 +36,18 @@ _READ_AHEAD_BYTES = 2**30
 _LENGTHS_AT_ONCE = 65_536
 
 
+# The checksum, which ledgers name, covers the keys: a field that is called otherwise now keeps the one it had.
+_IN_FILES = {"ids_in_use": "pieces"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a store holds. `checksum` covers every array, the form of the rows and what privacy was promised of them.
 
     `columns` is the schema of the rows, as JSON (`dpx.data.schema`). `vocabulary_size` is the declared size of the embedding table;
-    `pieces` the ids in use. `most_frequent_public_token_id` is counted over the rows of the public split, special tokens apart (None
-    where that split is empty). `documents_per_row` is 2 where false pairs take their second segment from another document.
+    `ids_in_use` counts the vocabulary's tokens. `most_frequent_public_token_id` is counted over the rows of the public split, special
+    tokens apart (None where that split is empty). `documents_per_row` is 2 where false pairs take their second segment from another
+    document.
     """
 
     key: str
@@ -52,7 +57,7 @@ class Manifest:
     sequence_length: int
     vocabulary_size: int
     vocabulary_source: Literal["public_split", "file", "protected"]
-    pieces: int
+    ids_in_use: int
     pad_id: int
     unk_id: int
     cls_id: int
@@ -76,23 +81,33 @@ class Manifest:
 
     def with_checksum(self) -> "Manifest":
         """This manifest, `checksum` filled in; what only says where the content came from is left out of it."""
-        content = {name: value for name, value in asdict(self).items() if name not in {"key", "settings", "checksum"}}
+        content = {name: value for name, value in self.as_json().items() if name not in {"key", "settings", "checksum"}}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return Manifest(**{**_shallow(self), "checksum": digest})
 
     @property
     def vocabulary_checksum(self) -> str:
-        """SHA-256 of the vocabulary, one piece a line."""
+        """SHA-256 of the vocabulary, one token a line."""
         return self.files[VOCABULARY]["sha256"]
 
+    def as_json(self) -> dict[str, Any]:
+        """As `manifest.json` holds it."""
+        return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
+
+    @staticmethod
+    def of_json(document: dict[str, Any]) -> "Manifest":
+        """What `as_json` was of; raises `TypeError` for another document."""
+        known = {name: key for key, name in _IN_FILES.items()}
+        return Manifest(**{known.get(name, name): value for name, value in document.items()})
+
     def write(self, path: Path) -> None:
-        write_durably(path, json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
+        write_durably(path, json.dumps(self.as_json(), indent=1, sort_keys=True) + "\n")
 
     @staticmethod
     def read(folder: Path) -> "Manifest":
         """Raises `ConfigError` where the folder holds no whole manifest."""
         try:
-            found = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+            found = Manifest.of_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
                 folder, f"is not a finished store ({type(error).__name__})", "Delete the folder to prepare it again"
@@ -200,8 +215,8 @@ class Store:
         with (self.folder / f"{split}.units.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
 
-    def pieces(self) -> list[str]:
-        """The vocabulary, by id."""
+    def vocabulary(self) -> list[str]:
+        """Its tokens, by id."""
         return (self.folder / VOCABULARY).read_text(encoding="utf-8").rstrip("\n").split("\n")
 
     def _opened(self, split: Split) -> dict[str, np.ndarray]:

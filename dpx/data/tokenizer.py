@@ -1,4 +1,4 @@
-"""How text becomes token ids: WordPiece over a list of pieces, or a checkpoint's own tokenizer with its own marks."""
+"""How text becomes token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own marks."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, t
 from dpx.declaration import ConfigError, require
 
 DEFINITION = "tokenizer.json"
-_PIECES = "vocab.txt"
+_TOKENS_FILE = "vocab.txt"
 # What the marks are called where a checkpoint does not say; GPT-2 has one mark for all.
 _END_OF_TEXT = "<|endoftext|>"
 _ROLES = {
@@ -28,30 +28,30 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """`pieces` by id, the ids of the marks, how many separators stand between the texts of a pair, and, of a checkpoint's own tokenizer,
-    its `definition`, the text of a `tokenizer.json`."""
+    """The `vocabulary`, its tokens by id; the ids of the marks; how many separators stand between the texts of a pair; and, of a
+    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`."""
 
     tokenizer: Tokenizer
-    pieces: list[str]
+    vocabulary: list[str]
     special: SpecialIds
     separators: int = 1
     definition: str | None = None
 
 
-def of_pieces(pieces: list[str]) -> TextTokenizer:
+def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
     """The lower-casing BERT tokenizer."""
-    return TextTokenizer(tokenizer_of(pieces), pieces, special_ids(pieces))
+    return TextTokenizer(tokenizer_of(vocabulary), vocabulary, special_ids(vocabulary))
 
 
 def of_path(path: Path, size: int) -> TextTokenizer:
-    """Of a file of pieces, one a line, or of a checkpoint's folder or `tokenizer.json`. Raises `ConfigError` for one that cannot be
+    """Of a file of tokens, one a line, or of a checkpoint's folder or `tokenizer.json`. Raises `ConfigError` for one that cannot be
     used."""
     files = _of_checkpoint(path)
     if files is None:
-        return of_pieces(read(path, size))
+        return of_vocabulary(read(path, size))
     found = _loaded(*files)
-    fix = f"Set data.vocabulary.size={len(found.pieces)}"
-    require(len(found.pieces) <= size, path, f"holds {len(found.pieces)} pieces but data.vocabulary.size={size}", fix)
+    fix = f"Set data.vocabulary.size={len(found.vocabulary)}"
+    require(len(found.vocabulary) <= size, path, f"holds {len(found.vocabulary)} tokens but data.vocabulary.size={size}", fix)
     return found
 
 
@@ -63,32 +63,32 @@ def fingerprint(path: Path) -> str | None:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())).hexdigest()
 
 
-def pieces_checksum(folder: Path) -> str | None:
+def vocabulary_checksum(folder: Path) -> str | None:
     """As a store's manifest names its vocabulary; `None` for a folder without a tokenizer."""
     files = _of_checkpoint(folder)
     if files is None:
         return None
-    return hashlib.sha256(as_lines(_loaded(*files).pieces).encode()).hexdigest()
+    return hashlib.sha256(as_lines(_loaded(*files).vocabulary).encode()).hexdigest()
 
 
-def as_lines(pieces: list[str]) -> str:
-    return "\n".join(pieces) + "\n"
+def as_lines(vocabulary: list[str]) -> str:
+    return "\n".join(vocabulary) + "\n"
 
 
 def _of_checkpoint(path: Path) -> tuple[Path, Path, Path] | None:
-    """The definition (or pieces), and what says how they are used, of a checkpoint; `None` for a file of pieces or nothing."""
+    """The definition (or tokens), and what says how they are used, of a checkpoint; `None` for a file of tokens or nothing."""
     if path.is_file() and path.suffix == ".json":
         return path, path.with_name("tokenizer_config.json"), path.with_name("special_tokens_map.json")
-    for name in (DEFINITION, _PIECES) if path.is_dir() else ():
+    for name in (DEFINITION, _TOKENS_FILE) if path.is_dir() else ():
         if (path / name).is_file():
             return path / name, path / "tokenizer_config.json", path / "special_tokens_map.json"
-    require(not path.is_dir(), path, f"holds no {DEFINITION} and no {_PIECES}", "Name a checkpoint's folder, or a file of pieces")
+    require(not path.is_dir(), path, f"holds no {DEFINITION} and no {_TOKENS_FILE}", "Name a checkpoint's folder, or a file of tokens")
     return None
 
 
 def _loaded(file: Path, *about: Path) -> TextTokenizer:
     facts = {key: value for one in about if one.is_file() for key, value in _json(one).items()}
-    if file.name == _PIECES:
+    if file.name == _TOKENS_FILE:
         tokenizer = _of_vocab_txt(file, facts)
     else:
         try:
@@ -97,17 +97,17 @@ def _loaded(file: Path, *about: Path) -> TextTokenizer:
             raise ConfigError(file, f"is no tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    by_id = {number: piece for piece, number in tokenizer.get_vocab(with_added_tokens=True).items()}
-    pieces = [by_id.get(number, "") for number in range(max(by_id) + 1)]
+    by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
+    vocabulary = [by_id.get(number, "") for number in range(max(by_id) + 1)]
     special = _special(file, tokenizer, facts)
-    return TextTokenizer(tokenizer, pieces, special, separators_of(tokenizer), tokenizer.to_str())
+    return TextTokenizer(tokenizer, vocabulary, special, separators_of(tokenizer), tokenizer.to_str())
 
 
 def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
     """BERT's, as it was before there were definitions: lower-casing unless `do_lower_case` says otherwise."""
-    pieces = read(file, 1 << 31)
+    vocabulary = read(file, 1 << 31)
     is_lower = facts.get("do_lower_case", True)
-    tokenizer = tokenizer_of(pieces)
+    tokenizer = tokenizer_of(vocabulary)
     tokenizer.normalizer = BertNormalizer(lowercase=is_lower, strip_accents=facts.get("strip_accents"))  # type: ignore[assignment]
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer

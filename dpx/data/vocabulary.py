@@ -1,4 +1,4 @@
-"""WordPiece vocabularies: fitted with the same pieces every time, or read from a file."""
+"""WordPiece vocabularies: fitted with the same tokens every time, or read from a file."""
 
 import tempfile
 from collections import Counter
@@ -16,13 +16,13 @@ from dpx.declaration import ConfigError, require
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NORMALISER = BertNormalizer(lowercase=True)
-_ALPHABET_SHARE = 16  # one sixteenth of the pieces start with a single character, another continue with one
+_ALPHABET_SHARE = 16  # one sixteenth of the tokens start with a single character, another continue with one
 _ALPHABET_MOST = 1000
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the pieces that are not text."""
+    """Ids of the tokens that are not text."""
 
     pad_id: int
     unk_id: int
@@ -32,11 +32,11 @@ class SpecialIds:
 
 
 def fit(texts: Iterable[str], size: int) -> list[str]:
-    """At most `size` pieces, by id, that `texts` yield: special tokens, alphabet, then merged pieces.
+    """At most `size` tokens, by id, that `texts` yield: special tokens, alphabet, then merged ones.
 
     `texts` is read once and kept in a temporary file meanwhile. The trainer numbers the continuing characters in the order
     of a randomly seeded hash table, and breaks ties between merges by those numbers; naming the whole alphabet beforehand
-    makes the pieces a function of the text. Raises `ConfigError` when there is no text.
+    makes the tokens a function of the text. Raises `ConfigError` when there is no text.
     """
     counts: Counter[str] = Counter()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as held:
@@ -53,31 +53,31 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
 
 
 def read(path: Path, size: int) -> list[str]:
-    """The pieces of a vocabulary file, one a line; a piece's id is its line, from 0. Raises `ConfigError` for one that cannot be used."""
+    """The tokens of a vocabulary file, one a line; a token's id is its line, from 0. Raises `ConfigError` for one that cannot be used."""
     try:
-        pieces = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        tokens = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except FileNotFoundError:
         raise ConfigError(path, "no such file", "Check data.vocabulary.path") from None
     except UnicodeDecodeError as error:
         raise ConfigError(path, f"byte {error.start} is not UTF-8", "Convert the file to UTF-8") from None
-    pieces = [piece.rstrip("\r") for piece in pieces]
-    missing = [token for token in SPECIAL_TOKENS if token not in pieces]
+    tokens = [token.rstrip("\r") for token in tokens]
+    missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     require(not missing, path, f"lacks {' '.join(missing)}", "Add the special tokens, a line each")
-    repeated = [piece for piece, count in Counter(pieces).items() if count > 1]
-    require(not repeated, path, f"holds {repeated[:1]} more than once", "Keep one line of each piece")
-    fix = f"Set data.vocabulary.size={len(pieces)}"
-    require(len(pieces) <= size, path, f"holds {len(pieces)} pieces but data.vocabulary.size={size}", fix)
-    return pieces
+    repeated = [token for token, count in Counter(tokens).items() if count > 1]
+    require(not repeated, path, f"holds {repeated[:1]} more than once", "Keep one line of each token")
+    fix = f"Set data.vocabulary.size={len(tokens)}"
+    require(len(tokens) <= size, path, f"holds {len(tokens)} tokens but data.vocabulary.size={size}", fix)
+    return tokens
 
 
-def tokenizer_of(pieces: list[str]) -> Tokenizer:
-    """The lower-casing BERT tokenizer over `pieces`; adds no special tokens of its own."""
-    ids = {piece: number for number, piece in enumerate(pieces)}
+def tokenizer_of(tokens: list[str]) -> Tokenizer:
+    """The lower-casing BERT tokenizer over `tokens`; adds no special tokens of its own."""
+    ids = {token: number for number, token in enumerate(tokens)}
     return _tokenizer(WordPiece(vocab=ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
 
 
-def special_ids(pieces: list[str]) -> SpecialIds:
-    pad, unknown, first, separator, mask = (pieces.index(token) for token in SPECIAL_TOKENS)
+def special_ids(tokens: list[str]) -> SpecialIds:
+    pad, unknown, first, separator, mask = (tokens.index(token) for token in SPECIAL_TOKENS)
     return SpecialIds(pad_id=pad, unk_id=unknown, cls_id=first, sep_id=separator, mask_id=mask)
 
 

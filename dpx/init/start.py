@@ -170,7 +170,7 @@ def require_not_exported(checkpoint: Checkpoint) -> None:
 
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
     """Weights mean nothing under another vocabulary."""
-    known = tokenizer.pieces_checksum(checkpoint.folder)
+    known = tokenizer.vocabulary_checksum(checkpoint.folder)
     require(
         known is None or known == store.manifest.vocabulary_checksum,
         checkpoint.asked,

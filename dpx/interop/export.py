@@ -86,13 +86,13 @@ def _merged(tree: Any) -> Any:
 def _write_tokenizer(to: Path, store: Store, family: str, positions: int) -> None:
     """`tokenizer.json` with the marks that rows were given, and what says how it is used."""
     path = store.folder / text_tokenizer.DEFINITION
-    pieces = store.pieces()
+    vocabulary = store.vocabulary()
     if path.is_file():
         own = Tokenizer.from_file(str(path))
     else:
-        own = text_tokenizer.of_path(store.folder / VOCABULARY, len(pieces)).tokenizer
-        own.add_special_tokens([pieces[getattr(store.manifest, role)] for role in _MARKS.values()])
-    marks = {name: pieces[getattr(store.manifest, role)] for name, role in _MARKS.items()}
+        own = text_tokenizer.of_path(store.folder / VOCABULARY, len(vocabulary)).tokenizer
+        own.add_special_tokens([vocabulary[getattr(store.manifest, role)] for role in _MARKS.values()])
+    marks = {name: vocabulary[getattr(store.manifest, role)] for name, role in _MARKS.items()}
     first, last = (marks["cls_token"], store.manifest.cls_id), (marks["sep_token"], store.manifest.sep_id)
     between = " ".join([f"{last[0]}:0"] * text_tokenizer.separators_of(own))
     # RoBERTa and GPT-2 have one segment; BERT's second text is of segment 1.

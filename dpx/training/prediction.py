@@ -71,7 +71,7 @@ class Classifier:
     def _rows(self, texts: Sequence[Texts]) -> dict[str, np.ndarray]:
         """`tokens` [n, T] or [n, C, T]; `segment_start` and `length` [n] or [n, C]."""
         singles = [one for row in texts for one in row]
-        encodings = iter(self.tokenizer.tokenizer.encode_batch_fast([piece for one in singles for piece in one], add_special_tokens=False))
+        encodings = iter(self.tokenizer.tokenizer.encode_batch_fast([text for one in singles for text in one], add_special_tokens=False))
         ids = [[next(encodings).ids for _ in one] for one in singles]
         marked = marked_examples(self.tokenizer, [(one[0], one[1] if len(one) > 1 else []) for one in ids], self.sequence_length)
         of_row = () if self.choices is None else (self.choices,)

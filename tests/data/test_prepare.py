@@ -77,7 +77,7 @@ def test_removing_a_protected_document_keeps_a_fitted_vocabulary(tmp_path: Path)
     store = prepared(tmp_path, corpus, unit_field="id", vocabulary=Vocabulary(size=256))
     removed = store.unit_ids("protected")[3]
     fewer = prepared(tmp_path, [record for record in corpus if record["id"] != removed], unit_field="id", vocabulary=Vocabulary(size=256))
-    assert fewer.pieces() == store.pieces()
+    assert fewer.vocabulary() == store.vocabulary()
     expected = rows_by_unit(store)
     del expected["protected", removed]
     assert rows_by_unit(fewer) == expected
@@ -134,15 +134,15 @@ def test_the_manifest_says_where_the_vocabulary_came_from(tmp_path: Path, vocabu
     brought: dict[str, Any] = {name: str(path) if value == "FILE" else value for name, value in vocabulary.items()}
     store = prepared(tmp_path, records(60), vocabulary=Vocabulary(**brought))
     assert store.manifest.vocabulary_source == source
-    assert (store.pieces() == path.read_text().split()) == ("path" in vocabulary)
+    assert (store.vocabulary() == path.read_text().split()) == ("path" in vocabulary)
 
 
 def test_protected_words_do_not_reach_a_public_vocabulary(tmp_path: Path):
     corpus = records(60)
     protected = set(prepared(tmp_path, corpus, unit_field="id").unit_ids("protected"))
     marked = [{**one, "text": one["text"] + " Qqquq." * 30} if one["id"] in protected else one for one in corpus]
-    public = prepared(tmp_path, marked, unit_field="id", vocabulary=Vocabulary(size=256)).pieces()
-    leaked = prepared(tmp_path, marked, unit_field="id", vocabulary=Vocabulary(size=256, fit_on="protected")).pieces()
+    public = prepared(tmp_path, marked, unit_field="id", vocabulary=Vocabulary(size=256)).vocabulary()
+    leaked = prepared(tmp_path, marked, unit_field="id", vocabulary=Vocabulary(size=256, fit_on="protected")).vocabulary()
     assert not any("q" in piece for piece in public) and "qqquq" in leaked
 
 
@@ -270,4 +270,4 @@ def test_real_articles(tmp_path: Path):
     rows = store.rows("protected", np.arange(store.manifest.rows["protected"]))
     assert len(rows["tokens"]) > 2000 and rows["length"].mean() > 100
     assert (rows["tokens"] == store.manifest.unk_id).sum() < 0.002 * rows["length"].sum()
-    assert store.pieces()[store.manifest.most_frequent_public_token_id or 0] in {"the", ",", "."}
+    assert store.vocabulary()[store.manifest.most_frequent_public_token_id or 0] in {"the", ",", "."}

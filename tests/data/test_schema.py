@@ -16,7 +16,7 @@ from dpx.data.prepare import FORMAT, prepare
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import as_json, classes, from_json, require_gives, stored, texts
 from dpx.data.store import Store
-from dpx.data.tokenizer import of_pieces
+from dpx.data.tokenizer import of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError, declaration
 from dpx.privacy.declarations import Privacy
@@ -112,7 +112,7 @@ def test_a_pair_that_is_too_long_loses_the_end_of_the_longer_one():
         name="d", source=SyntheticLabels(examples=1, labels=("a", "b")), vocabulary=Vocabulary(size=64), sequence_length=11, pairs="none"
     )
     pieces = [*SPECIAL_TOKENS, *"abcdefghijklmnop"]
-    cutter = RowCutter(data, KeyedHash("x"), of_pieces(pieces))
+    cutter = RowCutter(data, KeyedHash("x"), of_vocabulary(pieces))
 
     def cut(first: str, second: str) -> str:
         read = UnitDocument("u", "c", Example(((first, second),), 0))

@@ -47,7 +47,7 @@ def test_rows_have_the_declared_form(store: Store, split: str):
     expected = (position == rows["segment_start"][:, None] - 1) | (position == rows["length"][:, None] - 1)
     assert (is_separator == expected).all()
     assert (rows["segment_start"] < rows["length"]).all() and set(rows["is_next"]) == {0, 1}
-    assert rows["tokens"].max() < manifest.pieces <= manifest.vocabulary_size
+    assert rows["tokens"].max() < manifest.ids_in_use <= manifest.vocabulary_size
 
 
 def test_rows_come_in_the_order_asked_for(store: Store):
@@ -82,6 +82,7 @@ def test_the_most_frequent_public_token_is_counted_there(store: Store):
 def test_a_manifest_survives_the_disk(store: Store, tmp_path: Path):
     store.manifest.write(tmp_path / MANIFEST)
     assert Manifest.read(tmp_path) == store.manifest
+    assert '"pieces": ' in (tmp_path / MANIFEST).read_text(), "a file's keys stay: its checksum covers them, and stands in ledgers"
 
 
 def test_the_checksum_is_of_the_content_alone(store: Store):

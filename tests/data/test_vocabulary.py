@@ -42,7 +42,7 @@ def test_ids_are_the_lines_of_the_file(tmp_path: Path):
     [
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n", r"lacks \[MASK\]"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "more than once"),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + b"\n".join(b"w%d" % number for number in range(80)), "holds 85 pieces"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + b"\n".join(b"w%d" % number for number in range(80)), "holds 85 tokens"),
         (b"[PAD]\n\xff\n", "not UTF-8"),
         (None, "no such file"),
     ],

@@ -28,7 +28,7 @@ BAD = {
     "another architecture": (["init.path=t5"], r"config.json: is of model_type 't5'.* Use one of bert, distilbert"),
     "a model of another shape": (["model=micro"], r"holds embeddings.LayerNorm.bias of shape \(16,\), not \(32,\).* Use model=hf"),
     "wrong vocabulary": (["data.vocabulary.path=other.txt"], r"another vocabulary than this run's data .* Add data.vocabulary.path="),
-    "a vocabulary too long": (["data.vocabulary.path=long.txt"], r"long.txt: holds \d+ pieces .*size=64\. Set data.vocabulary.size="),
+    "a vocabulary too long": (["data.vocabulary.path=long.txt"], r"long.txt: holds \d+ tokens .*size=64\. Set data.vocabulary.size="),
     "truncated weights": (["init.path=truncated"], r"truncated/model.safetensors: is no whole safetensors file .* Copy it again"),
     "misnamed weights": (["init.path=misnamed"], r"misnamed: holds no model.safetensors, only weights.safetensors\. Name"),
     "a misnamed tensor": (["init.path=renamed"], r"lacks encoder.layer.1.output.dense.weight for layers/down/kernel\. Use"),

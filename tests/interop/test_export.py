@@ -87,9 +87,9 @@ def test_logits_are_the_runs_with_adapters_merged(exported: Path, run: Path):
 def test_the_exported_tokenizer_marks_text_as_rows_were_marked(exported: Path, run: Path):
     experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
     store = prepare(experiment.data, experiment.privacy)
-    rows, own, pieces = store.rows("protected", np.arange(5)), Tokenizer.from_file(str(exported / "tokenizer.json")), store.pieces()
+    rows, own, vocabulary = store.rows("protected", np.arange(5)), Tokenizer.from_file(str(exported / "tokenizer.json")), store.vocabulary()
     for tokens, length in zip(rows["tokens"], rows["length"], strict=True):
-        text = " ".join(pieces[token] for token in tokens[1 : length - 1])
+        text = " ".join(vocabulary[token] for token in tokens[1 : length - 1])
         assert own.encode(text).ids == tokens[:length].tolist()
 
 
@@ -165,9 +165,10 @@ def test_transformers_computes_the_same_logits(exported: Path, run: Path):
     own = of.logits(released(run / "release" / "params"), of.batch(jnp.zeros(2, jnp.uint32), rows))  # type: ignore[attr-defined]
     model = transformers.AutoModelForSequenceClassification.from_pretrained(str(exported)).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(exported))
-    pieces = store.pieces()
+    vocabulary = store.vocabulary()
     texts = [
-        " ".join(pieces[token] for token in tokens[1 : length - 1]) for tokens, length in zip(rows["tokens"], rows["length"], strict=True)
+        " ".join(vocabulary[token] for token in tokens[1 : length - 1])
+        for tokens, length in zip(rows["tokens"], rows["length"], strict=True)
     ]
     with torch.no_grad():
         theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.numpy()

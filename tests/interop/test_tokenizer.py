@@ -63,10 +63,10 @@ def test_pieces_of_a_checkpoint_follow_its_own_case(wordpieces: Path, is_lower: 
     (wordpieces / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": is_lower}))
     own, _ = cut(wordpieces, [(TEXTS[0], "")])
     assert own.tokenizer.encode(TEXTS[0], add_special_tokens=False).tokens[0] == ("the" if is_lower else "The")
-    assert own.pieces[:5] == list(SPECIAL_TOKENS) and own.definition is not None
+    assert own.vocabulary[:5] == list(SPECIAL_TOKENS) and own.definition is not None
     (wordpieces / "tokenizer.json").write_text(own.definition)
     again = text_tokenizer.of_path(wordpieces, 1000)
-    assert again.pieces == own.pieces and again.tokenizer.encode(TEXTS[1]).ids == own.tokenizer.encode(TEXTS[1]).ids
+    assert again.vocabulary == own.vocabulary and again.tokenizer.encode(TEXTS[1]).ids == own.tokenizer.encode(TEXTS[1]).ids
 
 
 def test_the_marks_of_gpt2_are_one(tmp_path: Path):
@@ -81,7 +81,7 @@ def test_what_holds_no_tokenizer_is_said(tmp_path: Path, wordpieces: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no tokenizer.json and no vocab.txt"):
         text_tokenizer.of_path(tmp_path / "empty", 1000)
-    with pytest.raises(ConfigError, match="holds 20 pieces but data.vocabulary.size=10. Set data.vocabulary.size=20"):
+    with pytest.raises(ConfigError, match="holds 20 tokens but data.vocabulary.size=10. Set data.vocabulary.size=20"):
         text_tokenizer.of_path(wordpieces, 10)
     (wordpieces / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ConfigError, match="tokenizer.json: is no tokenizer"):
