@@ -52,15 +52,15 @@ class Mesh:
         import jax
         import numpy as np
 
-        found = jax.devices()
+        devices = jax.devices()
         require(
-            len(found) >= self.devices,
+            len(devices) >= self.devices,
             f"mesh={self.name}",
-            f"needs {self.devices} devices, this machine has {len(found)}",
+            f"needs {self.devices} devices, this machine has {len(devices)}",
             "Use mesh=single, or set mesh.simulated_devices on a CPU",
         )
         # jax.sharding.Mesh gives Auto axes; jax.make_mesh would give Explicit ones, under which a plain gather raises.
-        return jax.sharding.Mesh(np.asarray(found[: self.devices]).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))
+        return jax.sharding.Mesh(np.asarray(devices[: self.devices]).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))
 
 
 THREADS_PER_DEVICE = 4

@@ -94,14 +94,14 @@ def folders() -> list[tuple[str, Path]]:
 
 def yaml_of(group: str, name: str) -> Path | None:
     """The file that declares the option `name` of `group`, whoever brings it."""
-    found = (folder / group / f"{name}.yaml" for _, folder in folders())
-    return next((path for path in found if path.is_file()), None)
+    paths = (folder / group / f"{name}.yaml" for _, folder in folders())
+    return next((path for path in paths if path.is_file()), None)
 
 
 def names_in(group: str) -> list[str]:
     """The options of a group, those in folders of it by their path below it, in alphabetical order."""
-    found = (path.relative_to(folder / group).with_suffix("") for _, folder in folders() for path in (folder / group).rglob("*.yaml"))
-    return sorted(path.as_posix() for path in found)
+    options = (path.relative_to(folder / group).with_suffix("") for _, folder in folders() for path in (folder / group).rglob("*.yaml"))
+    return sorted(path.as_posix() for path in options)
 
 
 def described() -> str:
@@ -123,8 +123,10 @@ def _options(conf: Path) -> tuple[str, ...]:
 def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     del path
     # A distribution that lies twice on the path, such as a checkout beside an installation, is one: the first is what is imported.
-    found = {(_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))}
-    return _without_clashes(sorted(found.values(), key=lambda package: (package.name, package.distribution)))
+    by_entry = {
+        (_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))
+    }
+    return _without_clashes(sorted(by_entry.values(), key=lambda package: (package.name, package.distribution)))
 
 
 def _changed_at(folder: str) -> int:
@@ -158,11 +160,11 @@ def _package(entry: metadata.EntryPoint) -> Package:
     return dataclasses.replace(package, folder=folder, options=_options(folder / "conf"))
 
 
-def _without_clashes(found: list[Package]) -> tuple[Package, ...]:
-    """`found`, with those set aside whose name or option is also another's."""
+def _without_clashes(packages: list[Package]) -> tuple[Package, ...]:
+    """`packages`, with those set aside whose name or option is also another's."""
     checked, own = [], set(_options(conf_directory()))
-    for package in found:
-        reason = package.set_aside or _clash(package, [other for other in found if other is not package and not other.set_aside], own)
+    for package in packages:
+        reason = package.set_aside or _clash(package, [other for other in packages if other is not package and not other.set_aside], own)
         checked.append(dataclasses.replace(package, set_aside=reason))
     return tuple(checked)
 

@@ -52,10 +52,10 @@ def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str,
     """Coins, texts and labels from the root secret, as JSON."""
     coins, generator = secret.generator("audit_coins").integers(0, 2, audit.count), secret.generator("audit_canaries")
     tokens_ST = canary_tokens(manifest, audit.sequences, generator)
-    found = {"gradients": audit.gradients, "coins": coins.tolist(), "tokens": tokens_ST.tolist()}
+    drawn = {"gradients": audit.gradients, "coins": coins.tolist(), "tokens": tokens_ST.tolist()}
     if "label" not in manifest.schema:
-        return found
-    return found | {"labels": generator.integers(0, manifest.schema["label"].below, audit.sequences).tolist()}
+        return drawn
+    return drawn | {"labels": generator.integers(0, manifest.schema["label"].below, audit.sequences).tolist()}
 
 
 def require_same_audit(fork: str, audit: Any) -> None:

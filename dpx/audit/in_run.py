@@ -67,8 +67,8 @@ def power(scores_M: Any, is_in_M: Any) -> dict[str, float] | None:
     if is_in_M.all() or not is_in_M.any():
         return None
     exposure = scores.exposures(scores_M, is_in_M)
-    found = {"auc": scores.area_under_curve(scores_M, is_in_M), "exposure_mean": float(exposure.mean())}
-    return found | {"exposure_max": float(exposure.max()), "exposure_mean_by_chance": BY_CHANCE}
+    metrics = {"auc": scores.area_under_curve(scores_M, is_in_M), "exposure_mean": float(exposure.mean())}
+    return metrics | {"exposure_max": float(exposure.max()), "exposure_mean_by_chance": BY_CHANCE}
 
 
 def finite(document: Any) -> Any:

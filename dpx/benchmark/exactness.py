@@ -73,6 +73,6 @@ def clipped(gradients: list[Any]) -> tuple[Any, float]:
     return jax.tree.map(lambda *leaves: sum(leaves), *scaled), clipping_norm
 
 
-def error(found: Any, expected: Any) -> float:
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+def error(actual: Any, expected: Any) -> float:
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     return max(float(np.max(np.abs(np.asarray(leaf) - wanted)) / np.max(np.abs(wanted))) for leaf, wanted in pairs)

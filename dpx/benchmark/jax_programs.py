@@ -43,15 +43,15 @@ def programs(setting: Setting) -> list[Program]:
     """The rate of plain products, an update for private and for plain steps, and a sum for every (dtype, physical batch, variant):
     all variants at one batch before the next, so that what time leaves out is whole batches."""
     bench = _Bench(setting)
-    found = [matrix_rate(setting, dtype) for dtype in setting.dtypes]
-    found += [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
+    made = [matrix_rate(setting, dtype) for dtype in setting.dtypes]
+    made += [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
     for dtype in setting.dtypes:
         automatic = bench.automatic_batch(dtype) if setting.has_auto_batch else None
         for size in dict.fromkeys([*setting.physical_batches, automatic or setting.physical_batches[0]]):
             # The automatic batch is the private step's.
             ways = setting.variants if size in setting.physical_batches else [way for way in setting.variants if way == AUTOMATIC]
-            found += [bench.sum(variant, dtype, size, size == automatic) for variant in ways]
-    return found
+            made += [bench.sum(variant, dtype, size, size == automatic) for variant in ways]
+    return made
 
 
 class _Bench:
@@ -149,11 +149,11 @@ class _Bench:
 
     def collectives(self, *compiled: Any) -> dict[str, int]:
         """Instructions, those of them inside loops, and elements of their results on a device. One device sums with itself alone."""
-        found = [one for program in compiled for one in collectives(program.as_text())] if self.mesh.size > 1 else []
+        crossing = [one for program in compiled for one in collectives(program.as_text())] if self.mesh.size > 1 else []
         return {
-            "per_logical_batch": len(found),
-            "in_loops": sum(one.is_in_loop for one in found),
-            "elements": sum(one.elements for one in found),
+            "per_logical_batch": len(crossing),
+            "in_loops": sum(one.is_in_loop for one in crossing),
+            "elements": sum(one.elements for one in crossing),
         }
 
 

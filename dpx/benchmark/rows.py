@@ -47,9 +47,9 @@ def _row(fact: dict[str, Any], times: Sequence[float], sums: Any, updates: Any, 
     row["examples_per_s"] = rate
     row["examples_per_s_spread"] = [logical_batch / max(times), logical_batch / min(times)]
     row["update_seconds"] = None if fact["collectives"] is None else updates.get(step)
-    peers = [(other, found) for other, found in sums if all(other[name] == fact[name] for name in _GROUP)]
+    peers = [(other, measured) for other, measured in sums if all(other[name] == fact[name] for name in _GROUP)]
     for name in BASELINES:
-        row |= _ratio(name, times, [found for other, found in peers if other["clipping"] == name])
+        row |= _ratio(name, times, [measured for other, measured in peers if other["clipping"] == name])
     plain = {other["physical_batch"]: other["matmul_flops"] for other, _ in peers if other["clipping"] == "plain"}
     beside = plain.get(row["physical_batch"])
     row["flops_ratio_to_plain"] = None if not beside or row["matmul_flops"] is None else row["matmul_flops"] / beside

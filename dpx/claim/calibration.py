@@ -181,8 +181,8 @@ def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, 
 
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not (`ledger.AUXILIARY`)."""
-    found = clip.release() | telemetry.release()
-    return {name: found[name] for name in ledger.AUXILIARY}
+    released = clip.release() | telemetry.release()
+    return {name: released[name] for name in ledger.AUXILIARY}
 
 
 def planned(experiment: Experiment, batch_stages: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Segments:
@@ -280,4 +280,4 @@ def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.C
 def accounting_of(accountant: Accountant, privacy: Privacy, segments: Segments) -> dict[str, float]:
     """Epsilon of `segments` at the declared delta, by accountant, the run's own first."""
     charges = accounting.bucketed(ledger.releases(segments))
-    return {name: found.epsilon(privacy.delta) for name, found in compositions(accountant, privacy, charges).items()}
+    return {name: composition.epsilon(privacy.delta) for name, composition in compositions(accountant, privacy, charges).items()}

@@ -33,13 +33,13 @@ TWO_PASSES = (
 
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee says nothing about."""
-    found = [*NOT_COVERED, *_of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
+    uncovered = [*NOT_COVERED, *_of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
     if experiment.is_private and experiment.clipping.method == "ghost":
-        found.append(TWO_PASSES)
+        uncovered.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":
         size = experiment.data.declared_size
-        found.append(f"a true number of {experiment.privacy.drawn}s above the declared {size}: delta is checked against that alone")
-    return found
+        uncovered.append(f"a true number of {experiment.privacy.drawn}s above the declared {size}: delta is checked against that alone")
+    return uncovered
 
 
 def _of_table(data: Data) -> list[str]:
@@ -47,18 +47,18 @@ def _of_table(data: Data) -> list[str]:
     source = data.source
     if not isinstance(source, Table):
         return []
-    found = [f"text beyond the row that is protected: {source.unit_note}"] if source.unit_note else []
+    uncovered = [f"text beyond the row that is protected: {source.unit_note}"] if source.unit_note else []
     if data.test_split != "heldout":
         share = f"{data.heldout_fraction:g} of the training files' units"
         chosen = "whatever is chosen by them, every step that ran is charged"
-        found.append(f"the dev rows ({share}), which are neither trained on nor in N; {chosen}")
+        uncovered.append(f"the dev rows ({share}), which are neither trained on nor in N; {chosen}")
     if source.test_paths is None:
-        return found
+        return uncovered
     read = {
         "dev": "rows of the test set, read once, after the last step (data.source.select=dev)",
         "test": "rows of the test set, which are held out: what is chosen by them is chosen by the test set (data.source.select=test)",
     }
-    return [*found, f"{read[source.select]}; rows there of a unit that is protected too are among them"]
+    return [*uncovered, f"{read[source.select]}; rows there of a unit that is protected too are among them"]
 
 
 def assumptions(
@@ -77,64 +77,64 @@ def assumptions(
         "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
         "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
-    found = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
+    premises = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
     if experiment.data.labels and not experiment.data.learns_labels:
-        found.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
-    found.append("every choice made in this config was made without looking at the protected text")
-    found.append("the root secret stays in private/ and is not given away with the model")
+        premises.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
+    premises.append("every choice made in this config was made without looking at the protected text")
+    premises.append("the root secret stays in private/ and is not given away with the model")
     if experiment.data.labels and privacy.unit == "row":
-        found.append("one protected row is one labelled text: text that appears in several rows is protected row by row only")
+        premises.append("one protected row is one labelled text: text that appears in several rows is protected row by row only")
     if experiment.data.pairs != "none" and privacy.unit == "row":
-        found.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
+        premises.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
-        found.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
+        premises.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
     if not experiment.train.is_all:
         come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
-        found.append(f"train={experiment.train.kind}: what rests {come}")
-    found += origins.assumptions(begins_from)
+        premises.append(f"train={experiment.train.kind}: what rests {come}")
+    premises += origins.assumptions(begins_from)
     if entered is not None and any(segment["origin"] != entered.identity for segment in entered.own_segments()):
-        found.append("whether and where this run was forked did not follow from what was seen, or no further branch will be made")
+        premises.append("whether and where this run was forked did not follow from what was seen, or no further branch will be made")
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
-        found.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
+        premises.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
     if isinstance(experiment.audit, Canaries):
         places = experiment.audit.places(privacy)
-        found.append(f"{places} of the {size} {privacy.drawn}s are places of canaries, which hold no protected text")
+        premises.append(f"{places} of the {size} {privacy.drawn}s are places of canaries, which hold no protected text")
     if counted and privacy.delta >= 1 / counted:
-        found.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
-    return found
+        premises.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
+    return premises
 
 
 def unsupported(
     sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
 ) -> list[dict[str, Any]]:
     """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one where there are `reasons`."""
-    found: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = []
     if reasons:
-        found += [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in epsilon.items()]
+        numbers += [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in epsilon.items()]
     if sampler.assumed is not None:
-        found += _under_assumed_sampler(sampler, delta, segments)
+        numbers += _under_assumed_sampler(sampler, delta, segments)
     if isinstance(accountant, GdpClt):
         known = [segment | {"sampler": "poisson"} for segment in segments]
         value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
         why = "the central limit of Gaussian DP is an approximation and can under-report"
-        found.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
-    return found
+        numbers.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
+    return numbers
 
 
 def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -> list[dict[str, Any]]:
     ran, name = sampler.name, sampler.assumed
     charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
-    found = []
+    numbers = []
     for accountant in ("pld", "rdp"):
         try:
             value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
         except ConfigError:
             # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
             continue
-        found.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
-    return found
+        numbers.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
+    return numbers
 
 
 def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:

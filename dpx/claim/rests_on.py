@@ -68,10 +68,10 @@ def words(by: tuple[str, ...]) -> list[str]:
 
 def facts(declared: Any) -> list[dict[str, Any]]:
     """What a statement says of the packages whose code takes part: name, version, and the class at each config key."""
-    found = parts(declared)
+    outside = parts(declared)
     return [
-        {"package": name, "version": packages.version_of(name), "parts": {one.key: one.kind for one in found if one.package == name}}
-        for name in joined(one.package for one in found)
+        {"package": name, "version": packages.version_of(name), "parts": {one.key: one.kind for one in outside if one.package == name}}
+        for name in joined(one.package for one in outside)
     ]
 
 
@@ -97,7 +97,7 @@ def _parts(value: Any, key: str) -> Iterator[Part]:
 def package_of(kind: type) -> str:
     """The top-level name of the code that `kind` is of. What merely says that it is dpx's, and does not stand there, is not."""
     root = kind.__module__.partition(".")[0]
-    found: Any = sys.modules.get(kind.__module__)
+    looked_up: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return root if root != packages.OWN or found is kind else "unknown"
+        looked_up = getattr(looked_up, name, None)
+    return root if root != packages.OWN or looked_up is kind else "unknown"

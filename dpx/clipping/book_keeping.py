@@ -73,7 +73,7 @@ def _as_stored(leaf: Array) -> Array:
 
 def is_finite(records: dict[Site, Any], units: int) -> Array:
     """Which units have nothing but finite numbers in the records of ops whose norm may overlook one that the sum does not."""
-    found = jnp.ones((units,), bool)
+    finite_U = jnp.ones((units,), bool)
     for site, record in records.items():
         if site.op.norm_sees_all:
             continue
@@ -81,8 +81,8 @@ def is_finite(records: dict[Site, Any], units: int) -> Array:
         for _ in site.loops:
             run = jax.vmap(run)
         own = run(record)
-        found &= own.all(tuple(range(own.ndim - 1)))
-    return found
+        finite_U &= own.all(tuple(range(own.ndim - 1)))
+    return finite_U
 
 
 def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any, keep_U: Array | None) -> Any:
@@ -130,8 +130,8 @@ def _along(site: Site, depth: int, inner: Any) -> Any:
         def one(sliced: list, record: Any, parts: Any) -> tuple[list, list]:
             rest = iter(sliced)
             given = [next(rest) if is_along else leaf for leaf, is_along in zip(flat, along, strict=True)]
-            found = jax.tree.leaves(inner(jax.tree.unflatten(tree, given), record, parts))
-            split = lambda wanted: [leaf for leaf, is_along in zip(found, summed_along, strict=True) if is_along is wanted]  # noqa: E731
+            results = jax.tree.leaves(inner(jax.tree.unflatten(tree, given), record, parts))
+            split = lambda wanted: [leaf for leaf, is_along in zip(results, summed_along, strict=True) if is_along is wanted]  # noqa: E731
             return split(True), split(False)
 
         def body(total: list, xs: Any) -> tuple[list, list]:
@@ -149,10 +149,10 @@ def _along(site: Site, depth: int, inner: Any) -> Any:
 
 def _sum_of_forms(site: Site, record: Any, parts: tuple[Array, ...]) -> Any:
     """The weighted sums of an op only some of whose leaves are trained."""
-    found = site.op.gradients(site.shapes, record)
+    gradients = site.op.gradients(site.shapes, record)
 
     def one(path: Any, shape: Any) -> Array:
         name = path_name(path)
-        return forms.summed(found[name], parts[site.op.part(name)], shape.shape)
+        return forms.summed(gradients[name], parts[site.op.part(name)], shape.shape)
 
     return jax.tree_util.tree_map_with_path(one, site.shapes)

@@ -64,7 +64,7 @@ def clipped_grad(
     readers = _readers(one, params, batch)
     paths = list(shapes_of(params))
     copied = frozenset(path for path in paths if _is_copied(list(readers.get(path, {}).values())))
-    shared = frozenset(path for path, found in readers.items() if len(found) > 1 or any(reader.is_repeated for reader in found.values()))
+    shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads.values()))
     routes: dict[str, Route] = {path: _route(list(readers.get(path, {}).values())) for path in paths}
     if strict:
         _check_no_copies(readers, routes)
@@ -100,25 +100,25 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
     example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
     jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
     is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
-    found = f"loss of shape {out[0].shape} and type {out[0].dtype}"
-    require(is_number, found, "is not one floating number for one example", "Return a scalar")
+    returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
+    require(is_number, returned, "is not one floating number for one example", "Return a scalar")
     return _One(jaxpr, jax.tree.structure(out))
 
 
 def _readers(one: _One, params: Any, batch: Any) -> Mapping[str, Mapping[tuple, Reader]]:
     """What reads each parameter; nothing is computed."""
     shapes = shapes_of(params)
-    found: dict[str, dict[tuple, Reader]] = {}
+    by_parameter: dict[str, dict[tuple, Reader]] = {}
 
     def run(values: list[Any], example: list[Any], tick: Any) -> None:
-        tracer = Tracer(ProbeSession(shapes), tick, readers=found)
+        tracer = Tracer(ProbeSession(shapes), tick, readers=by_parameter)
         followed = [tracer.parameter(path, value) for path, value in zip(shapes, values, strict=True)]
         for value in tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *example]):
             tracer.plain(value, "return")
 
     example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(batch)]
     jax.eval_shape(run, jax.tree.leaves(params), example, jax.ShapeDtypeStruct((), jnp.float32))
-    return found
+    return by_parameter
 
 
 def _mapped(loss: Any, one: _One, paths: list[str], copied: frozenset[str], shared: frozenset[str]) -> Any:
@@ -133,8 +133,8 @@ def _mapped(loss: Any, one: _One, paths: list[str], copied: frozenset[str], shar
         def of_one(example: Any, tick: Any) -> Any:
             tracer = Tracer(session, tick, copied, shared)
             followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
-            found = tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *jax.tree.leaves(example)])
-            return jax.tree.unflatten(one.outputs, [tracer.plain(value, "return") for value in found])
+            results = tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *jax.tree.leaves(example)])
+            return jax.tree.unflatten(one.outputs, [tracer.plain(value, "return") for value in results])
 
         return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
 
@@ -149,12 +149,12 @@ def _is_copied(readers: list[Reader]) -> bool:
 
 
 def _route(readers: list[Reader]) -> Route:
-    found = {reader.route for reader in readers}
-    if not found or found == {"elementwise"}:
+    routes = {reader.route for reader in readers}
+    if not routes or routes == {"elementwise"}:
         return "elementwise"
-    if _is_copied(readers) or "copies" in found:
+    if _is_copied(readers) or "copies" in routes:
         return "copies"
-    return "lookup" if "lookup" in found else "product"
+    return "lookup" if "lookup" in routes else "product"
 
 
 def _taken(program: Program, readers: Mapping[str, Mapping[tuple, Reader]], routes: Mapping[str, Route]) -> list[Taken]:

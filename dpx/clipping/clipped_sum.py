@@ -105,6 +105,6 @@ def _traced(
         check_losses(losses_1, 1)
         return losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts)
 
-    found = clipped_grad(loss_of_one, params, batch, weights=weights, frozen=frozen, is_padding_B=is_padding_B, **options)
-    assert isinstance(found, ClippedSum)
-    return found
+    clipped = clipped_grad(loss_of_one, params, batch, weights=weights, frozen=frozen, is_padding_B=is_padding_B, **options)
+    assert isinstance(clipped, ClippedSum)
+    return clipped

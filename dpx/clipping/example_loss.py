@@ -180,8 +180,8 @@ class Tracer:
 
         def round_of(carried: Any, sliced: Any) -> Any:
             arrays = [*_arrays(given[:consts]), *carried, *sliced]
-            found = self._within(body, inner, arrays, changes)
-            return found[: len(carried)], found[len(carried) :]
+            results = self._within(body, inner, arrays, changes)
+            return results[: len(carried)], results[len(carried) :]
 
         options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
         carried, stacked = jax.lax.scan(round_of, carry, _arrays(along), **options)
@@ -204,8 +204,8 @@ def _arrays(given: list[Any]) -> list[Any]:
 
 
 def _bind_as_is(eqn: Any, given: list[Any]) -> list[Any]:
-    found = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
-    return list(found) if eqn.primitive.multiple_results else [found]
+    results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _tuples(dimensions: Any) -> Any:
@@ -240,8 +240,8 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
     inputs = tuple(moved[:-1]) or (moved[-1],)
     if isinstance(op, Product):
         op = dataclasses.replace(op, form=_form(op, inputs[0], path, session))
-    found = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs)
-    return [found], [0]
+    result = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs)
+    return [result], [0]
 
 
 batching.primitive_batchers[one_p] = _batched
@@ -281,11 +281,11 @@ def _chosen(given: Any, axes: Any, *, bodies: tuple, count: int) -> Any:
 
     runs = [branch(*body) for body in bodies]
     if axes[0] is None:
-        found = jax.lax.switch(index, runs, tick, *rest)
+        results = jax.lax.switch(index, runs, tick, *rest)
     else:
         cases = zip(*(run(tick, *rest) for run in runs), strict=True)
-        found = [jax.vmap(jax.lax.select_n)(jnp.moveaxis(index, axes[0], 0), *each) for each in cases]
-    return found, [0] * len(found)
+        results = [jax.vmap(jax.lax.select_n)(jnp.moveaxis(index, axes[0], 0), *each) for each in cases]
+    return results, [0] * len(results)
 
 
 batching.primitive_batchers[choice_p] = _chosen

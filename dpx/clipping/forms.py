@@ -73,12 +73,12 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
     if len(outer) + len(rows) < len(uses) or len(matrices) > 1 or not is_table:
         whole, *others = (formed(use.form, shape) for use in uses)
         return norms.squares(sum(others, whole))
-    found, both = [], []
+    each_B, both = [], []
     for alike, joined_square in ((outer, _outer_square), (rows, _rows_square)):
         if alike:
             both.append(_concatenated(alike))
-            found.append(alike[0].own_B if len(alike) == 1 and alike[0].own_B is not None else joined_square(both[-1]))
-    total_B = sum(found[1:], found[0])
+            each_B.append(alike[0].own_B if len(alike) == 1 and alike[0].own_B is not None else joined_square(both[-1]))
+    total_B = sum(each_B[1:], each_B[0])
     return total_B if len(both) == 1 else jnp.maximum(total_B + 2 * _product(*both), ROUNDING * total_B)
 
 

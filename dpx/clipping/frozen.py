@@ -25,10 +25,10 @@ def merged(params: Any, frozen: Any) -> Any:
 def _merged(params: Any, frozen: Any, path: str) -> Any:
     both_dicts = isinstance(params, Mapping) and isinstance(frozen, Mapping)
     require(both_dicts, path or "params and frozen", "is in both trees, or one of them is no nested dict", FIX)
-    found = dict(params)
+    joined = dict(params)
     for name, leaf in frozen.items():
-        found[name] = _merged(found[name], leaf, f"{path}/{name}".lstrip("/")) if name in found else leaf
-    return found
+        joined[name] = _merged(joined[name], leaf, f"{path}/{name}".lstrip("/")) if name in joined else leaf
+    return joined
 
 
 def bound(losses_fn: Any, frozen: Any) -> Any:

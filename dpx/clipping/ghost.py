@@ -35,16 +35,16 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
 
     probes = [_zeros(site.record if kind(site) == "joint" else _norm_shapes(site, by_path)) for site in program.sites]
     losses_B, backward, counts = jax.vjp(losses, zero_sums(params), probes, has_aux=True)
-    _, found = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
-    found = dict(zip(program.sites, found, strict=True))
+    _, records = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
+    records = dict(zip(program.sites, records, strict=True))
     losses_B, counts = units.summed((losses_B, counts))
 
     def own(site: Site) -> Any:
-        return joint.own_squares(site, joint.leaves_of(site, by_path), found[site]) if kind(site) == "joint" else found[site]
+        return joint.own_squares(site, joint.leaves_of(site, by_path), records[site]) if kind(site) == "joint" else records[site]
 
-    joint_records = {site: found[site] for site in norms.joint_sites}
+    joint_records = {site: records[site] for site in norms.joint_sites}
     finite_B = jnp.where(is_finite(joint_records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
-    clipped = groups.clip(weights, joint.squares(norms, found, own), finite_B, units.is_padding_U)
+    clipped = groups.clip(weights, joint.squares(norms, records, own), finite_B, units.is_padding_U)
 
     def op_by_op() -> Any:
         parts = {site: joint.part_weights(clipped, site) for site in program.sites}

@@ -88,7 +88,7 @@ def _root(square_B: Array, is_counted_B: Array) -> Array:
 
 
 def _grouped(squares: list[Squares]) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    by_group: dict[str, Array] = {}
     for path, values, layer in squares:
         if layer == "each" and is_stacked(path):
             values_LB = values.sum(tuple(range(1, values.ndim - 1)))
@@ -96,5 +96,5 @@ def _grouped(squares: list[Squares]) -> dict[str, Array]:
         else:
             own = {group(path, None if layer == "each" else layer): values.sum(tuple(range(values.ndim - 1)))}
         for name, square_B in own.items():
-            found[name] = found[name] + square_B if name in found else square_B
-    return found
+            by_group[name] = by_group[name] + square_B if name in by_group else square_B
+    return by_group

@@ -68,11 +68,11 @@ def layer_of(reference: Reference) -> groups.Layer:
 
 
 def parts_of(site: Site) -> list[Part]:
-    found: list[list[int]] = [[] for _ in range(site.op.parts)]
+    by_part: list[list[int]] = [[] for _ in range(site.op.parts)]
     for place, name in enumerate(leaf_names(site.shapes)):
         if site.op.trains(name):
-            found[site.op.part(name)].append(place)
-    return [Part(site, number, tuple(places)) for number, places in enumerate(found)]
+            by_part[site.op.part(name)].append(place)
+    return [Part(site, number, tuple(places)) for number, places in enumerate(by_part)]
 
 
 def norms_of(program: Program, per_layer: bool = False) -> Norms:
@@ -86,9 +86,9 @@ def norms_of(program: Program, per_layer: bool = False) -> Norms:
     _check_read(program, uses)
     is_apart = {part: all(_is_alone(part.site, reference, uses) for reference in part.references) for part in parts}
     apart = [part for part in parts if is_apart[part]]
-    shared = {key: found for key, found in uses.items() if not all(is_apart[part] for part, _ in found)}
-    for (path, _), found in shared.items():
-        _check_rules(path, found)
+    shared = {key: its_uses for key, its_uses in uses.items() if not all(is_apart[part] for part, _ in its_uses)}
+    for (path, _), its_uses in shared.items():
+        _check_rules(path, its_uses)
     if per_layer:
         _check_groups(parts, shared)
     return Norms(apart, shared)
@@ -102,15 +102,15 @@ def _is_alone(site: Site, reference: Reference | None, uses: Mapping[tuple[str, 
 
 def _check_read(program: Program, uses: Mapping[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]) -> None:
     kinds: dict[str, set[tuple[bool, ...]]] = {path: set() for path in program.session.shapes}
-    for (path, _), found in uses.items():
-        for part, place in found:
+    for (path, _), its_uses in uses.items():
+        for part, place in its_uses:
             reference = part.site.leaves[place]
             assert reference is not None
             kinds[path].add(tuple(isinstance(entry, Layer) for entry in reference.taken))
-    for path, found in kinds.items():
-        if not found:
+    for path, its_kinds in kinds.items():
+        if not its_kinds:
             raise ConfigError(path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
-        if len(found) > 1:
+        if len(its_kinds) > 1:
             raise ConfigError(path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
 
 
@@ -143,13 +143,13 @@ def _index(reference: Reference) -> int | None:
 
 def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array, ...]]) -> list[Squares]:
     """All squared norms. `own`: what an op has by itself, one array a part; `records` of the sites whose parameters are shared."""
-    found = [Squares(part.first.path, own(part.site)[part.number], part.layer) for part in norms.apart]
+    squared = [Squares(part.first.path, own(part.site)[part.number], part.layer) for part in norms.apart]
     cache: dict[Site, dict[str, Form]] = {}
     for (path, _), uses in norms.shared.items():
         reference = uses[0][0].site.leaves[uses[0][1]]
         assert reference is not None
-        found.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(reference)))
-    return found
+        squared.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(reference)))
+    return squared
 
 
 def _static(site: Site) -> tuple[Any, Any]:
@@ -222,22 +222,22 @@ def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array, ...]:
 
 def part_weights(clipped: groups.Clipped, site: Site) -> tuple[Array, ...]:
     """The weights of each part, (*loops, U); [L, U] within, for an op that is stacked."""
-    found = []
+    weights = []
     for part in parts_of(site):
         if not part.is_trained:
-            found.append(jnp.zeros((*site.loops, clipped.is_counted_B.shape[0])))
+            weights.append(jnp.zeros((*site.loops, clipped.is_counted_B.shape[0])))
             continue
         layer, reference = part.layer, part.first
         if site.op.stacked:
             stack = jax.tree.leaves(site.shapes)[0].shape[0]
             own = clipped.weights_of(reference.path, layer, stack)
-            found.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
+            weights.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
         elif layer == "each":
             depth = reference.depths[0]
             own = clipped.weights_of(reference.path, layer, site.loops[depth])
             own = own.reshape(*(1,) * depth, site.loops[depth], *(1,) * (len(site.loops) - depth - 1), own.shape[-1])
-            found.append(jnp.broadcast_to(own, (*site.loops, own.shape[-1])))
+            weights.append(jnp.broadcast_to(own, (*site.loops, own.shape[-1])))
         else:
             own = clipped.weights_of(reference.path, layer)
-            found.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
-    return tuple(found)
+            weights.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
+    return tuple(weights)

@@ -72,8 +72,8 @@ def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Fl
         edges = [round(i * T / count) for i in range(count + 1)]
 
         def summed(*arrays: Array) -> tuple[Array, ...]:
-            found = [strip(start, end, *arrays) for start, end in zip(edges[:-1], edges[1:], strict=True)]
-            return tuple(sum(map(_counted_twice, strips[1:]), _counted_twice(strips[0])) for strips in zip(*found, strict=True))
+            by_strip = [strip(start, end, *arrays) for start, end in zip(edges[:-1], edges[1:], strict=True)]
+            return tuple(sum(map(_counted_twice, strips[1:]), _counted_twice(strips[0])) for strips in zip(*by_strip, strict=True))
 
         return summed
 

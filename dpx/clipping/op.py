@@ -61,9 +61,9 @@ class Op:
         """Whether the leaf of that name, if there is one, is trained."""
         return name not in self.resting
 
-    def trained(self, found: dict[str, Any]) -> dict[str, Any]:
+    def trained(self, leaves: dict[str, Any]) -> dict[str, Any]:
         """Of something by leaf, what is of trained ones."""
-        return {name: leaf for name, leaf in found.items() if self.trains(name)} if self.resting else found
+        return {name: leaf for name, leaf in leaves.items() if self.trains(name)} if self.resting else leaves
 
     def values_needed(self) -> tuple[str, ...]:
         """Resting leaves whose values `squared_norm` or `weighted_sum` need; of all others they see zeros."""

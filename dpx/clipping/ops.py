@@ -87,11 +87,11 @@ class Dense(Op):
         return norms.summed(norms.at_least_float32(record["a"]), rows(w_B, record["g"]))
 
     def gradients(self, shapes, record):
-        found: dict[str, forms.Form] = {"bias": forms.Whole(record["sum"])} if "sum" in record else {}
+        by_leaf: dict[str, forms.Form] = {"bias": forms.Whole(record["sum"])} if "sum" in record else {}
         if not self.trains("kernel"):
-            return found
+            return by_leaf
         kernel = forms.Whole(record["kernel"]) if self.form == "kept" else forms.Outer(record["a"], record["g"])
-        return found | {"kernel": kernel}
+        return by_leaf | {"kernel": kernel}
 
 
 def dense(x: Array, kernel: Any, bias: Any = None) -> Array:

@@ -60,8 +60,8 @@ def _of_wanted(op: Op, values: Any, gradient: Any, wanted: tuple[bool, ...]) -> 
 
 def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
     """An op's sums, one entry for each of its leaves: None for those that rest."""
-    found = iter(jax.tree.leaves(summed))
-    return [next(found) if op.trains(name) else None for name in leaf_names(leaves)]
+    sums = iter(jax.tree.leaves(summed))
+    return [next(sums) if op.trains(name) else None for name in leaf_names(leaves)]
 
 
 def _finite_squares(op: Op, values: Any, record: Any) -> tuple:

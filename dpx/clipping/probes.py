@@ -154,8 +154,8 @@ def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> 
     """The op's outputs, marked in the program: `values` of its leaves, and which parameters they are."""
     flat, tree = jax.tree.flatten((values, inputs))
     outputs, out_tree = jax.tree.flatten(jax.eval_shape(lambda given: op.forward(*given)[0], (values, inputs)))
-    found = op_p.bind(*flat, op=op, tree=tree, named=named, outputs=tuple(outputs))
-    return jax.tree.unflatten(out_tree, found)
+    results = op_p.bind(*flat, op=op, tree=tree, named=named, outputs=tuple(outputs))
+    return jax.tree.unflatten(out_tree, results)
 
 
 @op_p.def_abstract_eval

@@ -65,8 +65,8 @@ class Program:
         arguments = jax.tree.leaves((params, frozen, batch))
         jaxpr = self.closed.jaxpr
         shadows = {} if sums is None else dict(zip(jaxpr.invars, jax.tree.leaves(sums), strict=False))
-        found = _evaluate(jaxpr, consts, arguments, shadows, self.scope, dict(taps), kind)
-        return jax.tree.unflatten(self.outputs, found)
+        results = _evaluate(jaxpr, consts, arguments, shadows, self.scope, dict(taps), kind)
+        return jax.tree.unflatten(self.outputs, results)
 
 
 def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int, frozen: Any = None) -> Program:
@@ -108,8 +108,8 @@ def with_counts(returned: Any) -> tuple[Any, Any]:
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned[0], {} if returned[1] is None else returned[1]
     if isinstance(returned, (tuple, list, dict)):
-        found = f"a {type(returned).__name__} from the loss"
-        raise ConfigError(found, "is neither losses nor losses and counts", "Return losses_B, or (losses_B, counts)")
+        described = f"a {type(returned).__name__} from the loss"
+        raise ConfigError(described, "is neither losses nor losses and counts", "Return losses_B, or (losses_B, counts)")
     return returned, {}
 
 
@@ -140,8 +140,8 @@ def _evaluate(
         given = [read(var) for var in eqn.invars]
         shadow = [shadows.get(var) if isinstance(var, core.Var) else None for var in eqn.invars]
         with eqn.ctx.manager:
-            found, sums = _equation(eqn, given, shadow, scope.get(place), taps, kind)
-        values.update(zip(eqn.outvars, found, strict=True))
+            results, sums = _equation(eqn, given, shadow, scope.get(place), taps, kind)
+        values.update(zip(eqn.outvars, results, strict=True))
         shadows.update((var, total) for var, total in zip(eqn.outvars, sums, strict=True) if total is not None)
     return [read(var) for var in jaxpr.outvars]
 
@@ -170,8 +170,8 @@ def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: di
 
 def _as_it_is(eqn: Any, given: list[Any], shadow: list[Any]) -> tuple[list, list]:
     def run(arguments: list[Any]) -> list[Any]:
-        found = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
-        return list(found) if eqn.primitive.multiple_results else [found]
+        results = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
+        return list(results) if eqn.primitive.multiple_results else [results]
 
     # A parameter goes through such an equation where one layer of a stack is taken: so does its sum.
     sums = run(shadow) if eqn.invars and all(total is not None for total in shadow) else [None] * len(eqn.outvars)
@@ -190,8 +190,8 @@ def _loop(eqn: Any, given: list[Any], shadow: list[Any], scope: Scope, taps: dic
     def round_of(carried: Any, sliced: Any) -> Any:
         xs, sums, own = sliced
         run = _body(body, [*shadow[:consts], *([None] * len(carried)), *sums], scope, {**taps, **dict(zip(inside, own, strict=True))}, kind)
-        found = run(*given[:consts], *carried, *xs)
-        return found[: len(carried)], found[len(carried) :]
+        results = run(*given[:consts], *carried, *xs)
+        return results[: len(carried)], results[len(carried) :]
 
     along = (given[carry:], shadow[carry:], [taps.get(site) for site in inside])
     options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
@@ -200,7 +200,7 @@ def _loop(eqn: Any, given: list[Any], shadow: list[Any], scope: Scope, taps: dic
 
 
 def _sites(scope: Scope) -> list[Site]:
-    found: list[Site] = []
+    sites: list[Site] = []
     for here in scope.values():
-        found += [here] if isinstance(here, Site) else [site for inner in here for site in _sites(inner)]
-    return found
+        sites += [here] if isinstance(here, Site) else [site for inner in here for site in _sites(inner)]
+    return sites

@@ -60,8 +60,8 @@ def _reached(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
     for eqn in reversed(jaxpr.eqns):
         outputs = [var in live for var in eqn.outvars]
         if any(outputs) and eqn.primitive not in FLAT:
-            found = _through(eqn, outputs)
-            live.update(var for var, is_reached in zip(eqn.invars, found, strict=True) if is_reached and _is_floating(var))
+            inputs = _through(eqn, outputs)
+            live.update(var for var, is_reached in zip(eqn.invars, inputs, strict=True) if is_reached and _is_floating(var))
     return [var in live for var in jaxpr.invars]
 
 
@@ -80,15 +80,15 @@ def _settled(body: core.Jaxpr, consts: int, carry: int, outputs: list[bool]) -> 
     """Of a loop: what one round's carry depends on is wanted of the round before."""
     wanted = list(outputs)
     while True:
-        found = _reached(body, wanted)
-        carried = _any([wanted[:carry], found[consts : consts + carry]])
+        reached = _reached(body, wanted)
+        carried = _any([wanted[:carry], reached[consts : consts + carry]])
         if carried == wanted[:carry]:
-            return [*found[:consts], *carried, *found[consts + carry :]]
+            return [*reached[:consts], *carried, *reached[consts + carry :]]
         wanted[:carry] = carried
 
 
 def _any(each: Sequence[Sequence[bool]]) -> list[bool]:
-    return [any(found) for found in zip(*each, strict=True)]
+    return [any(column) for column in zip(*each, strict=True)]
 
 
 def _is_floating(var: Any) -> bool:

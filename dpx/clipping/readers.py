@@ -36,9 +36,9 @@ class _Walk:
         scope: Scope = {}
         for place, eqn in enumerate(jaxpr.eqns):
             before = len(self.sites)
-            found = self._equation(eqn, labels, loops)
-            if found is not None and len(self.sites) > before:
-                scope[place] = found
+            here = self._equation(eqn, labels, loops)
+            if here is not None and len(self.sites) > before:
+                scope[place] = here
             self._spread(eqn, len(self.sites) > before)
         return scope
 
@@ -127,14 +127,14 @@ def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], example
     Raises `ConfigError`, naming the parameter and what reads it.
     """
     references = [*map(Reference, paths), *(Reference(path, rests=True) for path in frozen)]
-    found = _Walk(examples, units, data=set(jaxpr.invars[len(references) :]))
+    walked = _Walk(examples, units, data=set(jaxpr.invars[len(references) :]))
     labels = dict(zip(jaxpr.invars, references, strict=False))
-    scope = found.over(jaxpr, labels, ())
+    scope = walked.over(jaxpr, labels, ())
     for out in jaxpr.outvars:
         reference = _trained(_label(out, labels))
         if reference is not None:
             raise ConfigError(reference.path, "is returned by the loss as it is", "Return what is computed of examples")
-    return scope, found.sites
+    return scope, walked.sites
 
 
 def bodies_of(eqn: Any) -> list[core.Jaxpr] | None:
@@ -156,10 +156,10 @@ def _spread_carry(eqn: Any, body: core.Jaxpr, kind: set[core.Var], is_from_ops: 
         for inner in body.eqns:
             if any(isinstance(var, core.Var) and var in reached for var in inner.invars) or (is_from_ops and _holds_op(inner)):
                 reached.update(inner.outvars)
-        found = {start for start, end in carried if isinstance(end, core.Var) and end in reached} - kind
-        if not found:
+        added = {start for start, end in carried if isinstance(end, core.Var) and end in reached} - kind
+        if not added:
             return
-        kind.update(found)
+        kind.update(added)
 
 
 def _holds_op(eqn: Any) -> bool:
@@ -176,14 +176,14 @@ def _trained(reference: Reference | None) -> Reference | None:
 
 def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Reference | None, ...]:
     """What each leaf is whose value an op's norms and sums need."""
-    found, needed = [], op.values_needed()
+    references, needed = [], op.values_needed()
     for name, reference in zip(leaf_names(values), held, strict=True):
         is_known = reference is not None and reference.cut is None
         if name in needed and not is_known:
             reason = f"needs the value of {name} again, which is neither a parameter nor frozen"
             raise ConfigError(f"op {op.name}", reason, "Pass it in frozen, as it is")
-        found.append(reference if is_known and (_trained(reference) or name in needed) else None)
-    return tuple(found)
+        references.append(reference if is_known and (_trained(reference) or name in needed) else None)
+    return tuple(references)
 
 
 def _shape(var: Any) -> jax.ShapeDtypeStruct:

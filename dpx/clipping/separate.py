@@ -81,10 +81,10 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
         return
     trial, is_conclusive = _built(losses_fn, program, norms), False
     for draw in DRAWS:
-        found = trial(draw.begun())
-        if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)):
-            _check_leaks(program, found)
-            _check_alone(program, found)
+        outcome = trial(draw.begun())
+        if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome)):
+            _check_leaks(program, outcome)
+            _check_alone(program, outcome)
             is_conclusive = True
     if is_conclusive:
         _found_separate[key] = losses_fn
@@ -98,8 +98,8 @@ def _units(program: Program) -> list[int]:
 
 
 def _check_leaks(program: Program, trial: _Trial) -> None:
-    for unit, found in zip(_units(program), trial.together, strict=True):
-        for site, own in zip(program.sites, found.own, strict=True):
+    for unit, together in zip(_units(program), trial.together, strict=True):
+        for site, own in zip(program.sites, together.own, strict=True):
             if np.delete(own, unit, axis=-1).any():
                 where = f"holds something of one example in the row of another ({site.first})"
                 reason = f"{where}: a statistic over the batch, or another axis first"
@@ -111,17 +111,17 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
 def _check_alone(program: Program, trial: _Trial) -> None:
     tolerance = TOLERANCE[program.is_narrow]
     norms, alone, losses, losses_alone, errors = [], [], [], [], []
-    for unit, found, (loss, gradient) in zip(_units(program), trial.together, trial.alone, strict=True):
-        norms.append(float(found.norms_U[unit]))
+    for unit, together, (loss, gradient) in zip(_units(program), trial.together, trial.alone, strict=True):
+        norms.append(float(together.norms_U[unit]))
         alone.append(_norm(gradient))
-        losses.append(float(found.losses_U[unit]))
+        losses.append(float(together.losses_U[unit]))
         losses_alone.append(float(loss))
-        errors.append(_norm(jax.tree.map(np.subtract, found.total, gradient)))
+        errors.append(_norm(jax.tree.map(np.subtract, together.total, gradient)))
     scale = tolerance * max(alone)
     is_right = np.allclose(norms, alone, 0, scale) and np.allclose(losses, losses_alone, tolerance, tolerance) and max(errors) <= scale
     if not is_right:
         ops = ", ".join(sorted({site.op.name for site in program.sites}))
-        both = " and ".join(f"({', '.join(f'{norm:.4g}' for norm in found)})" for found in (norms, alone))
+        both = " and ".join(f"({', '.join(f'{norm:.4g}' for norm in each)})" for each in (norms, alone))
         reason = f"gives examples among others and alone norms of {both}, losses or gradients that differ, through {ops}"
         raise ConfigError("the loss", reason, "Let an example's loss depend on its own row alone, or use clipping=vmap")
 
@@ -138,7 +138,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
         losses_B, own, squares, total = unclipped(program, norms, cotangent_B, (params, frozen, batch, consts))
         norms_U = jnp.sqrt(jnp.maximum(sum(entry.total_B for entry in squares), 0))
         return _Together(
-            [jnp.stack([square.sum(tuple(range(square.ndim - 1))) for square in found]) for found in own],
+            [jnp.stack([square.sum(tuple(range(square.ndim - 1))) for square in of_site]) for of_site in own],
             norms_U,
             losses_B.reshape(-1, rows).sum(1),
             total,
@@ -159,14 +159,14 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
             params, frozen = jax.tree.map(lambda leaf: _parameter(leaf, drawn), (program.params, program.frozen))
             batch = jax.tree.map(lambda leaf: _stand_in(leaf, drawn, rows), program.batch)
             consts, consts_alone = ([_constant(leaf, drawn, known) for leaf in consts] for consts in (program.closed.consts, alone_consts))
-            found = []
+            trials = []
             for unit in _units(program):
                 place = slice(unit * rows, (unit + 1) * rows)
                 cotangent_B = np.zeros(program.examples, jnp.result_type(float))
                 cotangent_B[place] = 1
                 row = jax.tree.map(lambda leaf, place=place: leaf[place], batch)
-                found.append((together(params, frozen, batch, consts, cotangent_B), alone(params, frozen, row, consts_alone)))
-            return jax.tree.map(np.asarray, _Trial(*(list(each) for each in zip(*found, strict=True))))
+                trials.append((together(params, frozen, batch, consts, cotangent_B), alone(params, frozen, row, consts_alone)))
+            return jax.tree.map(np.asarray, _Trial(*(list(each) for each in zip(*trials, strict=True))))
 
     return trial
 

@@ -21,8 +21,8 @@ F32 = jnp.float32
 
 def reading(id: Array, table: Array, dtype: Any) -> Array:
     """table[ids], zeros where an id is not in the table."""
-    found = table.at[id].get(mode="clip").astype(dtype)
-    return jnp.where(is_in(id, table.shape[0]).reshape(*id.shape, *(1,) * (table.ndim - 1)), found, 0)
+    read = table.at[id].get(mode="clip").astype(dtype)
+    return jnp.where(is_in(id, table.shape[0]).reshape(*id.shape, *(1,) * (table.ndim - 1)), read, 0)
 
 
 class Tie(NamedTuple):
@@ -142,8 +142,8 @@ class Decode(Op):
     def gradients(self, shapes, record):
         if not self.trains("table"):
             return {"bias": forms.Whole(record["bias"])}
-        found: dict[str, forms.Form] = {"table": forms.Outer(record["g"], record["h"])}
-        return self.trained(found | ({"bias": forms.Whole(norms.at_least_float32(record["g"]).sum(1))} if self.parts == 2 else {}))
+        by_leaf: dict[str, forms.Form] = {"table": forms.Outer(record["g"], record["h"])}
+        return self.trained(by_leaf | ({"bias": forms.Whole(norms.at_least_float32(record["g"]).sum(1))} if self.parts == 2 else {}))
 
 
 def decode(h_BMd: Array, table: Any, bias: Any = None, tie: Tie | None = None) -> Array:

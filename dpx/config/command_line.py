@@ -89,12 +89,12 @@ def _closest_first(option: str, options: list[str]) -> list[str]:
 def _impossible_override(error: ConfigCompositionException) -> ConfigError:
     """An override of a key or a group that is not there."""
     message = str(error)
-    found = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
-    key = found.group(1).partition("@")[0] if found else "command line"
+    matched = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
+    key = matched.group(1).partition("@")[0] if matched else "command line"
     append = re.search(r"use (\+\S+)", message)
     if append and "default list" in message:
         return ConfigError(key, "not in the default config", f"Write {append.group(1)}")
-    if found is None or "not in struct" not in f"{message} {error.__cause__}":
+    if matched is None or "not in struct" not in f"{message} {error.__cause__}":
         return ConfigError(key, _first_line(error), "See python -m dpx --help")
     return unknown_key(key, _siblings(key))
 

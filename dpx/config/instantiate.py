@@ -50,7 +50,7 @@ def _missing(node: Any, path: str) -> list[str]:
     if node == "???":
         return [path]
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    return [found for key, value in items if path or key != "hydra" for found in _missing(value, f"{path}.{key}".lstrip("."))]
+    return [inner for key, value in items if path or key != "hydra" for inner in _missing(value, f"{path}.{key}".lstrip("."))]
 
 
 def make(node: Any, path: str) -> Any:

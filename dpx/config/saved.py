@@ -15,12 +15,12 @@ def load(run: str) -> tuple[DictConfig, Path]:
     """
     folder = Path(run)
     if not (folder / "release" / "config.yaml").is_file():
-        found = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/config.yaml"))
-        if len(found) != 1:
+        folders = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/config.yaml"))
+        if len(folders) != 1:
             everything = [path.parent.parent.name for path in Path("outputs").glob("*/release/config.yaml")]
-            hint = f"Name one of {', '.join(map(str, found))}" if found else f"Name a run folder{nearest(run, everything)}"
-            raise ConfigError(f"run={run}", f"{len(found) or 'no'} runs have that name" if found else "no such run", hint)
-        folder = found[0]
+            hint = f"Name one of {', '.join(map(str, folders))}" if folders else f"Name a run folder{nearest(run, everything)}"
+            raise ConfigError(f"run={run}", f"{len(folders) or 'no'} runs have that name" if folders else "no such run", hint)
+        folder = folders[0]
     loaded = OmegaConf.load(folder / "release" / "config.yaml")
     assert isinstance(loaded, DictConfig)
     return loaded, folder

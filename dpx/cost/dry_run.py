@@ -90,19 +90,19 @@ def _held(tree: Any) -> int:
 
 
 def _bytes(compiled: Any) -> dict[str, int]:
-    found = compiled.memory_analysis()
+    memory = compiled.memory_analysis()
     return {
-        "arguments": found.argument_size_in_bytes,
-        "results": found.output_size_in_bytes - found.alias_size_in_bytes,
-        "temporaries": found.temp_size_in_bytes,
+        "arguments": memory.argument_size_in_bytes,
+        "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
     }
 
 
 def _crossing(text: str) -> list[dict[str, Any]]:
     """Collectives by kind, size of the groups that meet, and whether a loop runs them; elements of their results on one device."""
-    found = collectives(text)
+    operations = collectives(text)
     numbers, elements = Counter(), Counter()
-    for one in found:
+    for one in operations:
         key = (one.kind, len(one.groups[0]) if one.groups else 0, one.is_in_loop)
         numbers[key] += 1
         elements[key] += one.elements

@@ -49,25 +49,25 @@ class EmbeddedSource:
     @cached_property
     def _documents(self) -> list[Document]:
         files = [*_standard_library(), *_dependencies()]
-        found = (Document(paragraphs=_paragraphs(path), unit_id=unit_id) for unit_id, path in sorted(files))
-        return [document for document in found if document.paragraphs]
+        documents = (Document(paragraphs=_paragraphs(path), unit_id=unit_id) for unit_id, path in sorted(files))
+        return [document for document in documents if document.paragraphs]
 
 
 def closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
     """Installed distributions reachable from `roots` through requirements without extras, by canonical name."""
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     waiting = list(roots)
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in found:
+        if name in distributions:
             continue
         try:
-            found[name] = metadata.distribution(name)
+            distributions[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        requirements = map(Requirement, found[name].requires or [])
+        requirements = map(Requirement, distributions[name].requires or [])
         waiting += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return found
+    return distributions
 
 
 def _standard_library() -> Iterator[tuple[str, Path]]:

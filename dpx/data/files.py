@@ -16,18 +16,18 @@ LONGEST_LINE = 4 * 2**20
 def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> list[Path]:
     """The files that declared paths name: files, folders, and patterns where nothing has that very name. Raises `ConfigError` for none."""
     declared = [paths] if isinstance(paths, str) else paths
-    found = [file for path in declared for file in _of_path(path, suffixes, key)]
+    files = [file for path in declared for file in _of_path(path, suffixes, key)]
     kinds = " or ".join((", ".join(suffixes[:-1]), suffixes[-1]))
-    require(bool(found), f"{key}=[{', '.join(declared)}]", "there is no file to read", f"Name {kinds} files, or a folder of them")
-    return found
+    require(bool(files), f"{key}=[{', '.join(declared)}]", "there is no file to read", f"Name {kinds} files, or a folder of them")
+    return files
 
 
 def _of_path(path: str, suffixes: tuple[str, ...], key: str) -> list[Path]:
     expanded = Path(path).expanduser()
     if not expanded.exists() and glob.has_magic(path):
-        found = sorted(glob.glob(str(expanded), recursive=True))
-        require(bool(found), path, "no file matches", f"Check {key}; relative paths start at the working directory")
-        return [file for one in found for file in _files(Path(one), suffixes, key)]
+        matches = sorted(glob.glob(str(expanded), recursive=True))
+        require(bool(matches), path, "no file matches", f"Check {key}; relative paths start at the working directory")
+        return [file for one in matches for file in _files(Path(one), suffixes, key)]
     return _files(expanded, suffixes, key)
 
 

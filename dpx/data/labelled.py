@@ -84,9 +84,11 @@ class Table:
         """The labels in the order of the classes, read from the training files where none are declared."""
         if self.labels is not None:
             return tuple(map(str, self.labels))
-        found = labels_in(self.training_sets(), self.label_field)
-        require(len(found) >= 2, "data.source.labels=null", f"the training rows have {len(found)} labels", "Check data.source.label_field")
-        return found
+        labels = labels_in(self.training_sets(), self.label_field)
+        require(
+            len(labels) >= 2, "data.source.labels=null", f"the training rows have {len(labels)} labels", "Check data.source.label_field"
+        )
+        return labels
 
     def training_sets(self) -> list[RowSet]:
         """What the training rows are read from. Raises `ConfigError` for a path that names nothing."""

@@ -34,8 +34,8 @@ def inherit(private: Path, other: Path) -> None:
 def manifest(private: Path, checksum: str) -> Manifest | None:
     """The manifest of that checksum; `None` where it is not there, or is not the one that the checksum was of."""
     try:
-        found = Manifest.of_json(json.loads(_path(private, checksum).read_text())["manifest"])
-        return found if found.checksum == found.with_checksum().checksum == checksum else None
+        held = Manifest.of_json(json.loads(_path(private, checksum).read_text())["manifest"])
+        return held if held.checksum == held.with_checksum().checksum == checksum else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -45,10 +45,10 @@ def store(private: Path, checksum: str) -> Store | None:
     if manifest(private, checksum) is None:
         return None
     try:
-        found = open_store(Path(json.loads(_path(private, checksum).read_text())["store"]))
+        opened = open_store(Path(json.loads(_path(private, checksum).read_text())["store"]))
     except (ConfigError, OSError):
         return None
-    return found if found.manifest.checksum == checksum else None
+    return opened if opened.manifest.checksum == checksum else None
 
 
 def _path(private: Path, checksum: str) -> Path:

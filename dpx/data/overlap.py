@@ -47,8 +47,8 @@ def _tokens(store: Store, split: Split) -> int:
 
 
 def _windows(store: Store, split: Split, length: int, every: np.uint64) -> UInt64[np.ndarray, " n"]:
-    found = [part[part % every == 0] for part in _hashed(store, split, length)]
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.uint64)
+    sampled = [part[part % every == 0] for part in _hashed(store, split, length)]
+    return np.unique(np.concatenate(sampled)) if sampled else np.zeros(0, np.uint64)
 
 
 def _hashed(store: Store, split: Split, length: int) -> Iterator[UInt64[np.ndarray, " n"]]:

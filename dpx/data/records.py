@@ -44,18 +44,18 @@ RowSet = FileRows | HubRows
 
 def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None) -> list[RowSet]:
     """What declared paths name, in their order: files of rows, or splits of data sets. Raises `ConfigError` for none."""
-    found: list[RowSet] = []
+    sets: list[RowSet] = []
     for path in [paths] if isinstance(paths, str) else paths:
         of_library = HubRows.of_path(path, split, config)
-        found += [FileRows(file) for file in named(path, SUFFIXES, key)] if of_library is None else [of_library]
-    require(bool(found), f"{key}=[]", "there is no file to read", f"Name {', '.join(SUFFIXES)} files, or a folder of them")
-    return found
+        sets += [FileRows(file) for file in named(path, SUFFIXES, key)] if of_library is None else [of_library]
+    require(bool(sets), f"{key}=[]", "there is no file to read", f"Name {', '.join(SUFFIXES)} files, or a folder of them")
+    return sets
 
 
 def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:
     """The labels that rows have under `field`, sorted; as numbers where all are."""
-    found = {label_of(where, record, field) for one in sets for where, record in one.records()}
-    return tuple(sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found))
+    labels = {label_of(where, record, field) for one in sets for where, record in one.records()}
+    return tuple(sorted(labels, key=int) if all(label.isdecimal() for label in labels) else sorted(labels))
 
 
 def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:

@@ -87,10 +87,10 @@ def require_gives(given: Schema, read: Schema, data: str, task: str) -> None:
             raise ConfigError(
                 f"data={data}", f"its rows carry no {name}, which task={task} reads", f"Use data with {name}, or another task"
             )
-        found = given[name]
-        if found.shape != column.shape:
-            reason = f"its {name} have the shape {list(found.shape)} a row; task={task} reads {list(column.shape)}"
+        given_column = given[name]
+        if given_column.shape != column.shape:
+            reason = f"its {name} have the shape {list(given_column.shape)} a row; task={task} reads {list(column.shape)}"
             raise ConfigError(f"data={data}", reason, "Use data of that form, or another task")
-        if found.below != column.below:
-            reason = f"its {name} has {found.below} values; task={task} is declared for {column.below}"
-            raise ConfigError(f"data={data}", reason, f"Declare the task for {found.below}")
+        if given_column.below != column.below:
+            reason = f"its {name} has {given_column.below} values; task={task} is declared for {column.below}"
+            raise ConfigError(f"data={data}", reason, f"Declare the task for {given_column.below}")

@@ -107,13 +107,13 @@ class Manifest:
     def read(folder: Path) -> "Manifest":
         """Raises `ConfigError` where the folder holds no whole manifest."""
         try:
-            found = Manifest.of_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+            manifest = Manifest.of_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
                 folder, f"is not a finished store ({type(error).__name__})", "Delete the folder to prepare it again"
             ) from None
-        require(found.with_checksum().checksum == found.checksum, folder / MANIFEST, "was changed after it was written", _AGAIN)
-        return found
+        require(manifest.with_checksum().checksum == manifest.checksum, folder / MANIFEST, "was changed after it was written", _AGAIN)
+        return manifest
 
 
 _AGAIN = "Delete the folder to prepare it again"
@@ -145,8 +145,8 @@ class Store:
         count = self.manifest.rows[split]
         if wanted_n.size and (wanted_n.min() < 0 or wanted_n.max() >= count):
             raise IndexError(f"{split} holds records 0 to {count - 1}, asked for {wanted_n.min()} to {wanted_n.max()}")
-        found = {name: self._read(split, name, wanted_n, width) for name in self.manifest.schema}
-        return {**found, "record": wanted_n.astype(np.int32)}
+        columns = {name: self._read(split, name, wanted_n, width) for name in self.manifest.schema}
+        return {**columns, "record": wanted_n.astype(np.int32)}
 
     def _read(self, split: Split, name: str, wanted_n: np.ndarray, width: int | None = None) -> np.ndarray:
         column = self.manifest.schema[name]
@@ -169,9 +169,9 @@ class Store:
         if rows_per_example == 1:
             return self.rows(split, indices, width)
         row_nR, is_padding_nR = self._rows_of_units(split, indices, rows_per_example)
-        found = self.rows(split, row_nR[~is_padding_nR], width)
-        filled = {name: np.zeros((*row_nR.shape, *values.shape[1:]), values.dtype) for name, values in found.items()}
-        for name, values in found.items():
+        rows = self.rows(split, row_nR[~is_padding_nR], width)
+        filled = {name: np.zeros((*row_nR.shape, *values.shape[1:]), values.dtype) for name, values in rows.items()}
+        for name, values in rows.items():
             filled[name][~is_padding_nR] = values
         return filled | {"is_padding": is_padding_nR}
 

@@ -47,12 +47,12 @@ class SyntheticSource:
 
 def words(states: int, seed: int) -> list[str]:
     """A word for each of `states`: two syllables or more, all different, in an order drawn from the seed."""
-    found = [first + second for first in _SYLLABLES for second in _SYLLABLES]
-    while len(found) < states:
-        found += [word + syllable for word in found for syllable in _SYLLABLES]
-    found = list(dict.fromkeys(found))
-    random.Random(f"words {seed}").shuffle(found)
-    return found[:states]
+    made = [first + second for first in _SYLLABLES for second in _SYLLABLES]
+    while len(made) < states:
+        made += [word + syllable for word in made for syllable in _SYLLABLES]
+    made = list(dict.fromkeys(made))
+    random.Random(f"words {seed}").shuffle(made)
+    return made[:states]
 
 
 def transition(declared: Synthetic) -> np.ndarray:

@@ -49,10 +49,10 @@ def of_path(path: Path, size: int) -> TextTokenizer:
     files = _of_checkpoint(path)
     if files is None:
         return of_vocabulary(read(path, size))
-    found = _loaded(*files)
-    fix = f"Set data.vocabulary.size={len(found.vocabulary)}"
-    require(len(found.vocabulary) <= size, path, f"holds {len(found.vocabulary)} tokens but data.vocabulary.size={size}", fix)
-    return found
+    loaded = _loaded(*files)
+    fix = f"Set data.vocabulary.size={len(loaded.vocabulary)}"
+    require(len(loaded.vocabulary) <= size, path, f"holds {len(loaded.vocabulary)} tokens but data.vocabulary.size={size}", fix)
+    return loaded
 
 
 def fingerprint(path: Path) -> str | None:
@@ -114,15 +114,15 @@ def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
 
 
 def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:
-    found = {}
+    by_role = {}
     for role, (key, usual) in _ROLES.items():
         named = facts.get(key)
         named = named.get("content") if isinstance(named, dict) else named
         ids = [tokenizer.token_to_id(token) for token in (named, *usual) if isinstance(token, str)]
         ids = [number for number in ids if number is not None]
         require(bool(ids), file, f"has no {key.replace('_', ' ')}", "Name it in tokenizer_config.json")
-        found[role] = ids[0]
-    return SpecialIds(**found)
+        by_role[role] = ids[0]
+    return SpecialIds(**by_role)
 
 
 def separators_of(tokenizer: Tokenizer) -> int:
@@ -133,7 +133,7 @@ def separators_of(tokenizer: Tokenizer) -> int:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ConfigError(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

@@ -103,13 +103,13 @@ class SplitWriter:
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Size and hash of every file of this split, surplus rows dropped."""
-        found = {file.path.name: file.close() for file in (*self._files.values(), self._unit_file)}
+        files = {file.path.name: file.close() for file in (*self._files.values(), self._unit_file)}
         if self._priority_file is not None:
             self._priority_file.close()
             if self._some_unit_came_again and self.row_count and self._limit is not None:
-                found |= self._by_unit(self._limit)
+                files |= self._by_unit(self._limit)
             self._priority_file.path.unlink()
-        return found
+        return files
 
     def _by_unit(self, limit: int) -> dict[str, dict[str, Any]]:
         """Rewrites the arrays unit by unit, without the rows that are past a unit's limit by priority; a unit's rows keep their order."""
@@ -120,14 +120,14 @@ class SplitWriter:
         rank_N = np.arange(len(unit_N)) - np.searchsorted(sorted_N, sorted_N, side="left")
         kept = order_N[rank_N < limit]
         kept = kept[np.lexsort((kept, unit_N[kept]))]
-        found = {}
+        files = {}
         for name, column in self._kept.items():
             path = self._files[name].path
             old = np.memmap(path, column.dtype, mode="r", shape=(self.row_count, *column.shape))
             fresh = HashedFile(path.with_suffix(".kept"))
             for start in range(0, len(kept), _COPIED_ROWS):
                 fresh.write(old[kept[start : start + _COPIED_ROWS]].tobytes())
-            found[path.name] = fresh.close()
+            files[path.name] = fresh.close()
             put_in_place(fresh.path, path)
         self.row_count = len(kept)
-        return found
+        return files

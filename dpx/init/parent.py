@@ -98,10 +98,10 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
         return place, None
     require(not place.is_dir(), f"init.run={named}", "holds no run and no release", "Name a run's folder, or a copy of its release/")
     try:
-        _, found = config.load(named)
+        _, folder = config.load(named)
     except ConfigError as refused:
         raise ConfigError(f"init.{refused.value}", refused.reason, refused.fix) from None
-    return found / "release", RunFolder(found)
+    return folder / "release", RunFolder(folder)
 
 
 def _copied(asked: str, init: FromRun, release: Path) -> Parent:
@@ -179,17 +179,17 @@ def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
 def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document: dict[str, Any]) -> list[str]:
     """Why the parent has no guarantee: found again from its parts, beside what it stated."""
     manifest = known[0] if known else None
-    found = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
+    reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
     began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]
     if any(claim != claim_checksum(experiment) for claim in began_with):
-        found.append("its config.yaml is not the config that its ledger began with, or is of another version")
-    found += reasons_against(experiment, manifest) + chosen_late(entered)
+        reasons.append("its config.yaml is not the config that its ledger began with, or is of another version")
+    reasons += reasons_against(experiment, manifest) + chosen_late(entered)
     if experiment.tune is not None or "tuning" in document:
-        found.append(OF_A_TRIAL)
+        reasons.append(OF_A_TRIAL)
     if experiment.is_private and not entered.segments():
-        found.append("its ledger charges nothing")
+        reasons.append("its ledger charges nothing")
     stated = document.get("reasons", []) if document.get("guarantee") != "not_private" else []
-    return list(dict.fromkeys([*found, *stated]))
+    return list(dict.fromkeys([*reasons, *stated]))
 
 
 def _claim(data: Data, privacy: Privacy, document: dict[str, Any]) -> dict[str, Any]:

@@ -65,13 +65,13 @@ def facts_beside(params: Path) -> dict[str, Any]:
         return {}
 
 
-def require_shapes(place: str, expected: Shapes, found: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+def require_shapes(place: str, expected: Shapes, given: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
     """Raises `ConfigError` naming the first parameter that is missing, unknown, of another shape, or not float32."""
     fix = "Name the model that these weights are of, or other weights"
-    for path in sorted({*expected, *found}):
-        require(path in found, place, f"lacks {path} of this model", fix)
+    for path in sorted({*expected, *given}):
+        require(path in given, place, f"lacks {path} of this model", fix)
         require(path in expected, place, f"holds {path}, which this model does not have", fix)
-        (shape, dtype), own = found[path], tuple(expected[path])
+        (shape, dtype), own = given[path], tuple(expected[path])
         require(tuple(shape) == own, place, f"holds {path} of shape {tuple(shape)}, where this model has {own}", fix)
         require(np.dtype(dtype) == np.float32, place, f"holds {path} as {np.dtype(dtype)}", "Write it as float32")
 
@@ -87,7 +87,7 @@ def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
 
     Raises `ConfigError` where the file is missing, damaged or no .npz."""
     _require_npz(file)
-    found = {}
+    shapes = {}
     try:
         with zipfile.ZipFile(file) as archive:
             for name in archive.namelist():
@@ -95,10 +95,10 @@ def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
                     version = np.lib.format.read_magic(member)
                     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                     shape, _, dtype = read(member)
-                found[name.removesuffix(".npy")] = (shape, dtype)
+                shapes[name.removesuffix(".npy")] = (shape, dtype)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise _damaged(file) from error
-    return found
+    return shapes
 
 
 def read_file(file: Path) -> Leaves:
@@ -129,7 +129,7 @@ def _damaged(file: Path) -> ConfigError:
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
     """Raises `ConfigError` where what was asked for holds a parameter that a run in one of the folders `outputs` trained and released."""
     held = {digest: path for path, digest in checksums(leaves).items()}
-    for params in sorted({found.parent for folder in outputs for found in folder.glob(f"*/release/{PARAMS}/{METADATA}")}):
+    for params in sorted({metadata.parent for folder in outputs for metadata in folder.glob(f"*/release/{PARAMS}/{METADATA}")}):
         known = facts_beside(params)
         for path in known.get("trained", ()):
             digest = known["weights"][path]

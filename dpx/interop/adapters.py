@@ -81,26 +81,26 @@ def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]
 
 def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter]]:
     """The base model's name of each module that is adapted, `{}` being the layer's number, with its adapters."""
-    parts, found = layout.parts(layout.prefix), {}
+    parts, by_module = layout.parts(layout.prefix), {}
     for name, target in TARGETS.items():
         if name in lora:
             names = parts[f"layers/{target.weight}/kernel"].names
             is_alone = len(names) == target.parts
             own = Target(target.weight) if is_alone else target
             module = names[target.part if is_alone else 0].removesuffix(".weight")
-            found.setdefault(module, []).append((own, lora[name]))
-    return found
+            by_module.setdefault(module, []).append((own, lora[name]))
+    return by_module
 
 
 def _tensors(module: str, of: list[_Adapter]) -> dict[str, np.ndarray]:
     """`lora_A` [r, p] and `lora_B` [d, r] of one module in each layer, r the sum of its adapters' ranks."""
     a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in of], axis=1)
     b_Lrd = np.concatenate([_placed(target, p["b"]) for target, p in of], axis=1)
-    found = {}
+    tensors = {}
     for layer in range(len(a_Lrp)):
-        found[f"{module.format(layer)}.lora_A.weight"] = a_Lrp[layer]
-        found[f"{module.format(layer)}.lora_B.weight"] = b_Lrd[layer].T
-    return found
+        tensors[f"{module.format(layer)}.lora_A.weight"] = a_Lrp[layer]
+        tensors[f"{module.format(layer)}.lora_B.weight"] = b_Lrd[layer].T
+    return tensors
 
 
 def _placed(target: Target, b_Lrc: np.ndarray) -> np.ndarray:

@@ -38,11 +38,11 @@ def _loading(architecture: str, outputs: int, base: str) -> list[str]:
 
 
 def _claim(statement: dict[str, Any]) -> list[str]:
-    found = [
+    lines = [
         f"- epsilon {value:.4g} at delta {statement['delta']:.3g} ({name})" for name, value in statement.get("epsilon", {}).items() if value
     ]
     facts = {key: statement[key] for key in ("unit", "rows_per_unit_max", "adjacency", "declared_size", "steps") if key in statement}
-    return [*found, *(f"- {key}: {json.dumps(value)}" for key, value in facts.items()), ""]
+    return [*lines, *(f"- {key}: {json.dumps(value)}" for key, value in facts.items()), ""]
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:

@@ -33,10 +33,10 @@ class Taken:
         return {"loaded": sorted(self.parts), "made_new": list(self.made_new), "left_out": list(self.left_out)}
 
     def in_words(self) -> tuple[str, ...]:
-        found = [f"loaded {len(self.parts)} parameters"]
-        found += [f"made new: {', '.join(self.made_new)}"] if self.made_new else []
-        found += [f"left out: {_shortened(self.left_out)}"] if self.left_out else []
-        return tuple(found)
+        words = [f"loaded {len(self.parts)} parameters"]
+        words += [f"made new: {', '.join(self.made_new)}"] if self.made_new else []
+        words += [f"left out: {_shortened(self.left_out)}"] if self.left_out else []
+        return tuple(words)
 
 
 def _shortened(names: tuple[str, ...]) -> str:
@@ -66,11 +66,11 @@ class Checkpoint:
     @cached_property
     def _stored(self) -> dict[str, str]:
         """Today's name of each tensor, and the one in the file."""
-        found = {}
+        by_name = {}
         for name in self._tensors.shapes:
             old = next((old for old in _OLD_NAMES if name.endswith(old)), None)
-            found[name if old is None else name.removesuffix(old) + _OLD_NAMES[old]] = name
-        return found
+            by_name[name if old is None else name.removesuffix(old) + _OLD_NAMES[old]] = name
+        return by_name
 
     def taken(self, expected: Shapes) -> Taken:
         """What it gives a model of the parameters `expected`. Raises `ConfigError` for the first one below the heads that it does not
@@ -87,12 +87,12 @@ class Checkpoint:
             group = path.split("/")[0]
             require(group not in ("embeddings", "layers", "final_norm"), self.asked, f"{problem} for {path}", _FIX)
             new_groups.add(group)
-        found = {path: parts[path] for path in expected if path.split("/")[0] not in new_groups}
-        used = {name for part in found.values() for name in part.tensors(layers)}
+        used_parts = {path: parts[path] for path in expected if path.split("/")[0] not in new_groups}
+        used = {name for part in used_parts.values() for name in part.tensors(layers)}
         # A tied table may be stored twice.
         ignored = (*self.layout.ignored, *(self.layout.decoder.names if self.model.tied else ()))
         left_out = sorted(name for name in stored if name not in used and not name.endswith(ignored))
-        return Taken(found, tuple(sorted(path for path in expected if path not in found)), tuple(left_out))
+        return Taken(used_parts, tuple(sorted(path for path in expected if path not in used_parts)), tuple(left_out))
 
     def leaves(self, taken: Taken) -> Leaves:
         """The parameters taken, by path, as float32."""

@@ -41,29 +41,29 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
     store = prepare(experiment.data, experiment.privacy)
     if format == "peft":
-        found = adapters(experiment.init, experiment.train, model, task, by_path(tree))
+        converted = adapters(experiment.init, experiment.train, model, task, by_path(tree))
     else:
         rows = model.vocabulary_size or store.manifest.vocabulary_size
-        found = written(model, task, by_path(_merged(tree)), rows, experiment.data.labels, store.manifest)
+        converted = written(model, task, by_path(_merged(tree)), rows, experiment.data.labels, store.manifest)
     statement = json.loads((release / "privacy.json").read_text())
     unfinished = to.with_name(f".{to.name}.{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:
-        tensors.write(unfinished / found.weights_file, found.tensors)
+        tensors.write(unfinished / converted.weights_file, converted.tensors)
         # What a later init=hf is refused by: these weights cost what was spent on them. Adapters alone are no start.
-        config = found.config | ({"dpx": folder.name} if found.base is None else {})
-        (unfinished / found.config_file).write_text(json.dumps(config, indent=2) + "\n")
-        _write_tokenizer(unfinished, store, found.family, model.positions)
+        config = converted.config | ({"dpx": folder.name} if converted.base is None else {})
+        (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
+        _write_tokenizer(unfinished, store, converted.family, model.positions)
         shutil.copyfile(release / "privacy.json", unfinished / "privacy.json")
         shutil.copyfile(release / "config.yaml", unfinished / "dpx_config.yaml")
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
-        shown = {"architecture": found.architecture, "trained": experiment.train.kind, "command": command, "base": found.base}
+        shown = {"architecture": converted.architecture, "trained": experiment.train.kind, "command": command, "base": converted.base}
         told = card(statement, name=experiment.name, outputs=task.pooled_outputs, **shown)
         (unfinished / "README.md").write_text(told)
         put_in_place(unfinished, to)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return found
+    return converted
 
 
 def _released(params: Path) -> Any:

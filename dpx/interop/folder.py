@@ -42,11 +42,11 @@ def read_json(file: Path) -> dict[str, Any]:
     """Raises `ConfigError` where the file is missing or no JSON object."""
     require(file.is_file(), file.parent, f"holds no {file.name}", "Name the folder of a checkpoint")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ConfigError(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
-    require(isinstance(found, dict), file, "is no JSON object", "Copy the file again")
-    return found
+    require(isinstance(document, dict), file, "is no JSON object", "Copy the file again")
+    return document
 
 
 def weight_files(folder: Path) -> dict[str, list[str] | None]:
@@ -70,13 +70,13 @@ def _of_index(folder: Path) -> dict[str, list[str] | None]:
     is_map = isinstance(names, dict) and bool(names) and all(isinstance(file, str) for file in names.values())
     require(is_map, folder / INDEX, "names no file of any tensor", "Copy the file again")
     assert isinstance(names, dict)
-    found: dict[str, list[str] | None] = {}
+    by_file: dict[str, list[str] | None] = {}
     for name, file in names.items():
         is_beside = Path(file).name == file and file.endswith(".safetensors")
         require(is_beside, folder / INDEX, f"names {file}, which is no safetensors file beside it", "Copy the checkpoint again")
         require((folder / file).is_file(), folder / file, f"is not there, but {INDEX} names it", "Copy the checkpoint again")
-        (found.setdefault(file, []) or []).append(name)
-    return found
+        (by_file.setdefault(file, []) or []).append(name)
+    return by_file
 
 
 def _said_of_file(file: Path) -> str:

@@ -30,10 +30,10 @@ class Part:
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], layers: int) -> tuple[int, ...] | None:
         """Its shape here, given those of the tensors; `None` where they do not fit one another."""
-        found = [shapes[name][::-1] if self.is_transposed else shapes[name] for name in self.tensors(layers)]
-        if len(set(found)) != 1:
+        each_shape = [shapes[name][::-1] if self.is_transposed else shapes[name] for name in self.tensors(layers)]
+        if len(set(each_shape)) != 1:
             return None
-        joined = (*found[0][:-1], sum(one[-1] for one in found[: len(self.names)]))
+        joined = (*each_shape[0][:-1], sum(one[-1] for one in each_shape[: len(self.names)]))
         return (layers, *joined) if self.is_of_layers else joined
 
     def ours(self, read: Callable[[str], np.ndarray], layers: int) -> np.ndarray:
@@ -47,12 +47,12 @@ class Part:
     def theirs(self, leaf: np.ndarray) -> dict[str, np.ndarray]:
         """The tensors of a parameter; equal bits come back by `ours`."""
         layers = range(leaf.shape[0]) if self.is_of_layers else [None]
-        found = {}
+        tensors = {}
         for layer in layers:
             one = leaf if layer is None else leaf[layer]
             for name, values in zip(self.names, np.split(one, len(self.names), axis=-1), strict=True):
-                found[name if layer is None else name.format(layer)] = np.ascontiguousarray(values.T if self.is_transposed else values)
-        return found
+                tensors[name if layer is None else name.format(layer)] = np.ascontiguousarray(values.T if self.is_transposed else values)
+        return tensors
 
 
 def table(path: str, name: str) -> list[Part]:

@@ -27,11 +27,11 @@ def named_by_card(folder: Path) -> list[str]:
 
 
 def _of_front_matter(text: str) -> list[str]:
-    found = _FRONT.match(text)
-    if found is None:
+    match = _FRONT.match(text)
+    if match is None:
         return []
     try:
-        facts = yaml.safe_load(found.group(1))
+        facts = yaml.safe_load(match.group(1))
     except yaml.YAMLError:
         return []
     listed = facts.get("datasets") if isinstance(facts, dict) else None
@@ -39,7 +39,7 @@ def _of_front_matter(text: str) -> list[str]:
 
 
 def _of_sections(text: str) -> list[str]:
-    found, level = [], 0
+    named, level = [], 0
     for line in text.split("\n"):
         heading = _HEADING.match(line)
         if heading is not None and (not level or len(heading.group(1)) <= level):
@@ -47,8 +47,8 @@ def _of_sections(text: str) -> list[str]:
             level = len(heading.group(1)) if "training data" in title or "trained on" in title else 0
         elif level:
             cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-            found += _LINK.findall(line) or ([cells[0]] if line.strip().startswith("|") and _WORDS.search(cells[0].lower()) else [])
-    return found
+            named += _LINK.findall(line) or ([cells[0]] if line.strip().startswith("|") and _WORDS.search(cells[0].lower()) else [])
+    return named
 
 
 def among(known_as: Iterable[str], trained_on: Iterable[str]) -> list[str]:

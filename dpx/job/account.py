@@ -47,17 +47,17 @@ class Account:
         what, reason = (folder.path, "nothing is charged in it") if began else ("run", "no run is named that could be accounted for")
         require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
         sources = [_place(path) for path in self.ledgers] or [folder.path]
-        found = [read(path) for path in sources]
-        segments = ledger.join(*(one.segments for one in found))
+        read_sources = [read(path) for path in sources]
+        segments = ledger.join(*(one.segments for one in read_sources))
         require(bool(segments), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
         delta, adjacency = self.delta or experiment.privacy.delta, self.adjacency or experiment.privacy.adjacency
-        before = ledger.join(*(list(one.before) for one in found))
+        before = ledger.join(*(list(one.before) for one in read_sources))
         tables = account(segments, self.accountant, delta, adjacency, before)
         folder.release.mkdir(parents=True, exist_ok=True)
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
-        by = rests_on.joined(rests_on.of_segments(segments), *(one.by for one in found))
+        by = rests_on.joined(rests_on.of_segments(segments), *(one.by for one in read_sources))
         document |= {"rests_on": list(by)} if by else {}
-        document["is_checked"] = all(one.is_checked for one in found)
+        document["is_checked"] = all(one.is_checked for one in read_sources)
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
         console = wide_console()
         if not document["is_checked"]:
@@ -180,11 +180,11 @@ def _by_step(
     earlier = {(segment["origin"], segment["epoch_name"]) for segment in before}
     segments = [segment for segment in ledger.join(segments) if (segment["origin"], segment["epoch_name"]) not in earlier]
     end = max((first + count for segment in segments for first, count in segment["steps"]), default=0)
-    found = []
+    points = []
     for point in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
         charges = accounting.bucketed(ledger.releases(ledger.join(ledger.until(segments, point), list(before))))
-        found.append((point, accounting.finite(accounting.compose(charges, accountant, adjacency).epsilon(delta)) if charges else 0.0))
-    return found
+        points.append((point, accounting.finite(accounting.compose(charges, accountant, adjacency).epsilon(delta)) if charges else 0.0))
+    return points
 
 
 def _attacker(profile: Any) -> Table:

@@ -150,8 +150,8 @@ def interleaved(workers: Sequence[Worker], rounds: int, until: float = math.inf)
 
 def _versions() -> dict[str, str]:
     names = ("jax", "jax-privacy", "torch", "opacus")
-    found = {name: importlib.metadata.version(name) for name in names if list(importlib.metadata.distributions(name=name))}
-    return found
+    versions = {name: importlib.metadata.version(name) for name in names if list(importlib.metadata.distributions(name=name))}
+    return versions
 
 
 def shown(document: dict[str, Any]) -> Table:

@@ -53,8 +53,8 @@ class Explain:
 
 def _statement(path: Path) -> dict[str, Any] | None:
     """What a run of this folder has stated so far."""
-    found = path / "release" / "privacy.json"
-    return json.loads(found.read_text()) if found.is_file() else None
+    file = path / "release" / "privacy.json"
+    return json.loads(file.read_text()) if file.is_file() else None
 
 
 def _planned_start(experiment: Experiment, is_prepared: bool) -> Sequence[Any]:
@@ -142,8 +142,8 @@ def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
 
     if not origins:
         return []
-    found = [f"It does not begin from random parameters but from {in_words(one)}." for one in origins]
-    return [*found, f"Its own steps alone have epsilon {alone:.3g}; a target (noise.epsilon) is one for these."]
+    sentences = [f"It does not begin from random parameters but from {in_words(one)}." for one in origins]
+    return [*sentences, f"Its own steps alone have epsilon {alone:.3g}; a target (noise.epsilon) is one for these."]
 
 
 def _audit(audit: dict[str, Any]) -> list[str]:

@@ -25,6 +25,6 @@ class Export:
         from dpx.interop.export import export
 
         to = Path(self.to).expanduser() if self.to else folder.release / self.format
-        found = export(experiment, folder.path, to, self.format)
-        kind = f"a {found.architecture}" if found.base is None else f"adapters of {found.base} as a {found.architecture}"
-        wide_console().print(f"{to}: {kind}, {len(found.tensors)} tensors, with its tokenizer and a model card", highlight=False)
+        exported = export(experiment, folder.path, to, self.format)
+        kind = f"a {exported.architecture}" if exported.base is None else f"adapters of {exported.base} as a {exported.architecture}"
+        wide_console().print(f"{to}: {kind}, {len(exported.tensors)} tensors, with its tokenizer and a model card", highlight=False)

@@ -82,16 +82,16 @@ def _show_packages(console: Console) -> None:
 def _show_plans(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table("experiment", "point", "parameters", "FLOPs", "device h", "noise", "epsilon", "guarantee", "error")
     for row in rows:
-        found = row["plan"]
-        if found is None:
+        planned = row["plan"]
+        if planned is None:
             table.add_row(row["experiment"], row["point"], *[""] * 6, row["error"])
             continue
-        if "analysis" in found:
-            ready = all(entry["exists"] for entry in found["inputs"])
+        if "analysis" in planned:
+            ready = all(entry["exists"] for entry in planned["inputs"])
             table.add_row(row["experiment"], row["point"], "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
             continue
-        sigma = found["noise_multiplier"]
-        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in found["epsilon"].items())
-        cost = (f"{found['parameters']:,}", f"{found['flops']:.3g}", f"{found['device_hours']:,.1f}")
-        table.add_row(row["experiment"], row["point"], *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", found["guarantee"], "")
+        sigma = planned["noise_multiplier"]
+        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in planned["epsilon"].items())
+        cost = (f"{planned['parameters']:,}", f"{planned['flops']:.3g}", f"{planned['device_hours']:,.1f}")
+        table.add_row(row["experiment"], row["point"], *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", planned["guarantee"], "")
     console.print(table)

@@ -47,8 +47,8 @@ class Plan:
     def document(self, experiment: Experiment) -> dict[str, Any]:
         """What plan.json will hold."""
         if self.analysis is None:
-            found = plan(experiment)
-            return found | {"compiled": _compiled(experiment, found)} if self.compile else found
+            planned = plan(experiment)
+            return planned | {"compiled": _compiled(experiment, planned)} if self.compile else planned
         return {"name": experiment.name, "analysis": type(self.analysis).__name__, "inputs": inputs(self.analysis), "device_hours": 0.0}
 
 
@@ -82,11 +82,11 @@ def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
     return trains(experiment.train, objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4)))
 
 
-def _compiled(experiment: Experiment, found: dict[str, Any]) -> dict[str, Any]:
+def _compiled(experiment: Experiment, planned: dict[str, Any]) -> dict[str, Any]:
     simulate_devices(experiment.mesh, experiment.mesh.devices)
     from dpx.cost.dry_run import dry_run
 
-    return dry_run(experiment, found["vocabulary_size"], found["microbatch"])
+    return dry_run(experiment, planned["vocabulary_size"], planned["microbatch"])
 
 
 def _store(experiment: Experiment) -> Any:
@@ -240,8 +240,8 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _epsilons(found: dict[str, float | None]) -> str:
-    return ", ".join("none" if value is None else f"{value:.4g} ({name})" for name, value in found.items()) or "none"
+def _epsilons(epsilons: dict[str, float | None]) -> str:
+    return ", ".join("none" if value is None else f"{value:.4g} ({name})" for name, value in epsilons.items()) or "none"
 
 
 def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -252,16 +252,16 @@ def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [*lines, ("  this run alone", f"{alone}; noise.epsilon is a target for this")] if begins_from else []
 
 
-def _compiled_lines(found: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if found is None:
+def _compiled_lines(compiled: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if compiled is None:
         return []
-    programs = found["programs"].items()
+    programs = compiled["programs"].items()
     held = ", ".join(f"{name} {sum(sizes.values()) / 1e9:.2f}" for name, sizes in programs)
     lines = [
-        ("compiled, GB per device", f"{found['peak_bytes_per_device'] / 1e9:.2f} at most ({held})"),
-        ("compiled FLOPs", f"{found['flops_per_device_and_microbatch']:.3g} of a microbatch of {found['microbatch']} on one device"),
+        ("compiled, GB per device", f"{compiled['peak_bytes_per_device'] / 1e9:.2f} at most ({held})"),
+        ("compiled FLOPs", f"{compiled['flops_per_device_and_microbatch']:.3g} of a microbatch of {compiled['microbatch']} on one device"),
     ]
-    for name, crossing in found["collectives"].items():
+    for name, crossing in compiled["collectives"].items():
         kinds = [
             f"{one['number']} {one['kind']}{' in a loop' if one['in_loop'] else ''} of {one['elements']:,} numbers" for one in crossing
         ]

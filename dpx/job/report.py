@@ -36,8 +36,8 @@ class Report:
         require(published.is_file(), published, "the published values are not there", "Run from the checkout, or set report.evidence")
         kept, console = rows.read(home / "results.csv"), wide_console()
         if self.collect:
-            found, unfinished = collect.collect(Path(self.outputs), page.match)
-            kept, strays = collect.merged(kept, [*found, *page.computed()])
+            collected, unfinished = collect.collect(Path(self.outputs), page.match)
+            kept, strays = collect.merged(kept, [*collected, *page.computed()])
             rows.write(home / "results.csv", kept)
             for line in [*unfinished, *strays, *page.fill(Path(self.outputs), home)]:
                 console.print(f"left out: {line}", highlight=False)

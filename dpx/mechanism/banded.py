@@ -131,7 +131,7 @@ def optimised(steps: int, bands: int) -> np.ndarray:
 
 def checked(coefficients: Any, bands: int) -> np.ndarray:
     """`coefficients` as float32 [bands]; raises `ConfigError` where a column would be longer than 1 or wider than the band."""
-    found = np.asarray(coefficients, np.float32)
-    sound = found.shape == (bands,) and np.all(np.isfinite(found)) and found[0] > 0 and np.linalg.norm(found.astype(np.float64)) <= 1
+    values = np.asarray(coefficients, np.float32)
+    sound = values.shape == (bands,) and np.all(np.isfinite(values)) and values[0] > 0 and np.linalg.norm(values.astype(np.float64)) <= 1
     require(bool(sound), "strategy.json", "is not a strategy of this band with columns of norm 1", "Start a new run folder")
-    return found
+    return values

@@ -22,12 +22,12 @@ MARGIN = 1e-12
 
 def discrete_gaussian(stream: BitStream, deviation: Fraction, count: int) -> np.ndarray:
     """`count` independent draws, int64, whose parameter s is `deviation`; `stream` is consumed."""
-    found, have = [], 0
+    draws, have = [], 0
     while have < count:
         # A proposal is kept with probability 0.45 to 0.5 in all.
-        found.append(_kept(stream, deviation * deviation, math.floor(deviation) + 1, int((count - have) * 2.3) + 64))
-        have += len(found[-1])
-    return np.concatenate(found)[:count]
+        draws.append(_kept(stream, deviation * deviation, math.floor(deviation) + 1, int((count - have) * 2.3) + 64))
+        have += len(draws[-1])
+    return np.concatenate(draws)[:count]
 
 
 def _kept(stream: BitStream, variance: Fraction, width: int, proposals: int) -> np.ndarray:
@@ -56,11 +56,11 @@ def _uniform(stream: BitStream, width: int, count: int) -> tuple[np.ndarray, np.
 
 def _geometric(stream: BitStream, count: int) -> np.ndarray:
     """How often "below exp(-1)" comes true before it fails, `count` times."""
-    found, active = np.zeros(count, np.int64), np.arange(count)
+    draws, active = np.zeros(count, np.int64), np.arange(count)
     while len(active):
         active = active[_below_exp(stream, np.ones(len(active)), lambda at: Fraction(1))]
-        found[active] += 1
-    return found
+        draws[active] += 1
+    return draws
 
 
 def _below_exp(stream: BitStream, exponent_N: np.ndarray, exactly: Callable[[int], Fraction]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The two halves of a layer, attention and feed-forward, forward and backward by hand, and the two orders to put them together.
 
-Backward returns the cotangent of a half's input and adds to `found`: each weight's input `a_` and output cotangent `g_`,
+Backward returns the cotangent of a half's input and adds to `factors`: each weight's input `a_` and output cotangent `g_`,
 `sums`, the per-example gradients of the small leaves, and of each adapter (lora.py) the cotangents of h and of its outputs.
 
 B: examples, T: tokens, H: width, F: feed-forward, d: 3 H.
@@ -87,9 +87,9 @@ def linear(place: Place, x: Array, p: Any, weight: str, saved: dict[str, Array])
     return y
 
 
-def linear_backward(place: Place, g: Array, p: Any, r: Any, weight: str, found: Any) -> Array:
+def linear_backward(place: Place, g: Array, p: Any, r: Any, weight: str, factors: Any) -> Array:
     """Cotangent of the input of `linear`."""
-    g_x, own = g @ p[weight]["kernel"].T, lora.backward(g, p.get("lora", {}), r, weight, found, place.dropped)
+    g_x, own = g @ p[weight]["kernel"].T, lora.backward(g, p.get("lora", {}), r, weight, factors, place.dropped)
     return g_x if own is None else g_x + own
 
 
@@ -112,13 +112,13 @@ def attention(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Arra
     return out_BTH, saved | {"qkv": qkv_BTd, "context": context_BTH}
 
 
-def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
+def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, factors: Any) -> Array:
     model, g_attended = place.model, place.dropped(g_BTH, drop.ATTENTION_OUT)
-    g_context = linear_backward(place, g_attended, p, r, "attention_out", found)
+    g_context = linear_backward(place, g_attended, p, r, "attention_out", factors)
     g_qkv = attend_backward(r["qkv"], r["context"], g_context, place.length, model.heads, place.dropped_probabilities, model.causal)
-    found |= {"a_attention_out": r["context"], "g_attention_out": g_attended, "g_qkv": g_qkv}
-    _sum_biases(found, "attention_out", "qkv")
-    return linear_backward(place, g_qkv, p, r, "qkv", found)
+    factors |= {"a_attention_out": r["context"], "g_attention_out": g_attended, "g_qkv": g_qkv}
+    _sum_biases(factors, "attention_out", "qkv")
+    return linear_backward(place, g_qkv, p, r, "qkv", factors)
 
 
 def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
@@ -128,18 +128,18 @@ def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, A
     return place.dropped(linear(place, activated_BTF, p, "down", saved), drop.OUTPUT), saved | {"u": u_BTF}
 
 
-def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, found: Any) -> Array:
+def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, factors: Any) -> Array:
     dtype, g_down = r["u"].dtype, place.dropped(g_BTH, drop.OUTPUT)
     activated, slope = gelu_and_slope(norms.at_least_float32(r["u"]), place.model.gelu)
-    g_up = (linear_backward(place, g_down, p, r, "down", found) * slope).astype(dtype)
-    found |= {"a_down": activated.astype(dtype), "g_down": g_down, "g_up": g_up}
-    _sum_biases(found, "down", "up")
-    return linear_backward(place, g_up, p, r, "up", found)
+    g_up = (linear_backward(place, g_down, p, r, "down", factors) * slope).astype(dtype)
+    factors |= {"a_down": activated.astype(dtype), "g_down": g_down, "g_up": g_up}
+    _sum_biases(factors, "down", "up")
+    return linear_backward(place, g_up, p, r, "up", factors)
 
 
-def _sum_biases(found: Any, *weights: str) -> None:
+def _sum_biases(factors: Any, *weights: str) -> None:
     for weight in weights:
-        found["sums"][weight] = {"bias": norms.at_least_float32(found[f"g_{weight}"]).sum(1)}
+        factors["sums"][weight] = {"bias": norms.at_least_float32(factors[f"g_{weight}"]).sum(1)}
 
 
 def _post_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
@@ -153,11 +153,11 @@ def _post_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, 
 
 
 def _post_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
-    found: dict[str, Any] = {"sums": {}, "a_qkv": r.get("x"), "a_up": scaled(r["attention_norm"], p["attention_norm"])}
-    found["sums"]["output_norm"], g_z = norm_backward(g_BTH, r["output_norm"], r["output_factor"], p["output_norm"])
-    g_y = g_z + feed_forward_backward(place, p, r, g_z, found)
-    found["sums"]["attention_norm"], g_z = norm_backward(g_y, r["attention_norm"], r["attention_factor"], p["attention_norm"])
-    return g_z + attention_backward(place, p, r, g_z, found), found
+    factors: dict[str, Any] = {"sums": {}, "a_qkv": r.get("x"), "a_up": scaled(r["attention_norm"], p["attention_norm"])}
+    factors["sums"]["output_norm"], g_z = norm_backward(g_BTH, r["output_norm"], r["output_factor"], p["output_norm"])
+    g_y = g_z + feed_forward_backward(place, p, r, g_z, factors)
+    factors["sums"]["attention_norm"], g_z = norm_backward(g_y, r["attention_norm"], r["attention_factor"], p["attention_norm"])
+    return g_z + attention_backward(place, p, r, g_z, factors), factors
 
 
 def _pre_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
@@ -172,17 +172,17 @@ def _pre_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, A
 
 
 def _pre_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
-    found: dict[str, Any] = {"sums": {}}
+    factors: dict[str, Any] = {"sums": {}}
     for weight, norm in (("qkv", "attention_norm"), ("up", "feed_forward_norm")):
-        found[f"a_{weight}"] = scaled(r[norm], p[norm])
-    g_normed = feed_forward_backward(place, p, r, g_BTH, found)
-    found["sums"]["feed_forward_norm"], g_z = norm_backward(
+        factors[f"a_{weight}"] = scaled(r[norm], p[norm])
+    g_normed = feed_forward_backward(place, p, r, g_BTH, factors)
+    factors["sums"]["feed_forward_norm"], g_z = norm_backward(
         g_normed, r["feed_forward_norm"], r["feed_forward_factor"], p["feed_forward_norm"]
     )
     g_BTH = g_BTH + g_z
-    g_normed = attention_backward(place, p, r, g_BTH, found)
-    found["sums"]["attention_norm"], g_z = norm_backward(g_normed, r["attention_norm"], r["attention_factor"], p["attention_norm"])
-    return g_BTH + g_z, found
+    g_normed = attention_backward(place, p, r, g_BTH, factors)
+    factors["sums"]["attention_norm"], g_z = norm_backward(g_normed, r["attention_norm"], r["attention_factor"], p["attention_norm"])
+    return g_BTH + g_z, factors
 
 
 # By whether the model is causal.

@@ -85,9 +85,9 @@ class TokenLoss(Op):
     def gradients(self, shapes, record):
         if not self.trains("table"):
             return {"bias": forms.Whole(record["bias"])}
-        found: dict[str, forms.Form] = {"table": forms.Outer(record["e"], record["h"])}
+        by_leaf: dict[str, forms.Form] = {"table": forms.Outer(record["e"], record["h"])}
         bias = {"bias": forms.Whole(norms.product("bm,bmv->bv", record["scale"], record["e"]))} if self.parts == 2 else {}
-        return self.trained(found | bias)
+        return self.trained(by_leaf | bias)
 
 
 def token_loss(

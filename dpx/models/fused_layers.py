@@ -67,15 +67,15 @@ def in_line(layers: int, body: Any, carry: Any, xs: tuple, reverse: bool = False
     def at(x: Any, layer: int) -> Any:
         return x[layer] if isinstance(x, list) else jax.tree.map(lambda leaf: leaf[layer], x)
 
-    found: list[Any] = [None] * layers
+    outputs: list[Any] = [None] * layers
     for layer in reversed(range(layers)) if reverse else range(layers):
-        carry, found[layer] = body(carry, tuple(at(x, layer) for x in xs))
-    return carry, found
+        carry, outputs[layer] = body(carry, tuple(at(x, layer) for x in xs))
+    return carry, outputs
 
 
-def stacked(found: Any) -> Any:
+def stacked(each: Any) -> Any:
     """What `over_layers` found, as stacks [L, ...]."""
-    return jax.tree.map(lambda *layers: jnp.stack(layers), *found) if isinstance(found, list) else found
+    return jax.tree.map(lambda *layers: jnp.stack(layers), *each) if isinstance(each, list) else each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +157,9 @@ class LayerStack(Op):
             g_BTH, in_place = carry
             p, r, layer = xs
             r = r | {name: lax.dynamic_index_in_dim(buffer, layer, keepdims=False) for name, buffer in in_place.items()}
-            g_BTH, found = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
-            record = self._record(found)
-            over = {residual: found[f"g_{weight}"] for weight, residual in self.over.items()}
+            g_BTH, factors = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
+            record = self._record(factors)
+            over = {residual: factors[f"g_{weight}"] for weight, residual in self.over.items()}
             in_place = {name: lax.dynamic_update_index_in_dim(buffer, over[name], layer, 0) for name, buffer in in_place.items()}
             return (g_BTH, in_place), record
 
@@ -174,21 +174,21 @@ class LayerStack(Op):
 
         def body(g_BTH, xs):
             p, r, layer = xs
-            g_BTH, found = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
-            return g_BTH, self._record(found) | {name: r[name] for name in self.needed}
+            g_BTH, factors = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
+            return g_BTH, self._record(factors) | {name: r[name] for name in self.needed}
 
         g_BTH, record = self.over_layers(body, cotangent, (leaves, saved, self.numbers), reverse=True)
         return (g_BTH, None, None), record
 
-    def _record(self, found: Any) -> Any:
+    def _record(self, factors: Any) -> Any:
         """What one layer leaves behind: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
-        sums = jax.tree.map(self.over_rows, self._trained_sums(found))
-        sums |= self._of_adapters(found, lambda a, g: norms.per_example(self.tokens(a), self.tokens(g)))
+        sums = jax.tree.map(self.over_rows, self._trained_sums(factors))
+        sums |= self._of_adapters(factors, lambda a, g: norms.per_example(self.tokens(a), self.tokens(g)))
         if not sums and not self.form:
             return {}
         record = {"sums": sums, "kept": {}, "squares": sum(norms.squares(x) for x in jax.tree.leaves(sums))}
         for weight in self.form:
-            a, g = self.tokens(found[f"a_{weight}"]), self.tokens(found[f"g_{weight}"])
+            a, g = self.tokens(factors[f"a_{weight}"]), self.tokens(factors[f"g_{weight}"])
             if self.form[weight] == "gram":
                 record["squares"] += norms.gram(a, g)
             else:
@@ -198,23 +198,23 @@ class LayerStack(Op):
                 record["kept"][weight] = gradient
             elif weight not in self.over:
                 # No residual of its own dies for it to be written over.
-                record[f"g_{weight}"] = found[f"g_{weight}"]
+                record[f"g_{weight}"] = factors[f"g_{weight}"]
         return record
 
-    def _trained_sums(self, found: Any) -> Any:
+    def _trained_sums(self, factors: Any) -> Any:
         """Of small leaves, by the paths of those that are trained."""
         if not self.resting:
-            return found["sums"]
-        kept = {name: {leaf: x for leaf, x in of.items() if self.trains(f"{name}/{leaf}")} for name, of in found["sums"].items()}
+            return factors["sums"]
+        kept = {name: {leaf: x for leaf, x in of.items() if self.trains(f"{name}/{leaf}")} for name, of in factors["sums"].items()}
         return {name: of for name, of in kept.items() if of}
 
-    def _of_adapters(self, found: Any, product: Any) -> Any:
+    def _of_adapters(self, factors: Any, product: Any) -> Any:
         """`product` of input and output cotangent for each factor that is trained, under the name `lora`."""
         gradients = {}
-        for name, (h_BTr, g_BTr, g_BTc, taken) in found.get("lora", {}).items():
+        for name, (h_BTr, g_BTr, g_BTc, taken) in factors.get("lora", {}).items():
             own = {"b": product(h_BTr, g_BTc)} if self.trains(f"lora/{name}/b") else {}
             if self.trains(f"lora/{name}/a"):
-                own["a"] = product(taken(found[f"a_{lora.TARGETS[name].weight}"]), g_BTr)
+                own["a"] = product(taken(factors[f"a_{lora.TARGETS[name].weight}"]), g_BTr)
             gradients |= {name: own} if own else {}
         return {"lora": gradients} if gradients else {}
 
@@ -267,11 +267,11 @@ class LayerStack(Op):
 
         def body(g_BTH, xs):
             p, r, layer = xs
-            g_BTH, found = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
-            summed = jax.tree.map(lambda leaf: leaf.sum(0), self._trained_sums(found))
+            g_BTH, factors = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
+            summed = jax.tree.map(lambda leaf: leaf.sum(0), self._trained_sums(factors))
             for weight in self.form:
-                summed.setdefault(weight, {})["kernel"] = norms.summed(found[f"a_{weight}"], found[f"g_{weight}"], precision=None)
-            return g_BTH, summed | self._of_adapters(found, partial(norms.summed, precision=None))
+                summed.setdefault(weight, {})["kernel"] = norms.summed(factors[f"a_{weight}"], factors[f"g_{weight}"], precision=None)
+            return g_BTH, summed | self._of_adapters(factors, partial(norms.summed, precision=None))
 
         xs = (leaves, saved, self.numbers)
         g_BTH, gradient = self.over_layers(body, cotangent, xs, reverse=True)

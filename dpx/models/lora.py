@@ -90,15 +90,15 @@ def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
     return y_BTd, saved
 
 
-def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, found: Any, drops: Drops) -> Array | None:
-    """What the adapters add to the cotangent of x, None without any. `found` gets of each h, the cotangents of x A and of its outputs,
+def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, drops: Drops) -> Array | None:
+    """What the adapters add to the cotangent of x, None without any. `factors` gets of each h, the cotangents of x A and of its outputs,
     which are the other factors of its gradients, and what makes its input of x."""
     total = None
     for name, target, p in adapters_of(lora, weight):
         g_BTc = target.columns(g_BTd)
         g_BTr = (g_BTc @ p["b"].T) * p["scale"]
         own_of = partial(taken, name=name, p=p, drops=drops)
-        found.setdefault("lora", {})[name] = (saved.get(f"h_{name}"), g_BTr, g_BTc, own_of)
+        factors.setdefault("lora", {})[name] = (saved.get(f"h_{name}"), g_BTr, g_BTc, own_of)
         own = own_of(g_BTr @ p["a"].T)
         total = own if total is None else total + own
     return total
@@ -117,16 +117,16 @@ def add_adapters(
         if not any(fnmatchcase(name, pattern) for name in TARGETS):
             nearest = ", ".join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))
             raise ConfigError(pattern, "is no target of adapters", f"The nearest are {nearest}")
-    found = {}
+    adapters = {}
     for place, (name, target) in enumerate(TARGETS.items()):
         if any(fnmatchcase(name, pattern) for pattern in targets):
             L, p, d = params["layers"][target.weight]["kernel"].shape
             fits = 0 < rank <= min(p, d // target.parts)
             require(fits, f"rank={rank}", f"is none of a matrix {(p, d // target.parts)}", "Use a rank of at least 1 and below both")
             a_Lpr = jax.random.normal(jax.random.fold_in(key, place), (L, p, rank)) * p**-0.5
-            found[name] = {"a": a_Lpr, "b": jnp.zeros((L, rank, d // target.parts)), "scale": jnp.full((L,), alpha / rank)}
-            found[name] |= {"dropout": jnp.full((L,), dropout)} if dropout else {}
-    return params | {"layers": params["layers"] | {"lora": found}}
+            adapters[name] = {"a": a_Lpr, "b": jnp.zeros((L, rank, d // target.parts)), "scale": jnp.full((L,), alpha / rank)}
+            adapters[name] |= {"dropout": jnp.full((L,), dropout)} if dropout else {}
+    return params | {"layers": params["layers"] | {"lora": adapters}}
 
 
 def merge_adapters(params: Any) -> Any:

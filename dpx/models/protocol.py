@@ -59,8 +59,8 @@ class ExampleModel:
         from dpx.parameter_path import path_name
 
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        found = jax.eval_shape(lambda key: self.init(key, vocabulary_size, outputs), key)
-        return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+        params = jax.eval_shape(lambda key: self.init(key, vocabulary_size, outputs), key)
+        return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
     def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
         """Operations of one example's forward pass; by default every parameter counts in every token's product."""

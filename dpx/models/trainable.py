@@ -106,16 +106,16 @@ def _cut(params: Any, count: int) -> Any:
 
 def _kept(params: Any, picks: Callable[[str], bool], is_trained: bool, path: str = "") -> Any:
     """The part of a nested dict that is trained, or that rests, without what is empty then."""
-    found = {}
+    leaves = {}
     for name, leaf in params.items():
         here = f"{path}/{name}".lstrip("/")
         if isinstance(leaf, dict):
             leaf = _kept(leaf, picks, is_trained, here)
             if leaf:
-                found[name] = leaf
+                leaves[name] = leaf
         elif (picks(here) and not _is_constant(here)) is is_trained:
-            found[name] = leaf
-    return found
+            leaves[name] = leaf
+    return leaves
 
 
 def _is_constant(path: str) -> bool:

@@ -88,8 +88,8 @@ class _Losses(pld.PLDAccountant):
         return float(self.get_epsilon(delta - margin)) if delta > margin else math.inf
 
     def delta(self, epsilon: float) -> float:
-        found = float(self.get_delta(epsilon))
-        return min(1.0, found + self._allowed(found))
+        bound = float(self.get_delta(epsilon))
+        return min(1.0, bound + self._allowed(bound))
 
     def _allowed(self, delta: float) -> float:
         # Below a thousandth of delta it moves epsilon by less than a grid does, and anyone can recompute the statement to the last digit.

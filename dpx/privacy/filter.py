@@ -88,8 +88,8 @@ def renyi(charges: Charges, order: Real, adjacency: str) -> float:
     )
     composed = accounting.compose(accounting.bucketed(charges), "rdp", adjacency, [float(order)])
     assert isinstance(composed, rdp.RdpAccountant)
-    found = float(composed.rdp[0])
-    return found if found >= 0 else math.inf
+    divergence = float(composed.rdp[0])
+    return divergence if divergence >= 0 else math.inf
 
 
 def renyi_limit(epsilon: Real, delta: Real, order: Real) -> float:

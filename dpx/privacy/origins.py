@@ -94,9 +94,9 @@ def of_released(node: dict[str, Any]) -> Origin:
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
     """Both, each identity once: with every charge, every reason and the worst relation that either holds."""
-    found: dict[str, Origin] = {}
+    by_identity: dict[str, Origin] = {}
     for origin in (*known, *further):
-        other = found.get(origin.identity)
+        other = by_identity.get(origin.identity)
         if other is not None:
             origin = dataclasses.replace(
                 other,
@@ -109,8 +109,8 @@ def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
                 is_checked=other.is_checked and origin.is_checked,
                 provenance=other.provenance if other.provenance == origin.provenance else None,
             )
-        found[origin.identity] = origin
-    return list(found.values())
+        by_identity[origin.identity] = origin
+    return list(by_identity.values())
 
 
 def _all_of(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
@@ -124,30 +124,32 @@ def charged(origins: Iterable[Origin]) -> list[list[dict[str, Any]]]:
 
 def reasons(origins: Iterable[Origin]) -> list[str]:
     """Why a run that starts from `origins` has no guarantee."""
-    found = []
+    against = []
     for origin in origins:
         if origin.kind == "file" and origin.provenance != "public":
-            found.append(f"init: {origin.label} is of unknown provenance")
+            against.append(f"init: {origin.label} is of unknown provenance")
         if origin.is_composed and origin.reasons:
-            found.append(f"init: {origin.label} has no guarantee on {WORDS[origin.relation]}: {'; '.join(origin.reasons)}")
-        found += [f"init: {reason}" for reason in origin.against]
-    return found
+            against.append(f"init: {origin.label} has no guarantee on {WORDS[origin.relation]}: {'; '.join(origin.reasons)}")
+        against += [f"init: {reason}" for reason in origin.against]
+    return against
 
 
 def assumptions(origins: Iterable[Origin]) -> list[str]:
     """What must hold for the claim of a run that starts from `origins`."""
-    found = []
+    premises = []
     for origin in origins:
         if origin.kind == "file":
-            found.append(f"init: the user's word (init.provenance=public) that nothing of the protected data went into {origin.identity}")
+            premises.append(
+                f"init: the user's word (init.provenance=public) that nothing of the protected data went into {origin.identity}"
+            )
             continue
         if origin.is_composed:
-            found.append(f"init: sampling, noise and steps of this run did not follow from what was seen of {origin.label}")
+            premises.append(f"init: sampling, noise and steps of this run did not follow from what was seen of {origin.label}")
         else:
-            found.append(f"init: that no text of this run's data was in that of {origin.label} is public")
+            premises.append(f"init: that no text of this run's data was in that of {origin.label} is public")
         if not origin.is_checked:
-            found.append(f"init: the statement of {origin.label} is taken at its word: its private/ was not at hand")
-    return found
+            premises.append(f"init: the statement of {origin.label} is taken at its word: its private/ was not at hand")
+    return premises
 
 
 def facts(origins: Sequence[Origin]) -> dict[str, Any]:
@@ -180,10 +182,10 @@ def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
     fields = {name: value for name, value in source.items() if name in names or not is_own}
     fields |= {} if is_own else {"kind": f"{type(data.source).__module__}.{type(data.source).__qualname__}"}
     corpora = [{name: value for name, value in corpus.items() if name in names} for corpus in source.get("corpora", ())]
-    found: dict[str, Any] = {"unit": privacy.unit, "documents": fields | ({"corpora": corpora} if corpora else {})}
+    definition: dict[str, Any] = {"unit": privacy.unit, "documents": fields | ({"corpora": corpora} if corpora else {})}
     if privacy.unit == "row":
-        found["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
-    return json.loads(json.dumps(found))
+        definition["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
+    return json.loads(json.dumps(definition))
 
 
 def unit_mismatch(origin: Origin, data: Data, privacy: Privacy) -> str | None:

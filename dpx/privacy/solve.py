@@ -79,11 +79,11 @@ def solve(
     if stored is not None and spent(stored) <= epsilon:
         return stored
     if accountant == "pld":
-        found = _by_losses(lambda sigma: spent(sigma, loss_grid.rough), spent, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
+        solved = _by_losses(lambda sigma: spent(sigma, loss_grid.rough), spent, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
     else:
-        found = _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0))
-    cache.write(name, found, question)
-    return found
+        solved = _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0))
+    cache.write(name, solved, question)
+    return solved
 
 
 def scaled(charges: Charges, factor: float) -> Charges:

@@ -22,14 +22,14 @@ def write(home: Path) -> int:
     require(BEGIN in text and END in text, readme, "has no place for tables", f"Write the lines {BEGIN} and {END} into it")
     require(bool(files), home, "holds no benchmark.json", "Run job=benchmark with benchmark.output there")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    found = [(path.stem, json.loads(path.read_text())) for path in files]
-    readme.write_text(f"{before}{BEGIN}\n\n{tables(found)}\n{END}{after}")
+    documents = [(path.stem, json.loads(path.read_text())) for path in files]
+    readme.write_text(f"{before}{BEGIN}\n\n{tables(documents)}\n{END}{after}")
     return len(files)
 
 
-def tables(found: Sequence[tuple[str, Row]]) -> str:
+def tables(documents: Sequence[tuple[str, Row]]) -> str:
     """The summary, one line a file and compute type, then what else was measured, then every row of every file, folded."""
-    steps = [(stem, document) for stem, document in found if "kind" not in document]
+    steps = [(stem, document) for stem, document in documents if "kind" not in document]
     columns = ("file", "device", "type", "best batch", "to autodiff", "to plain", "of products", "equal batch, to autodiff")
     columns += (*(f"to {name}" for name in RIVALS), "microbatch=auto", "exact")
     lines = [_line(columns), _line(["---"] * len(columns))]
@@ -37,7 +37,7 @@ def tables(found: Sequence[tuple[str, Row]]) -> str:
         types = dict.fromkeys(row["dtype"] for row in document["rows"])
         parts = [(dtype, [row for row in document["rows"] if row["dtype"] == dtype]) for dtype in types]
         lines += [_line(_summary(stem, document, dtype, rows)) for dtype, rows in parts if _best(rows, (PRIVATE,))]
-    other = [OTHERS[document["kind"]](document) for _, document in found if "kind" in document]
+    other = [OTHERS[document["kind"]](document) for _, document in documents if "kind" in document]
     return "\n".join([*lines, "", *other, *(_folded(stem, document) for stem, document in steps)])
 
 

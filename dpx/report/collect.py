@@ -35,7 +35,7 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
 
     Of an analysis or a benchmark that ran several times only the latest counts.
     """
-    found: dict[tuple[str, str], list[Row]] = {}
+    by_run: dict[tuple[str, str], list[Row]] = {}
     left_out = []
     for folder in sorted((path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)), key=_finished_at):
         try:
@@ -46,16 +46,16 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
         except (OSError, ValueError, KeyError) as error:
             left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
             continue
-        found[name, "" if is_analysis(rows) else folder.name] = rows
-    return [row for rows in found.values() for row in rows], left_out
+        by_run[name, "" if is_analysis(rows) else folder.name] = rows
+    return [row for rows in by_run.values() for row in rows], left_out
 
 
-def merged(kept: Iterable[Row], found: Iterable[Row]) -> tuple[list[Row], list[str]]:
-    """`found` in the place of what `kept` says of the same runs and analyses, less the runs that are no point of their recipe."""
-    found = list(found)
-    runs = {(row.experiment, row.run) for row in found}
-    analyses = {row.experiment for row in found} - {row.experiment for row in found if row.metric.startswith("config/")}
-    rows = [row for row in kept if (row.experiment, row.run) not in runs and row.experiment not in analyses] + found
+def merged(kept: Iterable[Row], fresh: Iterable[Row]) -> tuple[list[Row], list[str]]:
+    """`fresh` in the place of what `kept` says of the same runs and analyses, less the runs that are no point of their recipe."""
+    fresh = list(fresh)
+    runs = {(row.experiment, row.run) for row in fresh}
+    analyses = {row.experiment for row in fresh} - {row.experiment for row in fresh if row.metric.startswith("config/")}
+    rows = [row for row in kept if (row.experiment, row.run) not in runs and row.experiment not in analyses] + fresh
     reasons = strays(rows)
     lines = [f"{experiment}-{run}: {reason}" for (experiment, run), reason in sorted(reasons.items())]
     return [row for row in rows if (row.experiment, row.run) not in reasons], lines
@@ -236,9 +236,9 @@ def _points_of(name: str) -> list[dict[str, str]]:
     if recipe not in recipes.names():
         return []
     plain = ["hydra/sweeper=basic", "job=plan"]
-    found = [config.resolved(recipes.compose([f"+experiment={recipe}", *plain, *point])) for point in recipes.points(recipe)]
+    configs = [config.resolved(recipes.compose([f"+experiment={recipe}", *plain, *point])) for point in recipes.points(recipe)]
     searched = any("interval" in str(value) for value in _sweep(recipe).values())
-    kept = [knobs_of(config.identity(one)) for one in found]
+    kept = [knobs_of(config.identity(one)) for one in configs]
     return [{key: value for key, value in one.items() if not (searched and key.startswith(_SEARCHED))} for one in kept]
 
 

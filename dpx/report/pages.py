@@ -44,7 +44,7 @@ def page(paper: str) -> Page:
     path = packages.yaml_of("paper", paper)
     if path is None:
         raise ConfigError(f"report.paper={paper}", "no page is made of that paper", f"There are {', '.join(names())}, benchmarks")
-    found: Any = config.declare(path, f"paper={paper}")
-    if not isinstance(found, Page):
-        raise ConfigError(f"paper={paper}", f"{type(found).__name__} is no page", "Name a dpx.report.pages.Page")
-    return found
+    declared: Any = config.declare(path, f"paper={paper}")
+    if not isinstance(declared, Page):
+        raise ConfigError(f"paper={paper}", f"{type(declared).__name__} is no page", "Name a dpx.report.pages.Page")
+    return declared

@@ -47,4 +47,4 @@ def standalone(svg: str) -> str:
     """A themed figure as a file of its own, with the variables inside."""
     light, dark = CSS_COLOURS
     style = f"<style>svg {{ {light} background: var(--paper); }} @media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg[^>]*>)", lambda found: found[0] + style, svg, count=1)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg[^>]*>)", lambda match: match[0] + style, svg, count=1)

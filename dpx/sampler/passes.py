@@ -83,10 +83,10 @@ def permuted(places: np.ndarray, size: int, generator: np.random.Generator) -> n
     """
     half = max(1, math.ceil(math.log2(max(size, 2)) / 2))
     keys = generator.integers(1 << 62, size=8, dtype=np.uint64)
-    found = _feistel(places.astype(np.uint64), half, keys)
-    while (outside := found >= size).any():
-        found[outside] = _feistel(found[outside], half, keys)
-    return found.astype(np.int64)
+    images = _feistel(places.astype(np.uint64), half, keys)
+    while (outside := images >= size).any():
+        images[outside] = _feistel(images[outside], half, keys)
+    return images.astype(np.int64)
 
 
 def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:

@@ -78,8 +78,8 @@ def optima(
 ) -> list[Optimum]:
     """At every (size, epsilon, compute) that has one, in this order; epsilon inf where nothing was measured without noise has none."""
     kept = [epsilon for epsilon in epsilons if np.isfinite(epsilon) or surface.noiseless_MT is not None]
-    found = (
+    each = (
         optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute)
         for size, epsilon, compute in itertools.product(sizes, kept, list(computes))
     )
-    return [one for one in found if one is not None]
+    return [one for one in each if one is not None]

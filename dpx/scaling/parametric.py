@@ -82,8 +82,8 @@ def fit(
 def _minimised(terms: "_Terms", start: np.ndarray) -> tuple[np.ndarray, float]:
     from scipy.optimize import minimize
 
-    found = minimize(terms.huber_loss, start, jac=True, method="L-BFGS-B", bounds=terms.bounds, options={"maxiter": 2000, "maxfun": 4000})
-    return found.x, float(found.fun)
+    solved = minimize(terms.huber_loss, start, jac=True, method="L-BFGS-B", bounds=terms.bounds, options={"maxiter": 2000, "maxfun": 4000})
+    return solved.x, float(solved.fun)
 
 
 class _Terms:
@@ -132,8 +132,8 @@ class _Terms:
             "B": np.exp(x[2] + beta * self.n_mean),
             "C": np.exp(x[3] - gamma * self.s_mean + alpha2 * self.m_mean),
         }
-        found = {name: float(value) for name, value in scale.items()} | {"alpha": alpha, "beta": beta, "gamma": gamma}
-        return found | ({"alpha2": alpha2} if self.form == "L2" else {})
+        coefficients = {name: float(value) for name, value in scale.items()} | {"alpha": alpha, "beta": beta, "gamma": gamma}
+        return coefficients | ({"alpha2": alpha2} if self.form == "L2" else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +165,15 @@ def bootstrap(
     """95 % intervals by drawing whole `groups` (runs: the records of one are not independent) with replacement."""
     generator = np.random.default_rng(seed)
     whole = fit(form, parameters, examples, ratio, losses, huber_width=huber_width, starts=4 * starts, seed=seed)
-    names, found = np.unique(groups), list[dict[str, float]]()
+    names, coefficients = np.unique(groups), list[dict[str, float]]()
     places = {name: np.flatnonzero(groups == name) for name in names}
     for number in range(samples):
         drawn = np.concatenate([places[name] for name in generator.choice(names, len(names))])
         columns = (column[drawn] for column in (parameters, examples, ratio, losses))
-        found.append(fit(form, *columns, huber_width=huber_width, starts=starts, seed=seed + number + 1).coefficients)
+        coefficients.append(fit(form, *columns, huber_width=huber_width, starts=starts, seed=seed + number + 1).coefficients)
     intervals = {}
     for name, value in whole.coefficients.items():
-        low, high = np.percentile([one[name] for one in found], [2.5, 97.5])
+        low, high = np.percentile([one[name] for one in coefficients], [2.5, 97.5])
         intervals[name] = Interval(value, float(low), float(high))
     return intervals
 
@@ -189,5 +189,5 @@ def optimal_parameters(fit: Fit, compute: float | int, ratio: float, tokens: flo
     grid = np.linspace(np.log(low), np.log(high), 200)
     place = int(np.argmin([loss(value) for value in grid]))
     ends = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
-    found: Any = minimize_scalar(loss, bounds=ends, method="bounded")
-    return float(np.exp(found.x))
+    solved: Any = minimize_scalar(loss, bounds=ends, method="bounded")
+    return float(np.exp(solved.x))

@@ -81,15 +81,25 @@ def candidates(
     require(compute > 0 and size >= 1, f"compute={compute:g}, size={size:g}", "nothing can be trained", "Give positive values")
     models = np.geomspace(surface.parameters_M[0], surface.parameters_M[-1], 50) if parameters is None else np.asarray(parameters, float)
     batches = 2.0 ** np.arange(0, np.log2(size), 0.25) if batch_sizes is None else np.asarray(batch_sizes, float)
-    m, b = (found.ravel() for found in np.meshgrid(models, batches, indexing="ij"))
+    m, b = (axis.ravel() for axis in np.meshgrid(models, batches, indexing="ij"))
     t = compute / (FLOPS_A_TOKEN * m * b * surface.tokens)
     # Noise is solved for only where there can be a loss.
     is_inside = (t >= surface.steps_T[0]) & (t <= surface.steps_T[-1]) & (b <= size)
     m, b, t = m[is_inside], b[is_inside], t[is_inside]
     sigma, is_fixed = ratio(np.full(m.shape, float(size)), b, t)
-    found = surface.at(m, t, sigma)
+    predicted = surface.at(m, t, sigma)
     return Candidates(
-        float(compute), float(size), m, b, t, sigma, is_fixed, found.loss, found.is_outside, found.is_extrapolated, found.is_below_ratios
+        float(compute),
+        float(size),
+        m,
+        b,
+        t,
+        sigma,
+        is_fixed,
+        predicted.loss,
+        predicted.is_outside,
+        predicted.is_extrapolated,
+        predicted.is_below_ratios,
     )
 
 

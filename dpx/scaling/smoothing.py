@@ -44,17 +44,17 @@ def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> t
     return known_LT[winner_T, np.arange(losses_LT.shape[1])], winner_T
 
 
-def grid_of(found: Measurements, choice: Choice = "pointwise_minimum") -> Grid:
+def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") -> Grid:
     """The largest full rectangle of models and ratios that were measured at common steps; replicates count as their mean.
 
     What is left out of it is named. Several physical batches or lengths in one table are refused: their losses are not comparable.
     """
     for name in ("batch_size", "sequence_length"):
-        values = np.unique(getattr(found, name))
+        values = np.unique(getattr(measurements, name))
         require(len(values) == 1, f"{name} of {', '.join(f'{value:g}' for value in values)}", "one grid has one", "Choose the rows of one")
     # The most steps that the runs share: a run that is still going on, or was cut, is left out and not shortened to.
-    steps_T = _common_steps(found)
-    cells = _cells(found, steps_T, choice)
+    steps_T = _common_steps(measurements)
+    cells = _cells(measurements, steps_T, choice)
     names = sorted({(m, name) for m, name, _ in cells})
     ratios = sorted({ratio for *_, ratio in cells})
     models, kept = _rectangle(set(cells), names, ratios)
@@ -65,34 +65,36 @@ def grid_of(found: Measurements, choice: Choice = "pointwise_minimum") -> Grid:
     return Grid(tuple(name for _, name in models), parameters, np.array(kept), steps_T, losses, rates, tuple(outside))
 
 
-def _runs(found: Measurements) -> dict[tuple[float, str, float, float, float], tuple[np.ndarray, np.ndarray]]:
+def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, float], tuple[np.ndarray, np.ndarray]]:
     """(steps, losses) by (parameters, model, ratio, learning rate, replicate), steps ascending."""
     keys = list(
         zip(
-            found.parameters.tolist(),
-            found.model.tolist(),
-            found.noise_batch_ratio.tolist(),
-            found.learning_rate.tolist(),
-            found.replicate.tolist(),
+            measurements.parameters.tolist(),
+            measurements.model.tolist(),
+            measurements.noise_batch_ratio.tolist(),
+            measurements.learning_rate.tolist(),
+            measurements.replicate.tolist(),
             strict=True,
         )
     )
     places: dict[tuple, list[int]] = {}
     for index, key in enumerate(keys):
         places.setdefault(key, []).append(index)
-    ordered = {key: np.array(sorted(where, key=lambda index: found.step[index])) for key, where in places.items()}
-    return {key: (found.step[where], found.loss[where]) for key, where in ordered.items()}
+    ordered = {key: np.array(sorted(where, key=lambda index: measurements.step[index])) for key, where in places.items()}
+    return {key: (measurements.step[where], measurements.loss[where]) for key, where in ordered.items()}
 
 
-def _common_steps(found: Measurements) -> np.ndarray:
-    longest = max((steps for steps, _ in _runs(found).values()), key=len)
+def _common_steps(measurements: Measurements) -> np.ndarray:
+    longest = max((steps for steps, _ in _runs(measurements).values()), key=len)
     return longest
 
 
-def _cells(found: Measurements, steps_T: np.ndarray, choice: Choice) -> dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]:
+def _cells(
+    measurements: Measurements, steps_T: np.ndarray, choice: Choice
+) -> dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]:
     """(losses, rates) [T] by (parameters, model, ratio), of those that have every record at some rate."""
     by_cell: dict[tuple[float, str, float], dict[float, list[np.ndarray]]] = {}
-    for (m, name, ratio, rate, _), (steps, losses) in _runs(found).items():
+    for (m, name, ratio, rate, _), (steps, losses) in _runs(measurements).items():
         if np.array_equal(steps, steps_T):
             by_cell.setdefault((m, name, ratio), {}).setdefault(rate, []).append(losses)
     cells = {}

@@ -46,8 +46,8 @@ class Objective:
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
         rows = batch["tokens"], batch["length"], dropout_keys(self.model, params, dropout_key, batch["record"])
-        found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
-        losses_B, correct_B = found
+        decoded: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
+        losses_B, correct_B = decoded
         predicted_B = batch["has_label"].sum(1).astype(losses_B.dtype)
         counts = {"next_token_correct": correct_B, "next_token_predicted": predicted_B, "next_token_nats": losses_B * predicted_B}
         return losses_B, counts

@@ -73,10 +73,10 @@ class MaskedLanguageModel:
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss per example, accuracy per masked position and, with that head, per next-sentence pair."""
-        found = _loss(totals) | {"mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0)}
+        metrics = _loss(totals) | {"mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0)}
         if self.next_sentence:
-            found["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
-        return found
+            metrics["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
+        return metrics
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         """Raises `ConfigError` for a model that sees no word after the masked one."""
@@ -171,8 +171,8 @@ class _Labels:
 
     def metrics(self, totals: dict[str, Any]) -> dict[str, float]:
         """Loss and accuracy per example; where answers were counted too (`confusion`), F1 and Matthews' correlation."""
-        found = _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
-        return found | (of_confusion(np.asarray(totals["confusion"], np.float64)) if "confusion" in totals else {})
+        metrics = _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
+        return metrics | (of_confusion(np.asarray(totals["confusion"], np.float64)) if "confusion" in totals else {})
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)

@@ -75,8 +75,8 @@ class Objective:
             batch["masked_positions"],
             dropout_keys(self.model, params, dropout_key, batch["record"]),
         )
-        found: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
-        (losses_B, correct_B), next_B2 = found
+        decoded: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
+        (losses_B, correct_B), next_B2 = decoded
         counts = {"mlm_correct": correct_B, "mlm_predicted": batch["has_label"].sum(1).astype(losses_B.dtype)}
         if next_B2 is None:
             return losses_B, counts | {"next_sentence_correct": jnp.zeros_like(losses_B)}

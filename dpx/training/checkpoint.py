@@ -46,13 +46,13 @@ class Checkpoints:
     @property
     def latest(self) -> int | None:
         """Steps done at the newest committed checkpoint."""
-        found = self._checkpointer.latest
-        return None if found is None else found.step
+        newest = self._checkpointer.latest
+        return None if newest is None else newest.step
 
     @property
     def steps(self) -> list[int]:
         """Steps done at every committed checkpoint, oldest first."""
-        return [found.step for found in self._checkpointer.checkpoints]
+        return [one.step for one in self._checkpointer.checkpoints]
 
     def save(self, steps_done: int, state: State, facts: dict[str, Any]) -> None:
         """Starts saving `state` with `facts` (JSON) beside it; waits first for the save before it. Raises `ConfigError` on a full disk."""
@@ -62,8 +62,8 @@ class Checkpoints:
 
     def facts(self, steps_done: int) -> dict[str, Any]:
         """What was saved beside the state after `steps_done` steps; empty for a checkpoint from before there were such facts."""
-        found = self._checkpointer.metadata(steps_done).custom_metadata
-        return found if isinstance(found, dict) else {}
+        noted = self._checkpointer.metadata(steps_done).custom_metadata
+        return noted if isinstance(noted, dict) else {}
 
     def wait(self) -> None:
         """Returns when the last save is committed."""
@@ -110,8 +110,8 @@ def released(directory: Path) -> Any:
 def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
     """Leaves with `shape` and `dtype` of a tree that `export` wrote, or that `Checkpoints.save` wrote as `part` of its state."""
     try:
-        found = ocp.metadata(str(directory.absolute())).metadata
-        return found if part is None else found[part]
+        shapes = ocp.metadata(str(directory.absolute())).metadata
+        return shapes if part is None else shapes[part]
     except Exception as fault:
         raise _unreadable(directory) from fault
 
@@ -124,8 +124,8 @@ def on_host(directory: Path, part: str | None = None) -> Any:
     context.pytree.loading.partial_load = part is not None
     try:
         with context:
-            found = ocp.load(str(directory.absolute()), like if part is None else {part: like})
-        return found if part is None else found[part]
+            tree = ocp.load(str(directory.absolute()), like if part is None else {part: like})
+        return tree if part is None else tree[part]
     except Exception as fault:
         raise _unreadable(directory) from fault
 

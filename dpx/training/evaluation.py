@@ -57,20 +57,20 @@ def held_out(
         batch = objective.batch(key, rows)
         losses_B, counts = objective.losses(params, batch)
         total = lambda values_B: jnp.sum(jnp.where(is_padding_B, 0.0, values_B))  # noqa: E731
-        found = {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
+        totals = {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
         if isinstance(objective, ClassifierObjective):
             # The same logits again: the compiler computes them once.
             logits_BK = objective.logits(params, batch)
-            found["confusion"] = confusion(jnp.argmax(logits_BK, axis=-1), batch["label"], is_padding_B, logits_BK.shape[-1])
-        return found
+            totals["confusion"] = confusion(jnp.argmax(logits_BK, axis=-1), batch["label"], is_padding_B, logits_BK.shape[-1])
+        return totals
 
     batches, counted = [], np.zeros(1, np.int64)
     answers = jax.jit(lambda rows: objective.answers(objective.batch(key, rows)))
     for rows, is_padding_B in _batches(store, split, count, batch_rows, widths):
         answer_BM, is_asked_BM = jax.device_get(answers(rows))
-        found = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
-        found[: len(counted)] += counted
-        counted = found
+        grown = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
+        grown[: len(counted)] += counted
+        counted = grown
         batches.append((rows, is_padding_B))
     task = objective.task
     return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.metrics)

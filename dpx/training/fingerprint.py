@@ -124,8 +124,8 @@ def processor() -> dict[str, str]:
 @functools.cache
 def accelerator_libraries() -> dict[str, str]:
     """Versions of the installed packages that hold an accelerator's kernels, read once: what is loaded stays loaded."""
-    found = {str(one.metadata["Name"]).lower(): one.version for one in importlib.metadata.distributions() if one.metadata["Name"]}
-    return {name: version for name, version in sorted(found.items()) if name.startswith(_ACCELERATOR_LIBRARIES)}
+    installed = {str(one.metadata["Name"]).lower(): one.version for one in importlib.metadata.distributions() if one.metadata["Name"]}
+    return {name: version for name, version in sorted(installed.items()) if name.startswith(_ACCELERATOR_LIBRARIES)}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

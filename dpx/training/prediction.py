@@ -53,7 +53,7 @@ class Classifier:
     def _of_some(self, texts: Sequence[Texts]) -> np.ndarray:
         rows = self._rows(texts)
         longest_n = rows["length"].reshape(len(texts), -1).max(axis=1)
-        found = np.zeros((len(texts), len(self.labels)))
+        shares = np.zeros((len(texts), len(self.labels)))
         for width, places in by_width(longest_n, widths_of("auto", self.sequence_length)):
             for start in range(0, len(places), _BATCH):
                 # The last batch is filled up with its last row, so that every width has one compiled program.
@@ -65,8 +65,8 @@ class Classifier:
                 }
                 batch |= {"label": np.zeros(_BATCH, np.int32), "record": np.arange(_BATCH, dtype=np.int32)}
                 scores_BK = np.asarray(jax.nn.softmax(self.logits(batch), axis=-1))
-                found[own] = scores_BK
-        return found
+                shares[own] = scores_BK
+        return shares
 
     def _rows(self, texts: Sequence[Texts]) -> dict[str, np.ndarray]:
         """`tokens` [n, T] or [n, C, T]; `segment_start` and `length` [n] or [n, C]."""

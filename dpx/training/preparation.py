@@ -77,11 +77,11 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
     has_begun = known is not None and bool(known.epochs)
     if has_begun and any(path.name.isdigit() for path in folder.private.glob("checkpoints/*")):
         return RANDOM
-    found = start(init, receiver, store, {folder.path.parent, Path("outputs")})
+    begins_from = start(init, receiver, store, {folder.path.parent, Path("outputs")})
     require(
-        not has_begun or same_weights(found.origins, known.origins if known else ()),
+        not has_begun or same_weights(begins_from.origins, known.origins if known else ()),
         folder.path,
         "what it began from holds other weights now, and it has no checkpoint yet",
         "Restore them, or add replicate=1 for a new run",
     )
-    return found
+    return begins_from

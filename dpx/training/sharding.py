@@ -105,7 +105,7 @@ def layouts(params: Any, mesh: Mesh) -> Any:
 
 def at_rest(tree: Any, mesh: Mesh) -> Any:
     """A tree of `NamedSharding`, parameters' own layout."""
-    return jax.tree.map(lambda found: NamedSharding(mesh, found.rest), layouts(tree, mesh))
+    return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.rest), layouts(tree, mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -93,7 +93,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
     split = P(sharding.EXAMPLE_AXES)
-    summed = {"gradient": jax.tree.map(lambda found: found.summed, layouts), "count": dict.fromkeys(names, split)}
+    summed = {"gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts), "count": dict.fromkeys(names, split)}
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
     # Only the axes of examples are named here: `tensor` stays with the compiler, which adds a norm's parts up over it.
     accumulate = jax.shard_map(
@@ -201,7 +201,7 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
         counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
         return jax.tree.map(lambda total, layout: layout.reduce(total[0]), sums["gradient"], layouts), counts
 
-    rest = jax.tree.map(lambda found: found.rest, layouts)
+    rest = jax.tree.map(lambda of_leaf: of_leaf.rest, layouts)
     reduced = jax.shard_map(over_devices, mesh=mesh, in_specs=(summed,), out_specs=(rest, P()), check_vma=False)
 
     def reduce(sums: Sums, scaled: Any = ()) -> Reduced:

@@ -50,8 +50,8 @@ def of(trial: Trial, record: Record, search: Search) -> Cost:
     """What `trial` costs: its plan, and all that its ledger holds or is known to have held; its folder need not exist."""
     entered, lost, disagrees = trial.entered, True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
-        found, disagrees = _believed(record.outputs / trial.folder, trial)
-        entered, lost = ledger.join(entered, found), False
+        held, disagrees = _believed(record.outputs / trial.folder, trial)
+        entered, lost = ledger.join(entered, held), False
     plan = trial.plan
     if plan is None and entered:
         # An old record has no plans; what the first step was charged at tells the rest.
@@ -63,23 +63,23 @@ def known(trial: Trial, record: Record) -> dict[str, Any]:
     """What the record notes of `trial`'s ledger when it ends: everything it ever held, and the line it reached."""
     path = record.outputs / trial.folder / agreement.LEDGER
     try:
-        found = Ledger(path) if path.is_file() else None
+        entered = Ledger(path) if path.is_file() else None
     except ConfigError:
-        found = None
-    if found is None:
+        entered = None
+    if entered is None:
         return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None}
     # A ledger that does not reach as far as the one noted before is no progress: the older mark keeps telling.
-    reached = trial.ledger if trial.ledger and found.missing(trial.ledger) else found.mark
-    return {"entered": ledger.join(trial.entered, found.segments()), "ledger": reached.as_json() if reached else None}
+    reached = trial.ledger if trial.ledger and entered.missing(trial.ledger) else entered.mark
+    return {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached.as_json() if reached else None}
 
 
 def _believed(folder: Path, trial: Trial) -> tuple[Segments, str | None]:
     """What the ledger in `folder` holds, and why it cannot be all that was released there, if it cannot."""
     segments: Segments = []
     try:
-        found = Ledger(folder / agreement.LEDGER)
-        segments = found.segments()
-        missing = found.missing(trial.ledger) if trial.ledger else None
+        entered = Ledger(folder / agreement.LEDGER)
+        segments = entered.segments()
+        missing = entered.missing(trial.ledger) if trial.ledger else None
         if missing:
             return segments, f"{folder.name}: its ledger {missing}"
         agreement.check(folder)

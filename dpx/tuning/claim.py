@@ -164,8 +164,8 @@ def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | 
         delta, adjacency = search.privacy.delta, search.privacy.adjacency
         if not plan:
             return {}
-        found = selection.epsilon(plan, delta=delta, mean=tune.trials, shape=tune.shape, adjacency=adjacency, orders=orders)
-        return {"rdp": accounting.finite(found)}
+        epsilon = selection.epsilon(plan, delta=delta, mean=tune.trials, shape=tune.shape, adjacency=adjacency, orders=orders)
+        return {"rdp": accounting.finite(epsilon)}
     budget = rules.filter_of(search)
     if budget is not None:
         return {budget.accountant: budget.epsilon}
@@ -182,10 +182,10 @@ def _planned_end(search: Search, record: Record, costs: Costs) -> Charges:
     return begun + [(release, count * to_begin) for release, count in ledger.releases(plan)]
 
 
-def _composed(search: Search, found: Charges) -> dict[str, float | None]:
-    if not found:
+def _composed(search: Search, begun: Charges) -> dict[str, float | None]:
+    if not begun:
         return {}
-    composed = calibration.compositions(search.accountant, search.privacy, accounting.bucketed(found))
+    composed = calibration.compositions(search.accountant, search.privacy, accounting.bucketed(begun))
     return {name: accounting.finite(one.epsilon(search.privacy.delta)) for name, one in composed.items()}
 
 

@@ -365,14 +365,14 @@ MUTANTS = (
         "products between a unit's rows dropped from fused Grams",
         "dpx/models/fused_layers.py",
         'record["squares"] += norms.gram(a, g)',
-        'record["squares"] += norms.gram(found[f"a_{weight}"], found[f"g_{weight}"]).reshape(-1, self.rows_per_unit).sum(1)',
+        'record["squares"] += norms.gram(factors[f"a_{weight}"], factors[f"g_{weight}"]).reshape(-1, self.rows_per_unit).sum(1)',
         "tests/clipping/test_units.py::test_the_grams_of_fused_layers_hold_products_between_rows",
     ),
     Mutant(
         "products between a unit's rows dropped from fused kept gradients",
         "dpx/models/fused_layers.py",
         'record["squares"] += norms.squares(gradient)',
-        'apart = norms.per_example(found[f"a_{weight}"], found[f"g_{weight}"])\n'
+        'apart = norms.per_example(factors[f"a_{weight}"], factors[f"g_{weight}"])\n'
         '                record["squares"] += norms.squares(apart).reshape(-1, self.rows_per_unit).sum(1)',
         "tests/clipping/test_units.py::test_equals_the_float64_gradient_of_each_unit[book_keeping_grams]",
     ),

@@ -82,9 +82,9 @@ class AnilScaleInvariance:
             unscaled = loss(params)
             for case, paths, of, holds in CASES:
                 if of == output:
-                    found = [(alpha, loss(_scaled(params, paths, alpha))) for alpha in self.alphas]
+                    by_alpha = [(alpha, loss(_scaled(params, paths, alpha))) for alpha in self.alphas]
                     rows += [
-                        (case, output, numbers, alpha, *_differences(unscaled, scaled, paths, alpha), holds) for alpha, scaled in found
+                        (case, output, numbers, alpha, *_differences(unscaled, scaled, paths, alpha), holds) for alpha, scaled in by_alpha
                     ]
         return rows
 
@@ -142,12 +142,12 @@ def _differences(unscaled: Any, scaled: Any, paths: Sequence[str], alpha: float)
     (loss, outputs), gradient = unscaled
     (scaled_loss, scaled_outputs), scaled_gradient = scaled
     before, after = (np.concatenate([np.ravel(array) for array in arrays]) for arrays in (outputs, scaled_outputs))
-    expected, found = _entries(gradient, paths), alpha * _entries(scaled_gradient, paths)
+    expected, actual = _entries(gradient, paths), alpha * _entries(scaled_gradient, paths)
     return (
         float(np.max(np.abs(after - before)) / np.max(np.abs(before))),
         abs(float(scaled_loss - loss)) / abs(float(loss)),
-        float(np.linalg.norm(found) / np.linalg.norm(expected)),
-        float(np.max(np.abs(found - expected)) / np.max(np.abs(expected))),
+        float(np.linalg.norm(actual) / np.linalg.norm(expected)),
+        float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected))),
     )
 
 

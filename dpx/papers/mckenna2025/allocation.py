@@ -31,9 +31,9 @@ class MckennaAllocation:
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
-        found = optima(fitted.surface, self.lab.ratio, self._sizes, self.lab.epsilons, self.lab.computes_of())
+        curve = optima(fitted.surface, self.lab.ratio, self._sizes, self.lab.epsilons, self.lab.computes_of())
         models = float(fitted.surface.parameters_M[0]), float(fitted.surface.parameters_M[-1])
-        return [_rows(found, fitted.notes), verdicts.table(judged(found, models))]
+        return [_rows(curve, fitted.notes), verdicts.table(judged(curve, models))]
 
     @property
     def _sizes(self) -> Sequence[float | int]:
@@ -69,28 +69,28 @@ def by_the_rule(compute: float) -> float:
     return float(np.sqrt(compute / (6 * TOKENS_A_PARAMETER)))
 
 
-def _rows(found: Sequence[Optimum], notes: Sequence[str]) -> Table:
+def _rows(points: Sequence[Optimum], notes: Sequence[str]) -> Table:
     rows = [
         (one.size, one.epsilon, one.compute, one.loss, one.smallest_model, one.parameters, one.batch_size, one.steps, one.ratio, one.passes)
         + ("; ".join(one.marks), by_the_rule(one.compute))
-        for one in found
+        for one in points
     ]
     said = ("the optimum is flat: the smallest model within 1 % of the least loss is drawn, as in the paper", *notes)
     return Table("allocation", (*COLUMNS, "rule"), tuple(rows), "the best configuration for a budget", said)
 
 
-def judged(found: Sequence[Optimum], models: tuple[float, float]) -> list[Part]:
+def judged(points: Sequence[Optimum], models: tuple[float, float]) -> list[Part]:
     """Two claims; a rule's model outside the trained ones compares with nothing."""
-    private = [one for one in found if np.isfinite(one.epsilon)]
+    private = [one for one in points if np.isfinite(one.epsilon)]
     inside = [(one.smallest_model, by_the_rule(one.compute)) for one in private if models[0] < by_the_rule(one.compute) < models[1]]
     claims = "the best private model is smaller than 20 tokens a parameter would have it", "it is smaller at a smaller epsilon"
     return [verdicts.ascending(claims[0], inside), verdicts.ascending(claims[1], _by_epsilon(private))]
 
 
-def _by_epsilon(found: Sequence[Optimum]) -> list[tuple[float, float]]:
+def _by_epsilon(points: Sequence[Optimum]) -> list[tuple[float, float]]:
     """(model at the smaller epsilon, at the larger) of neighbours at one size and compute."""
     places: dict[tuple, list[Optimum]] = {}
-    for one in found:
+    for one in points:
         places.setdefault((one.size, one.compute), []).append(one)
     ordered = (sorted(group, key=lambda one: one.epsilon) for group in places.values())
     return [(low.smallest_model, high.smallest_model) for group in ordered for low, high in itertools.pairwise(group)]

@@ -27,9 +27,9 @@ class MckennaDiminishingBatch:
         for size in self.sizes:
             for epsilon in self.epsilons:
                 for steps in self.steps:
-                    found = self._turning_point(size, epsilon, steps)
+                    batch = self._turning_point(size, epsilon, steps)
                     scale = size * math.sqrt(epsilon / steps)
-                    rows.append((size, epsilon, steps, found, scale, found / scale))
+                    rows.append((size, epsilon, steps, batch, scale, batch / scale))
         columns = ("size", "epsilon", "steps", "batch_size", "scale", "batch_over_scale")
         logs = np.log([[row[3], row[4]] for row in rows])
         slope = float(np.polyfit(logs[:, 1], logs[:, 0], 1)[0])

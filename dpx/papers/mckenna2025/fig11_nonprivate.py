@@ -31,7 +31,7 @@ class MckennaFig11Nonprivate:
         fitted = self.lab.fitted()
         fix = f"Run +experiment={self.lab.made_by} noise.noise_batch_ratio=9.094947017729282e-13"
         require(fitted.surface.noiseless_MT is not None, "the grid", "nothing was measured without noise", fix)
-        found = optima(fitted.surface, self.lab.ratio, [self.lab.size], [np.inf], self.lab.computes_of())
+        points = optima(fitted.surface, self.lab.ratio, [self.lab.size], [np.inf], self.lab.computes_of())
         columns = ("compute", "loss", "model", "tokens", "tokens_per_parameter", "marks")
         rows = tuple(
             (
@@ -42,12 +42,12 @@ class MckennaFig11Nonprivate:
                 one.tokens_per_parameter,
                 "; ".join(one.marks),
             )
-            for one in found
+            for one in points
         )
         note = "at the measured batch, so that T = C / (6 M B S); steps beyond those that were run are extrapolated"
         return [
             Table("nonprivate", columns, rows, "the best model without noise", (note, *fitted.notes)),
-            verdicts.table(judged(found, self.tolerance)),
+            verdicts.table(judged(points, self.tolerance)),
         ]
 
     def pictures(self) -> list[Picture]:
@@ -64,10 +64,10 @@ class MckennaFig11Nonprivate:
         return [Picture("mckenna_fig11_nonprivate", "Without noise: the best model and its tokens by compute.", (lines,))]
 
 
-def judged(found: Sequence[Optimum], tolerance: float) -> list[Part]:
+def judged(points: Sequence[Optimum], tolerance: float) -> list[Part]:
     """Slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens."""
     claim = f"model and tokens grow as the root of compute, to {tolerance:g}"
-    curve = [one for one in found if not one.is_censored]
+    curve = [one for one in points if not one.is_censored]
     if len(curve) < 3:
         return [Part.missing(claim, f"{len(curve)} computes whose best model is not at an end of the grid (3 needed)")]
     slope = float(np.polyfit(np.log([one.compute for one in curve]), np.log([one.parameters for one in curve]), 1)[0])

@@ -32,10 +32,10 @@ class MckennaFig3abCompute:
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
-        found = optima(fitted.surface, self.lab.ratio, self.lab.sizes, self.epsilons, self.lab.computes_of())
+        points = optima(fitted.surface, self.lab.ratio, self.lab.sizes, self.epsilons, self.lab.computes_of())
         columns = ("size", "epsilon", "compute", "loss", "smallest_model", "marks")
-        rows = tuple((one.size, one.epsilon, one.compute, one.loss, one.smallest_model, "; ".join(one.marks)) for one in found)
-        knees = knees_of(found)
+        rows = tuple((one.size, one.epsilon, one.compute, one.loss, one.smallest_model, "; ".join(one.marks)) for one in points)
+        knees = knees_of(points)
         return [
             Table("loss_by_compute", columns, rows, "least predicted loss by compute", fitted.notes),
             Table(
@@ -69,10 +69,10 @@ class MckennaFig3abCompute:
 Knee = tuple[float, float, float, float, bool]
 
 
-def knees_of(found: Sequence[Optimum]) -> list[Knee]:
+def knees_of(points: Sequence[Optimum]) -> list[Knee]:
     """(size, epsilon, knee, saturating compute, whether the last doubling bought less than 1 %) of each curve of three points or more."""
     curves: dict[tuple[float, float], list[Optimum]] = {}
-    for one in found:
+    for one in points:
         curves.setdefault((float(one.size), float(one.epsilon)), []).append(one)
     rows = []
     for (size, epsilon), curve in curves.items():
@@ -113,12 +113,12 @@ class MckennaFig3cTokenRatio:
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
-        found = optima(fitted.surface, self.lab.ratio, [self.size or self.lab.size], self.epsilons, self.lab.computes_of())
+        points = optima(fitted.surface, self.lab.ratio, [self.size or self.lab.size], self.epsilons, self.lab.computes_of())
         columns = ("epsilon", "compute", "tokens_per_parameter", "smallest_token_ratio", "loss", "marks")
         rows = tuple(
-            (one.epsilon, one.compute, one.tokens_per_parameter, one.smallest_token_ratio, one.loss, "; ".join(one.marks)) for one in found
+            (one.epsilon, one.compute, one.tokens_per_parameter, one.smallest_token_ratio, one.loss, "; ".join(one.marks)) for one in points
         )
-        slopes = slopes_of(found)
+        slopes = slopes_of(points)
         return [
             Table("token_ratio", columns, rows, "tokens per parameter by compute", fitted.notes),
             Table("slopes", ("epsilon", "slope"), tuple(slopes), "of log tokens per parameter against log compute"),
@@ -141,11 +141,11 @@ class MckennaFig3cTokenRatio:
         return [Picture("mckenna_fig3c_token_ratio", caption, (lines,))]
 
 
-def slopes_of(found: Sequence[Optimum]) -> list[tuple[float, float]]:
+def slopes_of(points: Sequence[Optimum]) -> list[tuple[float, float]]:
     """(epsilon, slope) over the computes whose best model is not at an end of the trained ones, by ascending epsilon."""
     rows = []
-    for epsilon in sorted({float(one.epsilon) for one in found}):
-        curve = [one for one in found if one.epsilon == epsilon and not one.is_censored]
+    for epsilon in sorted({float(one.epsilon) for one in points}):
+        curve = [one for one in points if one.epsilon == epsilon and not one.is_censored]
         if len(curve) >= 3:
             x, y = np.log([one.compute for one in curve]), np.log([one.tokens_per_parameter for one in curve])
             rows.append((epsilon, float(np.polyfit(x, y, 1)[0])))

@@ -39,28 +39,28 @@ class MckennaFlopsModel:
 
         model = recipes.option("model", name)
         subject = Traced.of(model, length, self.vocabulary_size, self.physical_batch)
-        found = {"plain": subject.flops("plain"), "autodiff": subject.flops("autodiff"), "vmap": subject.flops("vmap")}
-        found |= {"grams": subject.flops("book_keeping", kept_bytes=0), "kept": subject.flops("book_keeping", kept_bytes=1 << 50)}
-        return found | {"name": name, "length": length, "parameters": subject.parameters}
+        flops = {"plain": subject.flops("plain"), "autodiff": subject.flops("autodiff"), "vmap": subject.flops("vmap")}
+        flops |= {"grams": subject.flops("book_keeping", kept_bytes=0), "kept": subject.flops("book_keeping", kept_bytes=1 << 50)}
+        return flops | {"name": name, "length": length, "parameters": subject.parameters}
 
     def _products(self, traced: Sequence[dict[str, Any]]) -> Table:
         rows = []
-        for found in traced:
-            published = 6 * self.published_parameters[found["name"]] * found["length"]
-            exact = 6 * found["parameters"] * found["length"]
-            named = found["name"], found["length"], self.published_parameters[found["name"]], found["parameters"]
-            rows.append((*named, published, exact, found["autodiff"], found["autodiff"] / exact))
+        for row in traced:
+            published = 6 * self.published_parameters[row["name"]] * row["length"]
+            exact = 6 * row["parameters"] * row["length"]
+            named = row["name"], row["length"], self.published_parameters[row["name"]], row["parameters"]
+            rows.append((*named, published, exact, row["autodiff"], row["autodiff"] / exact))
         columns = ("model", "S", "M_published", "M", "6MS_published", "6MS", "products", "products_over_6MS")
         notes = ("6 M S counts the word table in every token; only masked tokens are decoded, and attention's products are not in it",)
         return Table("flops_of_an_example", columns, tuple(rows), "6 M S beside the products of a plain step", notes)
 
     def _shares(self, traced: Sequence[dict[str, Any]]) -> Table:
         rows = []
-        for found in traced:
-            clipping = CLIPPING_OPERATIONS * found["parameters"] / found["vmap"]
-            noise = NOISE_OPERATIONS * found["parameters"] / self.batch_size / found["plain"]
-            shares = (found[name] / found["plain"] - 1 for name in ("grams", "kept"))
-            rows.append((found["name"], found["length"], clipping, *shares, noise))
+        for row in traced:
+            clipping = CLIPPING_OPERATIONS * row["parameters"] / row["vmap"]
+            noise = NOISE_OPERATIONS * row["parameters"] / self.batch_size / row["plain"]
+            shares = (row[name] / row["plain"] - 1 for name in ("grams", "kept"))
+            rows.append((row["name"], row["length"], clipping, *shares, noise))
         columns = ("model", "S", "clip_instantiated", "book_keeping_grams", "book_keeping_kept", "noise")
         notes = (
             "clip_instantiated: entry-wise operations on a per-example gradient over the products of its example; falls with S",

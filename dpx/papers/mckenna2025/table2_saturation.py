@@ -35,17 +35,17 @@ class MckennaTable2Saturation:
         if not self.lab.is_measured:
             return tables
         fitted = self.lab.fitted()
-        found = self._saturated(fitted)
+        points = self._saturated(fitted)
         columns = ("size", "epsilon", "compute", "loss", "model", "steps", "batch_size", "tokens_per_parameter", "marks")
         rows = tuple(
             (one.size, one.epsilon, one.compute, one.loss, one.parameters, one.steps, one.batch_size, one.tokens_per_parameter)
             + ("; ".join((*one.marks, *(() if is_flat else ("still falling at the largest compute",)))),)
-            for one, is_flat in found
+            for one, is_flat in points
         )
         return [
             *tables,
             Table("saturation", columns, rows, f"least compute within {NEAR:.0%}", fitted.notes),
-            verdicts.table(judged(found)),
+            verdicts.table(judged(points)),
         ]
 
     def _saturated(self, fitted: Fitted) -> list[tuple[Optimum, bool]]:
@@ -90,10 +90,10 @@ def printed() -> Table:
     return Table("printed", columns, tuple(rows), "Table 2 as printed, and the noise of each row", notes)
 
 
-def judged(found: Sequence[tuple[Optimum, bool]]) -> list[Part]:
+def judged(points: Sequence[tuple[Optimum, bool]]) -> list[Part]:
     """Curves that still fall at the largest compute have not saturated and compare with nothing."""
     parts = []
-    flat = [one for one, is_flat in found if is_flat]
+    flat = [one for one, is_flat in points if is_flat]
     for claim, same, grows in (("it grows with epsilon", "size", "epsilon"), ("it grows with the data", "epsilon", "size")):
         groups: dict[float, list[Optimum]] = {}
         for one in flat:

@@ -33,13 +33,13 @@ class MckennaTable3Trainset:
         fix = f"Run +experiment={self.made_by}, then give analysis.runs=outputs"
         folders = [path.parent for path in sorted(Path(self.runs).glob(f"{self.match}*/release")) if (path / "params").exists()]
         require(bool(folders), f"{self.runs}/{self.match}*", "no finished run there", fix)
-        found = [row for folder in folders if (row := self._row(folder))]
-        require(bool(found), f"{self.runs}/{self.match}*", f"no run there has a ratio of {self.noise_batch_ratio:g}", fix)
+        rows = [row for folder in folders if (row := self._row(folder))]
+        require(bool(rows), f"{self.runs}/{self.match}*", f"no run there has a ratio of {self.noise_batch_ratio:g}", fix)
         columns = ("batch_size", "replicate", "loss", "accuracy", "passes")
         title = f"{self.rows:,} training rows at ratio {self.noise_batch_ratio:g}"
         note = "more than one pass: the rows were seen before, so their loss is no longer that of unseen text"
         printed = Table("published", ("batch_size", "loss", "accuracy"), tuple(map(tuple, self.published)), "Table 3 as printed (percent)")
-        return [Table("train_rows", columns, tuple(sorted(found)), title, (note,)), printed, verdicts.table(judged(found))]
+        return [Table("train_rows", columns, tuple(sorted(rows)), title, (note,)), printed, verdicts.table(judged(rows))]
 
     def _row(self, folder: Path) -> Row | None:
         """(batch size, replicate, loss, accuracy, passes over the rows) of a run at the ratio, else `None`."""
@@ -50,11 +50,11 @@ class MckennaTable3Trainset:
         experiment, _ = config.build(cfg)
         if abs(getattr(experiment.noise, "noise_batch_ratio", 0.0) / self.noise_batch_ratio - 1) > 1e-6:
             return None
-        found = of_released(experiment, path / "release" / "params", "protected", self.rows)
-        accuracy = next(value for name, value in found.items() if name in ("mlm_accuracy", "next_token_accuracy"))
+        metrics = of_released(experiment, path / "release" / "params", "protected", self.rows)
+        accuracy = next(value for name, value in metrics.items() if name in ("mlm_accuracy", "next_token_accuracy"))
         size = json.loads((path / "release" / "privacy.json").read_text())["declared_size"]
         batch = experiment.batch_schedule.at(0)
-        return batch, experiment.replicate, found["loss"], accuracy, batch * experiment.steps / size
+        return batch, experiment.replicate, metrics["loss"], accuracy, batch * experiment.steps / size
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:

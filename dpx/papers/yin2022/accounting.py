@@ -75,10 +75,10 @@ class LegalAccounting:
         for text, published in self.published.items():
             charges = accounting.charges_of(stages, float(text))
             by = (("rdp", self.orders), ("rdp", None), ("pld", None))
-            found = [
+            epsilons = [
                 accounting.compose(charges, name, orders=orders, interval=self.interval).epsilon(self.small_delta) for name, orders in by
             ]
-            rows.append((float(text), published, *found))
+            rows.append((float(text), published, *epsilons))
         columns = ("noise_multiplier", "published", "rdp_old_orders", "rdp_default_orders", "pld")
         notes = ("the size of the small corpus is not printed; this one is inferred",)
         return Table("small_corpus", columns, tuple(rows), f"{self.small_steps:,} steps of {self.small_batch_size}", notes)

@@ -23,8 +23,8 @@ def batch_sweep(runs: Sequence[Run]) -> Verdict:
     if len(groups) < 2:
         parts = tuple(Part.missing(claim, f"{len(groups)} batch sizes (2 needed)") for claim in claims)
     else:
-        found = shape.trend({size: accuracies(group) for size, group in groups.items()})
-        parts = (_snr_ordered(claims[0], groups), _snr_falls(claims[1], groups), Part.of(claims[2], found.holds, found.words()))
+        trend = shape.trend({size: accuracies(group) for size, group in groups.items()})
+        parts = (_snr_ordered(claims[0], groups), _snr_falls(claims[1], groups), Part.of(claims[2], trend.holds, trend.words()))
     return Verdict("A7", "anil_batch_sweep", "SNR ordered by q at each step; SNR falls along training; final accuracy ordered by q", parts)
 
 
@@ -68,17 +68,17 @@ def largest_batch(runs: Sequence[Run]) -> Verdict:
 
 def schedules(runs: Sequence[Run], name: str = "anil_batch_schedule") -> dict[str, list[Run]]:
     """Runs of Figure 4 by role: `small` and `large` constant batches, and the `schedule` between them."""
-    found: dict[str, list[Run]] = {}
+    by_role: dict[str, list[Run]] = {}
     constant: dict[int, list[Run]] = {}
     for run in laptop(runs, name):
         sizes = json.loads(run.config.get("batch_schedule.sizes", "[]"))
         if len(sizes) > 1:
-            found.setdefault("schedule", []).append(run)
+            by_role.setdefault("schedule", []).append(run)
         elif sizes:
             constant.setdefault(sizes[0], []).append(run)
     if len(constant) > 1:
-        found |= {"small": constant[min(constant)], "large": constant[max(constant)]}
-    return found
+        by_role |= {"small": constant[min(constant)], "large": constant[max(constant)]}
+    return by_role
 
 
 def unevenness(run: Run) -> float:
@@ -130,7 +130,7 @@ def _fewer(claim: str, roles: Mapping[str, Sequence[Run]]) -> Part:
 
 def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of the three readings of the schedule, by point."""
-    found: dict[str, list[Run]] = {}
+    by_point: dict[str, list[Run]] = {}
     for run in laptop(runs, "anil_schedule_variants"):
-        found.setdefault(run.point, []).append(run)
-    return found
+        by_point.setdefault(run.point, []).append(run)
+    return by_point

@@ -59,9 +59,9 @@ def cells(runs: Sequence[Run], experiment: str, table: str) -> list[dict[str, An
     rows: dict[int, dict[str, Any]] = defaultdict(dict)
     for run in runs:
         for name, value in [*run.finals.items(), *run.facts.items()] if run.experiment == experiment else []:
-            found = _CELL.fullmatch(name)
-            if found and found["table"] == table:
-                rows[int(found["row"])][found["column"]] = value
+            cell = _CELL.fullmatch(name)
+            if cell and cell["table"] == table:
+                rows[int(cell["row"])][cell["column"]] = value
     return [rows[number] for number in sorted(rows)]
 
 

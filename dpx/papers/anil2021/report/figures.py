@@ -29,7 +29,7 @@ def figures(runs: Sequence[Run], published: Sequence[Published]) -> dict[str, li
         "anil_batch_schedule": _batch_schedule(runs),
         "anil_accounting": _accounting(runs),
     }
-    return {name: found for name, found in drawn.items() if found}
+    return {name: made for name, made in drawn.items() if made}
 
 
 def _numbers(published: Sequence[Published], experiment: str, knob: str) -> list[tuple[float, float]]:
@@ -62,38 +62,38 @@ def _against(axes: Any, groups: Mapping[float, Sequence[Run]], xlabel: str, numb
 
 
 def _tuning(runs: Sequence[Run]) -> list[Figure]:
-    found: list[Figure] = []
+    drawn: list[Figure] = []
     trials = sweeps.laptop(runs, "anil_tune_32k")
     if trials:
         caption = f"Figure 1, laptop analogue: {len(trials)} trials. The paper's points are a picture that is not digitised."
         knobs = {"optimizer.weight_decay": "weight decay λ", "lr_schedule.learning_rate": "learning rate η"}
-        with drawing.panels("anil-figure-1", caption, 2, found) as both:
+        with drawing.panels("anil-figure-1", caption, 2, drawn) as both:
             for axes, (knob, label) in zip(both, knobs.items(), strict=True):
                 drawing.scatter(axes, 0, [(run.number(knob), 100 * run.finals[sweeps.ACCURACY]) for run in trials])
                 axes.set(xscale="log", xlabel=label, ylabel="held-out accuracy, %", title=LAPTOP)
-    return found
+    return drawn
 
 
 def _weight_decay(runs: Sequence[Run]) -> list[Figure]:
-    found: list[Figure] = []
+    drawn: list[Figure] = []
     groups = sweeps.by(sweeps.laptop(runs, "anil_weight_decay"), "optimizer.weight_decay")
     if groups:
         caption = "Section 4.3, laptop analogue: norm of all decayed matrices and mean norm of a per-example gradient, by weight decay λ."
-        with drawing.panels("anil-weight-decay", caption, 2, found) as (left, right):
+        with drawing.panels("anil-weight-decay", caption, 2, drawn) as (left, right):
             _grouped(left, groups, "weights/matrices", "λ")
             _grouped(right, groups, "grad/example_norm", "λ")
             left.set(ylabel="weight norm", title=LAPTOP)
             right.set(ylabel="per-example gradient norm", yscale="log")
-    return found
+    return drawn
 
 
 def _scale_invariance(runs: Sequence[Run]) -> list[Figure]:
-    found: list[Figure] = []
+    drawn: list[Figure] = []
     rows = exact.cells(runs, "anil_scale_invariance", "scale_invariance")
     rows = [row for row in rows if row["alpha"] == 2 and row["numbers"] == "float64"]
     if rows:
         caption = "Section 4.3: relative change of the output when weights are doubled (random model, float64); 1e-16 is rounding."
-        with drawing.panels("anil-scale-invariance", caption, 1, found) as (axes,):
+        with drawing.panels("anil-scale-invariance", caption, 1, drawn) as (axes,):
             axes.get_figure().set_size_inches(9.4, 3.4)
             for holds, number, label in (("True", 0, "the claim holds"), ("False", 1, "it does not")):
                 chosen = [(row["relative change of the output"], row["scaled by alpha"]) for row in rows if row["claim holds"] == holds]
@@ -101,29 +101,29 @@ def _scale_invariance(runs: Sequence[Run]) -> list[Figure]:
             axes.set(xscale="log", xlabel="relative change of the output at α = 2", xlim=(3e-17, 10))
             axes.invert_yaxis()
             drawing.legend(axes)
-    return found
+    return drawn
 
 
 def _epsilon(runs: Sequence[Run], published: Sequence[Published]) -> list[Figure]:
-    found: list[Figure] = []
+    drawn: list[Figure] = []
     groups = sweeps.by(sweeps.laptop(runs, "anil_epsilon_sweep"), "noise.epsilon")
     caption = f"Figure 2: accuracy against ε. {_ENDS[bool(groups)]}"
-    with drawing.panels("anil-figure-2", caption, 2 if groups else 1, found) as axes:
+    with drawing.panels("anil-figure-2", caption, 2 if groups else 1, drawn) as axes:
         numbers = _numbers(published, "anil_epsilon_sweep", "noise.epsilon")
         drawing.scatter(axes[0], 1, numbers)
         drawing.values(axes[0], numbers)
         axes[0].set(xlabel="ε", ylabel="masked-token accuracy, %", title=PUBLISHED, xlim=(0, 11), ylim=(25, 45))
         if groups:
             _against(axes[1], groups, "ε")
-    return found
+    return drawn
 
 
 def _batch_sweep(runs: Sequence[Run], published: Sequence[Published]) -> list[Figure]:
-    found: list[Figure] = []
+    drawn: list[Figure] = []
     groups = sweeps.by(sweeps.laptop(runs, "anil_batch_sweep"), batches.SIZE)
     if groups:
         caption = "Figures 3a and 3b, laptop analogue: gradient-SNR (windows of steps) and held-out accuracy by expected batch size."
-        with drawing.panels("anil-figure-3", caption, 2, found) as (left, right):
+        with drawing.panels("anil-figure-3", caption, 2, drawn) as (left, right):
             _grouped(left, groups, batches.SNR, "batch")
             left.set(ylabel="gradient-SNR", yscale="log", title=LAPTOP)
             _grouped(right, groups, sweeps.ACCURACY, "batch", 100)
@@ -134,7 +134,7 @@ def _batch_sweep(runs: Sequence[Run], published: Sequence[Published]) -> list[Fi
                 right.set_title("dotted: without privacy")
             right.set(ylabel="held-out accuracy, %")
     caption = f"Figure 3b's ends: accuracy against batch size. {_ENDS[bool(groups)]}"
-    with drawing.panels("anil-figure-3-ends", caption, 2 if groups else 1, found) as axes:
+    with drawing.panels("anil-figure-3-ends", caption, 2 if groups else 1, drawn) as axes:
         numbers = _numbers(published, "anil_batch_sweep", batches.SIZE)
         drawing.scatter(axes[0], 1, numbers)
         drawing.values(axes[0], numbers)
@@ -147,15 +147,15 @@ def _batch_sweep(runs: Sequence[Run], published: Sequence[Published]) -> list[Fi
             # The sizes that ran: within one decade matplotlib's own labels run into each other.
             axes[1].set_xticks(list(groups), [f"{size:g}" for size in groups])
             axes[1].minorticks_off()
-    return found
+    return drawn
 
 
 def _batch_schedule(runs: Sequence[Run]) -> list[Figure]:
-    found: list[Figure] = []
+    drawn: list[Figure] = []
     roles = batches.schedules(runs)
     if roles:
         caption = "Figures 4a and 4b, laptop analogue: gradient-SNR and held-out accuracy of a rising batch between two constant ones."
-        with drawing.panels("anil-figure-4", caption, 2, found) as (left, right):
+        with drawing.panels("anil-figure-4", caption, 2, drawn) as (left, right):
             for axes, metric, scale in ((left, batches.SNR, 1), (right, sweeps.ACCURACY, 100)):
                 for number, role in enumerate(role for role in ("small", "large", "schedule") if role in roles):
                     curves = _curves(roles[role], metric, scale)
@@ -165,15 +165,15 @@ def _batch_schedule(runs: Sequence[Run]) -> list[Figure]:
                 drawing.legend(axes)
             left.set(ylabel="gradient-SNR", yscale="log", title=LAPTOP)
             right.set(ylabel="held-out accuracy, %")
-    return found
+    return drawn
 
 
 def _accounting(runs: Sequence[Run]) -> list[Figure]:
-    found: list[Figure] = []
+    drawn: list[Figure] = []
     rows = exact.cells(runs, "anil_accounting", "sigma_by_batch")
     if rows:
         caption = "Full scale: the noise multiplier that ε = 5.36 needs, and the ε that a PLD accountant finds at RDP's noise."
-        with drawing.panels("anil-accounting", caption, 2, found) as (left, right):
+        with drawing.panels("anil-accounting", caption, 2, drawn) as (left, right):
             drawing.lines(left, 0, "σ by RDP", [], [(row["batch size"], row["sigma (rdp)"]) for row in rows], markers=True)
             drawing.lines(left, 1, "σ by PLD", [], [(row["batch size"], row["sigma (pld)"]) for row in rows], markers=True)
             drawing.lines(right, 0, "RDP", [], [(row["batch size"], row["epsilon (rdp)"]) for row in rows], markers=True)
@@ -182,4 +182,4 @@ def _accounting(runs: Sequence[Run]) -> list[Figure]:
             right.set(xscale="log", xlabel="batch size", ylabel="ε at that σ", ylim=(4, 5.6))
             drawing.legend(left)
             drawing.legend(right)
-    return found
+    return drawn

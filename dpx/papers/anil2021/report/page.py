@@ -228,8 +228,8 @@ def _all_runs(runs: Sequence[Run]) -> Block:
 def _notes(path: Path) -> dict[str, list[str]]:
     if not path.exists():
         return {}
-    found: dict[str, list[str]] = {}
+    by_item: dict[str, list[str]] = {}
     with open(path, newline="") as file:
         for line in csv.DictReader(file):
-            found.setdefault(line["item"], []).append(line["note"])
-    return found
+            by_item.setdefault(line["item"], []).append(line["note"])
+    return by_item

@@ -29,11 +29,11 @@ def on_the_text_of(others: Sequence[Run], runs: Sequence[Run]) -> list[Run]:
 
 def by(runs: Sequence[Run], knob: str) -> dict[float, list[Run]]:
     """Runs by the value of a swept knob, ascending; runs without it are left out."""
-    found: dict[float, list[Run]] = defaultdict(list)
+    groups: dict[float, list[Run]] = defaultdict(list)
     for run in runs:
         if knob in run.config:
-            found[run.number(knob)].append(run)
-    return dict(sorted(found.items()))
+            groups[run.number(knob)].append(run)
+    return dict(sorted(groups.items()))
 
 
 def accuracies(runs: Sequence[Run]) -> list[float]:
@@ -129,8 +129,8 @@ def _growth(claim: str, runs: Sequence[Run], decay: float) -> Part:
 
 
 def _norms_fall(claim: str, groups: dict[float, list[Run]]) -> Part:
-    found = shape.descending({decay: [run.curves["weights/matrices"][-1][1] for run in group] for decay, group in groups.items()})
-    return Part.of(claim, found.holds, found.words())
+    trend = shape.descending({decay: [run.curves["weights/matrices"][-1][1] for run in group] for decay, group in groups.items()})
+    return Part.of(claim, trend.holds, trend.words())
 
 
 def _bounded(claim: str, runs: Sequence[Run], decay: float) -> Part:
@@ -158,9 +158,9 @@ def epsilon_sweep(runs: Sequence[Run]) -> Verdict:
     if len(groups) < 3:
         parts = tuple(Part.missing(claim, f"{len(groups)} values of ε (3 needed)") for claim in (rises, concave))
     else:
-        found = shape.trend(groups)
+        trend = shape.trend(groups)
         means = [(epsilon, statistics.fmean(values)) for epsilon, values in groups.items()]
         slopes = [100 * (high[1] - low[1]) / (high[0] - low[0]) for low, high in zip(means, means[1:], strict=False)]
         words = f"slopes of the means {', '.join(f'{slope:.3g}' for slope in slopes)} % per unit of ε"
-        parts = (Part.of(rises, found.holds, found.words()), Part.of(concave, slopes[0] > slopes[-1] and not math.isnan(slopes[0]), words))
+        parts = (Part.of(rises, trend.holds, trend.words()), Part.of(concave, slopes[0] > slopes[-1] and not math.isnan(slopes[0]), words))
     return Verdict("A6", "anil_epsilon_sweep", "accuracy rises with ε, concave", parts)

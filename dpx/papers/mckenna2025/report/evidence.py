@@ -22,19 +22,19 @@ _RUN = ("model", "noise_batch_ratio", "learning_rate", "replicate", "batch_size"
 def fill_measurements(outputs: Path, home: Path) -> list[str]:
     """Runs of the grid under `outputs` replace their own rows; rows of runs that are gone stay. Returns what could not be read."""
     try:
-        found, left_out = measured(outputs, GRID)
+        fresh, left_out = measured(outputs, GRID)
     except ConfigError:
         return []
     place = home / "measurements.csv"
-    (merged(Measurements.read(place), found) if place.exists() else found).write(place)
+    (merged(Measurements.read(place), fresh) if place.exists() else fresh).write(place)
     return left_out
 
 
-def merged(kept: Measurements, found: Measurements) -> Measurements:
-    """`found` in the place of what `kept` says of the same runs, in the order of runs."""
-    new = set(_runs(found))
+def merged(kept: Measurements, fresh: Measurements) -> Measurements:
+    """`fresh` in the place of what `kept` says of the same runs, in the order of runs."""
+    new = set(_runs(fresh))
     stays = kept.where(np.array([run not in new for run in _runs(kept)], bool))
-    both = Measurements(**{name: np.concatenate([getattr(stays, name), getattr(found, name)]) for name in (*TEXT, *NUMBERS)})
+    both = Measurements(**{name: np.concatenate([getattr(stays, name), getattr(fresh, name)]) for name in (*TEXT, *NUMBERS)})
     return both.where(_order(both))
 
 
@@ -49,8 +49,8 @@ def _runs(table: Measurements) -> list[tuple[Any, ...]]:
 
 def fill_analyses(outputs: Path, home: Path) -> list[str]:
     """The latest run of every analysis of the paper. Returns nothing: an analysis that broke wrote no tables."""
-    found = sorted(outputs.glob("mckenna_*/release/analysis.json"), key=lambda path: path.stat().st_mtime)
-    for path in found:
+    documents = sorted(outputs.glob("mckenna_*/release/analysis.json"), key=lambda path: path.stat().st_mtime)
+    for path in documents:
         document = json.loads(path.read_text())
         (home / "analyses").mkdir(parents=True, exist_ok=True)
         write_durably(home / "analyses" / f"{document['name']}.json", json.dumps(document, indent=1) + "\n")
@@ -62,9 +62,9 @@ def tables(home: Path, name: str) -> dict[str, Table]:
     path = home / "analyses" / f"{name}.json"
     if not path.exists():
         return {}
-    found = {}
+    by_name = {}
     for table in json.loads(path.read_text())["tables"]:
         if table["rows"]:
             rows = tuple(tuple(row.values()) for row in table["rows"])
-            found[table["name"]] = Table(table["name"], tuple(table["rows"][0]), rows, table["title"], tuple(table["notes"]))
-    return found
+            by_name[table["name"]] = Table(table["name"], tuple(table["rows"][0]), rows, table["title"], tuple(table["notes"]))
+    return by_name

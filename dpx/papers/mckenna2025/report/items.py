@@ -130,8 +130,8 @@ def predictor(home: Path) -> trained.Predicted:
     sizes: Mapping[str, float] = dict(zip(surface.names, surface.parameters_M.tolist(), strict=True))
 
     def loss(model: str, steps: float, ratio: float) -> float | None:
-        found = float(surface.at(sizes[model], steps, ratio).loss) if model in sizes else float("nan")
-        return found if np.isfinite(found) else None
+        predicted = float(surface.at(sizes[model], steps, ratio).loss) if model in sizes else float("nan")
+        return predicted if np.isfinite(predicted) else None
 
     return loss
 

@@ -73,8 +73,8 @@ def _section(item: Item, verdict: Verdict | None, runs: Sequence[Run], published
     if verdict is not None:
         parts = [(part.claim, part.statistic, part.state) for part in verdict.parts]
         blocks.append(Grid(("claim", "what is found", "laptop"), parts))
-    found = evidence.tables(home, item.name)
-    blocks += [*_figures(item, found), *(_table(table) for name, table in found.items() if name != "verdicts")]
+    by_name = evidence.tables(home, item.name)
+    blocks += [*_figures(item, by_name), *(_table(table) for name, table in by_name.items() if name != "verdicts")]
     lines = [line for line in published if line.item == item.number]
     if lines:
         printed = [(line.quantity, f"{line.value} {line.unit}".strip() or "–", _HOW[line.mark], line.where, line.note) for line in lines]
@@ -98,19 +98,19 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _figures(item: Item, found: dict[str, Table]) -> list[Figure]:
+def _figures(item: Item, by_name: dict[str, Table]) -> list[Figure]:
     """Pictures of the analysis whose tables are there and have what they show."""
-    if not found or item.kind == TRAINS:
+    if not by_name or item.kind == TRAINS:
         return []
     _, job = build(recipes.compose([f"+experiment={item.name}", *item.options]))
     declared: Any = job
     drawn: Sequence[Picture] = getattr(declared.analysis, "pictures", list)()
-    kept = [Picture(one.name, one.caption, panels) for one in drawn if (panels := tuple(p for p in one.panels if _is_there(p, found)))]
-    return pictures.draw(kept, list(found.values()))
+    kept = [Picture(one.name, one.caption, panels) for one in drawn if (panels := tuple(p for p in one.panels if _is_there(p, by_name)))]
+    return pictures.draw(kept, list(by_name.values()))
 
 
-def _is_there(panel: Any, found: dict[str, Table]) -> bool:
-    rows = found[panel.table].as_json()["rows"] if panel.table in found else []
+def _is_there(panel: Any, by_name: dict[str, Table]) -> bool:
+    rows = by_name[panel.table].as_json()["rows"] if panel.table in by_name else []
     where = getattr(panel, "where", None)
     return any(where is None or row[where[0]] == where[1] for row in rows)
 

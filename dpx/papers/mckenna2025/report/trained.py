@@ -25,18 +25,18 @@ def laptop(runs: Sequence[Run], name: str) -> list[Run]:
 
 def losses_by(runs: Sequence[Run], *knobs: str) -> dict[tuple[str, ...], list[float]]:
     """Final losses of replicates by knobs, as their configs write them."""
-    found: dict[tuple[str, ...], list[float]] = {}
+    by_values: dict[tuple[str, ...], list[float]] = {}
     for run in runs:
-        found.setdefault(tuple(run.config[knob] for knob in knobs), []).append(run.finals[LOSS])
-    return found
+        by_values.setdefault(tuple(run.config[knob] for knob in knobs), []).append(run.finals[LOSS])
+    return by_values
 
 
 def by_batch(runs: Sequence[Run]) -> dict[float, dict[float, list[float]]]:
     """Final losses by ratio and then by batch, both ascending."""
-    found: dict[float, dict[float, list[float]]] = {}
+    by_ratio: dict[float, dict[float, list[float]]] = {}
     for (ratio, batch), losses in losses_by(runs, RATIO, BATCH).items():
-        found.setdefault(float(ratio), {})[float(batch)] = losses
-    return {ratio: dict(sorted(groups.items())) for ratio, groups in sorted(found.items())}
+        by_ratio.setdefault(float(ratio), {})[float(batch)] = losses
+    return {ratio: dict(sorted(groups.items())) for ratio, groups in sorted(by_ratio.items())}
 
 
 def _words(groups: Mapping[float, Sequence[float]]) -> str:
@@ -46,11 +46,11 @@ def _words(groups: Mapping[float, Sequence[float]]) -> str:
 def physical_batch(runs: Sequence[Run]) -> Verdict:
     """M11: judged at the smallest ratio alone; the order at the others is reported, whichever it is."""
     claim = "at the smallest ratio larger batches end lower"
-    found = by_batch(laptop(runs, "mckenna_fig7_physical_batch"))
-    if not found or min(len(groups) for groups in found.values()) < 2:
-        parts = [Part.missing(claim, f"{len(found)} ratios with two batches or more")]
+    by_ratio = by_batch(laptop(runs, "mckenna_fig7_physical_batch"))
+    if not by_ratio or min(len(groups) for groups in by_ratio.values()) < 2:
+        parts = [Part.missing(claim, f"{len(by_ratio)} ratios with two batches or more")]
     else:
-        (_, first), *others = found.items()
+        (_, first), *others = by_ratio.items()
         order = shape.descending(first)
         rest = "".join(f". Reported, not judged: ratio {ratio:.3g}: {_words(groups)}; {_direction(groups)}" for ratio, groups in others)
         parts = [Part.of(claim, order.holds, f"{_words(first)}; {order.words()}{rest}")]
@@ -86,13 +86,13 @@ def batch_and_rate(runs: Sequence[Run]) -> Verdict:
 def batch_of_large(runs: Sequence[Run]) -> Verdict:
     """M14: the text's reading of Figure 9."""
     claim = "smaller batches end lower at the largest ratio and at no other"
-    found = by_batch(laptop(runs, "mckenna_fig9_batch_large"))
-    if len(found) < 2 or min(len(groups) for groups in found.values()) < 2:
-        part = Part.missing(claim, f"{len(found)} ratios with two batches or more (2 needed)")
+    by_ratio = by_batch(laptop(runs, "mckenna_fig9_batch_large"))
+    if len(by_ratio) < 2 or min(len(groups) for groups in by_ratio.values()) < 2:
+        part = Part.missing(claim, f"{len(by_ratio)} ratios with two batches or more (2 needed)")
     else:
-        smaller = [ratio for ratio, groups in found.items() if _direction(groups).startswith("smaller")]
-        words = "; ".join(f"ratio {ratio:.3g}: {_words(groups)}" for ratio, groups in found.items())
-        part = Part.of(claim, smaller == [max(found)], words)
+        smaller = [ratio for ratio, groups in by_ratio.items() if _direction(groups).startswith("smaller")]
+        words = "; ".join(f"ratio {ratio:.3g}: {_words(groups)}" for ratio, groups in by_ratio.items())
+        part = Part.of(claim, smaller == [max(by_ratio)], words)
     return Verdict("M14", "mckenna_fig9_batch_large", "as text: only at the largest ratio", (part,))
 
 
@@ -111,10 +111,10 @@ def decoder(runs: Sequence[Run]) -> Verdict:
 
 def best_rates(runs: Sequence[Run]) -> dict[tuple[str, float], float]:
     """The rate of the lowest mean loss by (model, ratio), where at least two rates ran."""
-    found: dict[tuple[str, float], dict[float, float]] = {}
+    by_rate: dict[tuple[str, float], dict[float, float]] = {}
     for (model, ratio, rate), losses in losses_by(runs, MODEL, RATIO, RATE).items():
-        found.setdefault((model, float(ratio)), {})[float(rate)] = statistics.fmean(losses)
-    return {key: min(losses, key=lambda rate: losses[rate]) for key, losses in sorted(found.items()) if len(losses) > 1}
+        by_rate.setdefault((model, float(ratio)), {})[float(rate)] = statistics.fmean(losses)
+    return {key: min(losses, key=lambda rate: losses[rate]) for key, losses in sorted(by_rate.items()) if len(losses) > 1}
 
 
 def rates_by_ratio(runs: Sequence[Run]) -> Verdict:
@@ -147,20 +147,21 @@ def clipped(runs: Sequence[Run]) -> Verdict:
 
 def direct(runs: Sequence[Run], predicted: Predicted) -> Verdict:
     """M8: pairs of settings at one epsilon stand as the fit of the grid has them."""
-    claim, found = "settings of one epsilon end in the order that the fit of the grid predicts", laptop(runs, "mckenna_fig5_direct")
+    claim, settings = "settings of one epsilon end in the order that the fit of the grid predicts", laptop(runs, "mckenna_fig5_direct")
     by_epsilon: dict[float, list[tuple[str, float, float]]] = {}
-    for run in found:
+    for run in settings:
         ratio = float(run.facts["noise_multiplier"]) / run.number(BATCH)
         loss = predicted(run.config[MODEL], run.number("steps"), ratio)
         if loss is not None:
             by_epsilon.setdefault(run.number("noise.epsilon"), []).append((run.config[MODEL], loss, run.finals[LOSS]))
     pairs = [(one, two) for group in by_epsilon.values() for one, two in itertools.combinations(group, 2) if one[0] != two[0]]
     if not pairs:
-        part = Part.missing(claim, f"{len(found)} finished runs, no two of one epsilon inside the grid")
+        part = Part.missing(claim, f"{len(settings)} finished runs, no two of one epsilon inside the grid")
     else:
         right = sum((one[1] < two[1]) == (one[2] < two[2]) for one, two in pairs)
         words = "; ".join(
-            f"epsilon {epsilon:g}: " + ", ".join(f"{model} predicted {loss:.3f}, held-out {found:.3f}" for model, loss, found in group)
+            f"epsilon {epsilon:g}: "
+            + ", ".join(f"{model} predicted {loss:.3f}, held-out {measured:.3f}" for model, loss, measured in group)
             for epsilon, group in sorted(by_epsilon.items())
         )
         part = Part.of(claim, right == len(pairs), f"{right} of {len(pairs)} pairs; {words}")
