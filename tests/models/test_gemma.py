@@ -112,7 +112,7 @@ def test_a_microbatch_takes_what_the_compiler_says():
         return dpx.clipped_sum(of.losses, params, batch, weights=flat_weights(1.0), checked=False, method="traced").total
 
     parameters = sum(math.prod(shape) for shape in _shapes(of).values())
-    sizes = {"vocabulary_size": words, "sequence_length": length, "masked_slots": length, "microbatch": examples, "shards": 1}
+    sizes = {"vocabulary_size": words, "sequence_length": length, "masked_positions": length, "microbatch": examples, "shards": 1}
     expected = step_memory(model, Trains(parameters), method="traced", **sizes)
     assert 0.9 < temporary_bytes(summed, jax.eval_shape(of.init, KEY), batch) / (expected.microbatch - expected.accumulator) < 1.15
 
