@@ -74,6 +74,8 @@ def test_non_private_baseline_claims_nothing() -> None:
 def test_a_fixed_seed_leaves_no_guarantee() -> None:
     found = _plan("+experiment=anil_2m_batch", "seed=1")
     assert found["guarantee"] == "none" and "fixed_seed" in found["reasons"][0]
+    assert found["epsilon"] == {} and {one["name"] for one in found["unsupported"]} == {"epsilon/rdp", "epsilon/pld"}
+    assert all("fixed_seed" in one["reason"] for one in found["unsupported"])
 
 
 def test_a_download_is_not_started_by_a_plan() -> None:
