@@ -7,14 +7,18 @@ a measurement has the number of steps done, or `final`.
 import csv
 import dataclasses
 import io
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpx.durable import write_durably
 
 COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
 FINAL = "final"
+# A cell of a table that an analysis or a benchmark gave.
+_CELL = re.compile(r"(?P<table>\w+)\[(?P<row>\d+)\]\.(?P<column>.*)")
 # Which repeat it is, and how a sum is computed, are no part of what is compared.
 _NOT_A_POINT = ("microbatch", "clipping.method", "clipping")
 
@@ -119,3 +123,14 @@ def _run(key: tuple[str, str], point: str, rows: list[Row]) -> Run:
             curves[row.metric].append((int(row.step), float(row.value)))
     ordered = {metric: tuple(sorted(curve)) for metric, curve in curves.items()}
     return Run(key[0], key[1], point, rows[0].replicate, config, facts, finals, ordered)
+
+
+def cells(runs: Sequence[Run], experiment: str, table: str) -> list[dict[str, Any]]:
+    """The rows of an analysis' table, numbers as numbers; empty where the analysis has not run."""
+    rows: dict[int, dict[str, Any]] = defaultdict(dict)
+    for run in runs:
+        for name, value in [*run.finals.items(), *run.facts.items()] if run.experiment == experiment else []:
+            cell = _CELL.fullmatch(name)
+            if cell and cell["table"] == table:
+                rows[int(cell["row"])][cell["column"]] = value
+    return [rows[number] for number in sorted(rows)]

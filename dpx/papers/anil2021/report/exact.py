@@ -1,14 +1,12 @@
 """What needs no training at scale: arithmetic, accounting, scale invariance and the throughput ratio (A5, A10-A13)."""
 
-import re
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from dpx.batch_schedule import Constant, Linear, Staged, stages
 from dpx.cost.flops import published_flops
 from dpx.models.shape import Bert
-from dpx.report.rows import FINAL, Row, Run
+from dpx.report.rows import FINAL, Row, Run, cells
 from dpx.report.shape import Part, Verdict
 
 STEPS, LENGTH = 20_000, 128
@@ -18,7 +16,6 @@ SAVINGS = {"step_1875": 17.578, "first_rise_at_0": 10.547, "linear_7500": 14.062
 # Computed with RDP (Poisson, add/remove) at epsilon 5.36, delta 2.89e-9, n = 346e6, 20,000 steps; to 1 %.
 SIGMA = {32768: 0.4941, 65536: 0.5227, 131072: 0.5581, 262144: 0.6064, 524288: 0.6812, 1048576: 0.8263, 2097152: 1.2151}
 LARGE = Bert(name="large", layers=24, width=1024, heads=16, feed_forward=4096)
-_CELL = re.compile(r"(?P<table>\w+)\[(?P<row>\d+)\]\.(?P<column>.*)")
 
 
 def readings() -> dict[str, Any]:
@@ -52,17 +49,6 @@ def computed() -> list[Row]:
     }
     values |= {f"percent saved, {name}": ("anil_schedule_variants", value) for name, value in savings().items()}
     return [Row(experiment, "arithmetic", 0, f"computed/{name}", FINAL, f"{value:.9g}") for name, (experiment, value) in values.items()]
-
-
-def cells(runs: Sequence[Run], experiment: str, table: str) -> list[dict[str, Any]]:
-    """The rows of an analysis' table, numbers as numbers; empty where the analysis has not run."""
-    rows: dict[int, dict[str, Any]] = defaultdict(dict)
-    for run in runs:
-        for name, value in [*run.finals.items(), *run.facts.items()] if run.experiment == experiment else []:
-            cell = _CELL.fullmatch(name)
-            if cell and cell["table"] == table:
-                rows[int(cell["row"])][cell["column"]] = value
-    return [rows[number] for number in sorted(rows)]
 
 
 def scale_invariance(runs: Sequence[Run]) -> Verdict:

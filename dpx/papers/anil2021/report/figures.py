@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpx.papers.anil2021.report import batches, exact, sweeps
+from dpx.papers.anil2021.report import batches, sweeps
 from dpx.report import drawing
 from dpx.report.document import Figure
 from dpx.report.published import Published
-from dpx.report.rows import Run
+from dpx.report.rows import Run, cells
 from dpx.report.shape import mean_curve
 
 PUBLISHED, LAPTOP = "published, full scale", "laptop: order only"
@@ -89,7 +89,7 @@ def _weight_decay(runs: Sequence[Run]) -> list[Figure]:
 
 def _scale_invariance(runs: Sequence[Run]) -> list[Figure]:
     drawn: list[Figure] = []
-    rows = exact.cells(runs, "anil_scale_invariance", "scale_invariance")
+    rows = cells(runs, "anil_scale_invariance", "scale_invariance")
     rows = [row for row in rows if row["alpha"] == 2 and row["numbers"] == "float64"]
     if rows:
         caption = "Section 4.3: relative change of the output when weights are doubled (random model, float64); 1e-16 is rounding."
@@ -170,7 +170,7 @@ def _batch_schedule(runs: Sequence[Run]) -> list[Figure]:
 
 def _accounting(runs: Sequence[Run]) -> list[Figure]:
     drawn: list[Figure] = []
-    rows = exact.cells(runs, "anil_accounting", "sigma_by_batch")
+    rows = cells(runs, "anil_accounting", "sigma_by_batch")
     if rows:
         caption = "Full scale: the noise multiplier that ε = 5.36 needs, and the ε that a PLD accountant finds at RDP's noise."
         with drawing.panels("anil-accounting", caption, 2, drawn) as (left, right):
