@@ -44,8 +44,9 @@ def test_clipping_of_instantiated_gradients_falls_with_length_and_measured_share
         vocabulary_size=64,
         evidence=str(tmp_path),
     )
-    products, shares, measured = map(rows_of, subject())
+    products, shares, measured, judged = map(rows_of, subject())
     assert products[0]["6MS"] == 6 * products[0]["M"] * 8 and products[0]["products"] > 0
     assert shares[0]["clip_instantiated"] > shares[1]["clip_instantiated"]
     assert shares[0]["book_keeping_grams"] < shares[1]["book_keeping_grams"]
+    assert [row["state"] for row in judged] == ["pass"]
     assert measured[0]["clipping_share"] == pytest.approx(0.1) and measured[0]["update_share"] == pytest.approx(0.5)

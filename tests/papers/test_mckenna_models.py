@@ -9,7 +9,7 @@ from dpx.job.analyse import Analyse
 def test_exact_counts_of_the_seven_sizes():
     _, job = build(recipes.compose(["+experiment=mckenna_table1_models"]))
     assert isinstance(job, Analyse)
-    (table,) = job.analysis()
+    table, _ = job.analysis()
     rows = {row["model"]: row for row in table.as_json()["rows"] if row["vocabulary"] == 30522}
     exact = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428}
     exact |= {"large": 336_226_108, "mega": 732_389_180}

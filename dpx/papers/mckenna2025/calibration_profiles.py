@@ -1,12 +1,14 @@
 """McKenna et al. 2025, appendix D and Figure 15: settings of equal (epsilon, delta) differ in what an attacker can reach."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
 from dpx.picture import Cells, Lines, Picture
+from dpx.report.shape import Part
 from dpx.scaling.vulnerability import excess_by_profiles
 from dpx.table import Table
 
@@ -25,7 +27,9 @@ class MckennaCalibrationProfiles:
 
     def __call__(self) -> list[Table]:
         settings = {batch: self._composed(batch) for batch in self.batch_sizes}
-        return [self._noise(settings), self._profiles(settings), self._excess(settings)]
+        profiles = self._profiles(settings)
+        part = judged(profiles.as_json()["rows"], float(self.epsilon))
+        return [self._noise(settings), profiles, self._excess(settings), verdicts.table([part])]
 
     def _composed(self, batch: int):
         from dpx.privacy import solve
@@ -89,3 +93,12 @@ EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 80)])
 def deltas(composed) -> np.ndarray:
     """A composition's profile at `EPSILONS`."""
     return np.array([composed.delta(float(epsilon)) for epsilon in EPSILONS])
+
+
+def judged(rows: Sequence[Mapping[str, float | int]], epsilon: float) -> Part:
+    """Of each two batch sizes one profile is above the other before the claim and below it behind."""
+    claim = f"profiles cross only at epsilon {epsilon:g}: the larger batch reveals more below it and less above"
+    names = [name for name in rows[0] if name != "epsilon"]
+    kept = [row for row in rows if row["epsilon"] != epsilon]
+    signs = [(row[two] > row[one]) == (row["epsilon"] < epsilon) for row in kept for one, two in itertools.pairwise(names)]
+    return Part.of(claim, bool(signs) and all(signs), f"{sum(signs)} of {len(signs)} neighbours in order, over {len(kept)} points")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
 from dpx.picture import Lines, Picture
+from dpx.report.shape import Part
 from dpx.table import Table
 
 
@@ -34,7 +36,8 @@ class MckennaDiminishingBatch:
         logs = np.log([[row[3], row[4]] for row in rows])
         slope = float(np.polyfit(logs[:, 1], logs[:, 0], 1)[0])
         fit = Table("slope", ("slope", "claimed"), ((slope, 1.0),), "log batch size against log N sqrt(epsilon / T)")
-        return [Table("turning_points", columns, tuple(rows), f"where doubling the batch gains {self.threshold:.0%}"), fit]
+        points = Table("turning_points", columns, tuple(rows), f"where doubling the batch gains {self.threshold:.0%}")
+        return [points, fit, verdicts.table([judged(slope)])]
 
     def pictures(self) -> list[Picture]:
         """Turning points against the claimed scale, one series per number of records."""
@@ -71,3 +74,8 @@ class MckennaDiminishingBatch:
         from dpx.privacy.noise_batch_ratio import noise_batch_ratio
 
         return noise_batch_ratio(size, batch_size, steps, epsilon=epsilon, delta=self.delta, interval=self.interval).ratio
+
+
+def judged(slope: float) -> Part:
+    """The claim is a proportion: its slope is 1, within a fifth."""
+    return Part.of("the batch size where larger ones stop paying grows as N sqrt(epsilon / T)", abs(slope - 1) <= 0.2, f"slope {slope:.3f}")

@@ -4,10 +4,13 @@ import functools
 from collections.abc import Callable, Sequence
 
 from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
 from dpx.picture import Arrows, Picture
+from dpx.report.shape import Part
 from dpx.table import Table
 
 PLANES = (("epsilon", "batch_size"), ("size", "batch_size"), ("epsilon", "size"))
+PLACES = ("epsilon", "batch_size", "size")
 
 
 @declaration
@@ -31,7 +34,8 @@ class MckennaFig4VectorFields:
         ratio = functools.cache(self._ratio)
         place = {"size": self.fixed_size, "batch_size": self.fixed_batch_size, "epsilon": self.fixed_epsilon}
         axes = {"size": self.sizes, "batch_size": self.batch_sizes, "epsilon": self.epsilons}
-        return [plane(ratio, axes, place, *names) for names in PLANES]
+        planes = [plane(ratio, axes, place, *names) for names in PLANES]
+        return [*planes, verdicts.table(judged(planes))]
 
     def pictures(self) -> list[Picture]:
         """The three panels; an arrow over a whole step of the axis halves the ratio."""
@@ -81,3 +85,52 @@ def plane(
     columns = (first, second, "noise_batch_ratio", f"gain_of_{first}", f"gain_of_{second}")
     fixed = ", ".join(f"{name} {value:g}" for name, value in place.items() if name not in (first, second))
     return Table(f"{first}_{second}", columns, tuple(rows), f"gain of doubling, at {fixed}")
+
+
+# The gains of doubling the one and the other value, by the point of a plane.
+Gains = dict[tuple[float, float], tuple[float, float]]
+
+
+def judged(planes: Sequence[Table]) -> list[Part]:
+    """Of all planes; what is read off along epsilon, and at a batch size that is ours, is reported and not judged."""
+    by_plane = {table.columns[:2]: _gains(table) for table in planes}
+    parts = [part for gains in by_plane.values() for both in gains.values() for part in both]
+    claim = "each part of an arrow lies between 0 and 1: doubling at best halves the ratio"
+    bounded = Part.of(claim, min(parts) >= 0 and max(parts) <= 1, f"from {min(parts):.3g} to {max(parts):.3g}")
+    along = {name: [pair for names, gains in by_plane.items() for pair in _once_more(gains, names, name)] for name in PLACES}
+    alone = verdicts.ascending("doubling the batch, or the data, once more gains less", along["batch_size"] + along["size"])
+    steady = {names: _diagonal(gains) for names, gains in by_plane.items()}
+    of_batch = [pair for names, pairs in steady.items() if "batch_size" in names for pair in pairs]
+    both = verdicts.ascending("doubling both keeps the gain steadier than doubling the worse of the two alone", of_batch)
+    rest = [pair for names, pairs in steady.items() if "batch_size" not in names for pair in pairs]
+    return [bounded, _beside(alone, "of epsilon", along["epsilon"]), _beside(both, "epsilon and data at one batch size", rest)]
+
+
+def _gains(table: Table) -> Gains:
+    return {(float(row[0]), float(row[1])): (float(row[3]), float(row[4])) for row in table.rows}
+
+
+def _beside(part: Part, words: str, pairs: Sequence[tuple[float, float]]) -> Part:
+    """The part, with the order of pairs that it does not judge."""
+    reported = f"Reported, not judged: {words} {sum(low < high for low, high in pairs)} of {len(pairs)}"
+    return Part(part.claim, f"{part.statistic}. {reported}", part.state)
+
+
+def _once_more(gains: Gains, names: Sequence[str], name: str) -> list[tuple[float, float]]:
+    """Gains of `name` where it is doubled, and where it is not, at every point of a plane that has it."""
+    if name not in names:
+        return []
+    at = list(names).index(name)
+    doubled = {point: (2 * point[0], point[1]) if at == 0 else (point[0], 2 * point[1]) for point in gains}
+    return [(gains[later][at], gains[point][at]) for point, later in doubled.items() if later in gains]
+
+
+def _diagonal(gains: Gains) -> list[tuple[float, float]]:
+    """How far both gains together move when both values are doubled, and how far the one of a value does, at worst, when it alone is."""
+    pairs = []
+    for (one, two), here in gains.items():
+        both, first, second = (2 * one, 2 * two), (2 * one, two), (one, 2 * two)
+        if all(point in gains for point in (both, first, second)):
+            moved = abs(sum(gains[both]) / sum(here) - 1)
+            pairs.append((moved, max(abs(gains[first][0] / here[0] - 1), abs(gains[second][1] / here[1] - 1))))
+    return pairs

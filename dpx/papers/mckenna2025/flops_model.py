@@ -1,11 +1,14 @@
 """McKenna et al. 2025, appendix B.3: 6 M S beside the products of traced programs, and what clipping and noise add to them."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
+from dpx.report.shape import Part
 from dpx.table import Table
 
 # An instantiated gradient of d numbers: square and add for its norm, scale and add for the sum.
@@ -30,7 +33,8 @@ class MckennaFlopsModel:
 
     def __call__(self) -> list[Table]:
         traced = [self._traced(name, length) for name in self.published_parameters for length in self.sequence_lengths]
-        return [self._products(traced), self._shares(traced), self._measured()]
+        shares = self._shares(traced)
+        return [self._products(traced), shares, self._measured(), verdicts.table([judged(shares.as_json()["rows"])])]
 
     def _traced(self, name: str, length: int) -> dict[str, Any]:
         """Products of one example by each way, from traced programs."""
@@ -89,3 +93,13 @@ class MckennaFlopsModel:
             f"from {self.evidence}/*.json; empty where none was written by the command in its README",
         )
         return Table("measured_shares", columns, tuple(rows), "what privacy takes of the measured time", notes)
+
+
+def judged(rows: Sequence[Mapping[str, Any]]) -> Part:
+    """Of gradients that are formed for each example, as the paper forms them; what book-keeping adds is reported."""
+    pairs = [(one, two) for one, two in itertools.permutations(rows, 2) if one["model"] == two["model"] and one["S"] < two["S"]]
+    falls = [(two["clip_instantiated"] + two["noise"], one["clip_instantiated"] + one["noise"]) for one, two in pairs]
+    part = verdicts.ascending("the share of clipping and noise falls with the sequence length", falls)
+    kept, grams = (sum(two[name] < one[name] for one, two in pairs) for name in ("book_keeping_kept", "book_keeping_grams"))
+    words = f"Reported, not judged: of book-keeping with kept gradients {kept}, with Grams {grams} of {len(pairs)} fall"
+    return Part(part.claim, f"{part.statistic}. {words}", part.state)

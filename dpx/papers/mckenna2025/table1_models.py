@@ -1,9 +1,15 @@
 """McKenna et al. 2025, Tables 1, 2 and 4: the parameters that are printed of the same models, beside exact counts."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dpx.declaration import declaration
+from dpx.papers.mckenna2025 import verdicts
+from dpx.report.shape import Part
 from dpx.table import Table
+
+# What our counts may be of: the encoder with its word head, with the next-sentence head too, or with an output matrix of its own.
+READINGS = ("exact", "with_next_sentence", "untied")
 
 
 @declaration
@@ -42,4 +48,21 @@ class MckennaTable1Models:
             "Mega is printed as 778M in Table 1, 729M in Table 4 and 784M in the text; untied, it would be near the larger two",
             "Small is printed with 4 heads, the released model has 8; the count is the same. The vocabulary is not stated",
         )
-        return [Table("models", columns, tuple(rows), "printed parameters beside exact counts", notes)]
+        models = Table("models", columns, tuple(rows), "printed parameters beside exact counts", notes)
+        return [models, verdicts.table(judged(models.as_json()["rows"]))]
+
+
+def judged(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """Is there one reading, of heads and of the vocabulary, that gives all counts of a table?"""
+    return [_of_printed(rows, name, words) for name, words in (("table_4", "Table 4"), ("table_1", "Table 1"))]
+
+
+def _of_printed(rows: Sequence[Mapping[str, Any]], name: str, words: str) -> Part:
+    worst = {}
+    for vocabulary in sorted({row["vocabulary"] for row in rows}):
+        for reading in READINGS:
+            off = {row["model"]: abs(row[reading] / row[name] - 1) for row in rows if row["vocabulary"] == vocabulary}
+            worst[vocabulary, reading] = max((share, model) for model, share in off.items())
+    (vocabulary, reading), (share, model) = min(worst.items(), key=lambda item: item[1])
+    nearest = f"nearest: {reading} at {vocabulary:,} words, {model} off by {share:.1%}"
+    return Part.of(f"one reading gives each count of {words} within 3 %", share <= 0.03, nearest)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpx.papers.mckenna2025.report import evidence, trained
 from dpx.report.rows import Run
-from dpx.report.shape import NOT_RUN, Part, Verdict
+from dpx.report.shape import Part, Verdict
 from dpx.scaling.measurements import Measurements
 from dpx.scaling.smoothing import grid_of
 from dpx.scaling.surface import surface_of
@@ -93,14 +93,15 @@ _TRAINED = (
     trained.rates_by_ratio,
     trained.rates_without_noise,
     trained.clipped,
+    trained.throughput,
 )
 
 
 def verdicts(runs: Sequence[Run], home: Path) -> dict[str, Verdict]:
-    """By item; those without a claim that code could judge are left out."""
+    """By item, each of `ITEMS`."""
     judged = {one.item: one for one in (*(check(runs) for check in _TRAINED), trained.direct(runs, predictor(home)))}
     for item in ITEMS:
-        if item.number not in judged and item.kind == FITS or item.number == "M29":
+        if item.number not in judged and item.kind != TRAINS:
             judged[item.number] = Verdict(
                 item.number, item.name, "", _parts(home, item.name) or (Part.missing("its claims", "has not run"),)
             )
@@ -134,10 +135,3 @@ def predictor(home: Path) -> trained.Predicted:
         return predicted if np.isfinite(predicted) else None
 
     return loss
-
-
-def state(verdict: Verdict | None, home: Path, item: Item) -> str:
-    """One word for the table at the top."""
-    if verdict is not None:
-        return verdict.state
-    return "computed" if evidence.tables(home, item.name) else NOT_RUN

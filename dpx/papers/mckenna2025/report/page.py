@@ -6,7 +6,7 @@ from typing import Any
 
 from dpx.config import build, recipes
 from dpx.papers.mckenna2025.report import evidence, said, trained
-from dpx.papers.mckenna2025.report.items import COUNTS, ITEMS, TRAINS, Item, state, verdicts
+from dpx.papers.mckenna2025.report.items import COUNTS, ITEMS, TRAINS, Item, verdicts
 from dpx.picture import Picture
 from dpx.report import pictures, shape
 from dpx.report.document import Block, Document, Figure, Grid, Items, Paragraph, Section
@@ -28,7 +28,7 @@ def document(runs: Sequence[Run], published: Sequence[Published], home: Path) ->
         Section("What must be said first", [Items(said.HONEST)], "first"),
         Section("Where the paper contradicts itself, or does not say", [Items(said.CONTRADICTIONS)], "contradictions"),
         Section("All thirty-two at a glance", [_glance(judged, home)], "glance"),
-        *(_section(item, judged.get(item.number), runs, published, home) for item in ITEMS),
+        *(_section(item, judged[item.number], runs, published, home) for item in ITEMS),
         Section("Every run", [_all_runs(runs)], "runs"),
     ]
     return Document(TITLE, _lead(list(judged.values()), runs), sections)
@@ -38,10 +38,10 @@ def _lead(judged: Sequence[Verdict], runs: Sequence[Run]) -> list[str]:
     count = {one: sum(verdict.state == one for verdict in judged) for one in (shape.PASS, shape.FAIL, shape.NOT_RUN)}
     finished = sum(trained.LOSS in run.finals for run in runs)
     return [
-        f"Laptop verdicts: {count['pass']} pass, {count['fail']} fail, {count['not run']} not run; {finished} trained runs. Made by "
+        f"Verdicts: {count['pass']} pass, {count['fail']} fail, {count['not run']} not run; {finished} trained runs. Made by "
         "`python -m dpx job=report report.paper=mckenna2025` from `results.csv`, `published.csv`, `measurements.csv` and `analyses/`.",
         "Three columns never mix: what the paper prints, ours at full scale (computed, or not run with its cost in hours of one H200), and "
-        "what a laptop's grid shows, which is judged for order alone.",
+        "what a laptop's grid shows, which is judged for order alone. What needs no training is judged at full scale.",
     ]
 
 
@@ -51,11 +51,11 @@ def _glance(judged: dict[str, Verdict], home: Path) -> Grid:
             f"[{item.number}](#{item.number.lower()}) {item.title}",
             f"`{item.name}`",
             _full(item, home),
-            state(judged.get(item.number), home, item),
+            judged[item.number].state,
         )
         for item in ITEMS
     ]
-    return Grid(("item", "experiment", "ours, full scale", "laptop"), rows)
+    return Grid(("item", "experiment", "ours, full scale", "verdict"), rows)
 
 
 def _full(item: Item, home: Path) -> str:
@@ -68,11 +68,10 @@ def _full(item: Item, home: Path) -> str:
     )
 
 
-def _section(item: Item, verdict: Verdict | None, runs: Sequence[Run], published: Sequence[Published], home: Path) -> Section:
-    blocks: list[Block] = [Paragraph(f"`{item.command}`" + (f". Passes if: {verdict.passes_if}." if verdict and verdict.passes_if else ""))]
-    if verdict is not None:
-        parts = [(part.claim, part.statistic, part.state) for part in verdict.parts]
-        blocks.append(Grid(("claim", "what is found", "laptop"), parts))
+def _section(item: Item, verdict: Verdict, runs: Sequence[Run], published: Sequence[Published], home: Path) -> Section:
+    blocks: list[Block] = [Paragraph(f"`{item.command}`" + (f". Passes if: {verdict.passes_if}." if verdict.passes_if else ""))]
+    parts = [(part.claim, part.statistic, part.state) for part in verdict.parts]
+    blocks.append(Grid(("claim", "what is found", "full scale" if item.kind == COUNTS else "laptop"), parts))
     by_name = evidence.tables(home, item.name)
     blocks += [*_figures(item, by_name), *(_table(table) for name, table in by_name.items() if name != "verdicts")]
     lines = [line for line in published if line.item == item.number]

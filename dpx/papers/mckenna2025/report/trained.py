@@ -1,4 +1,4 @@
-"""Verdicts of the analogues that train (M8, M11, M12, M14, M15, M18, M19, M28): pure functions of runs read from results.csv.
+"""Verdicts of the analogues that train (M8, M11, M12, M14, M15, M16, M18, M19, M28): pure functions of runs read from results.csv.
 
 What is compared is the loss on held-out text after the last step: a larger batch sees its rows more often, which the loss of training rows
 would hide.
@@ -9,11 +9,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from dpx.report import shape
-from dpx.report.rows import Run
+from dpx.report.rows import Run, cells
 from dpx.report.shape import Part, Verdict
 
 LOSS, BATCH, RATIO, RATE = "heldout/loss", "batch_schedule.size", "noise.noise_batch_ratio", "lr_schedule.learning_rate"
 MODEL, CLIPPED = "model.name", "grad/clipped_fraction"
+# Table 1, in order of size.
+SIZES = ("tiny", "mini", "small", "medium", "base", "large", "mega")
 # (model, steps, ratio) -> predicted loss, `None` outside the grid.
 Predicted = Callable[[str, float, float], float | None]
 
@@ -115,6 +117,21 @@ def best_rates(runs: Sequence[Run]) -> dict[tuple[str, float], float]:
     for (model, ratio, rate), losses in losses_by(runs, MODEL, RATIO, RATE).items():
         by_rate.setdefault((model, float(ratio)), {})[float(rate)] = statistics.fmean(losses)
     return {key: min(losses, key=lambda rate: losses[rate]) for key, losses in sorted(by_rate.items()) if len(losses) > 1}
+
+
+def throughput(runs: Sequence[Run]) -> Verdict:
+    """M16: examples a second of the private step at its best, by model; speeds are those of one machine."""
+    claim = "examples a second fall with the model's size"
+    name = "laptop_mckenna_table4_throughput"
+    rows = [row for run in runs for row in cells([run], name, "benchmark") if row["clipping"] == "book_keeping"]
+    best: dict[str, float] = {}
+    for row in rows:
+        best[row["model"]] = max(row["examples_per_s"], best.get(row["model"], 0.0))
+    speeds = [best[model] for model in SIZES if model in best]
+    words = ", ".join(f"{model} {best[model]:.3g}" for model in SIZES if model in best)
+    falls = all(later < first for first, later in itertools.pairwise(speeds))
+    part = Part.of(claim, falls, f"examples/s: {words}") if len(speeds) > 1 else Part.missing(claim, f"{len(speeds)} sizes (2 needed)")
+    return Verdict("M16", "mckenna_table4_throughput", "examples a second fall with the model's size", (part,))
 
 
 def rates_by_ratio(runs: Sequence[Run]) -> Verdict:
