@@ -38,7 +38,7 @@ class Report:
         if self.collect:
             collected, unfinished = collect.collect(Path(self.outputs), page.match)
             kept, strays = collect.merged(kept, [*collected, *page.computed()])
-            rows.write(home / "results.csv", kept)
+            rows.write(home / "results.csv", (row for row in kept if page.shows(row.metric)))
             for line in [*unfinished, *strays, *page.fill(Path(self.outputs), home)]:
                 console.print(f"left out: {line}", highlight=False)
         runs = self.rebuild(home)

@@ -20,6 +20,11 @@ class Page:
         """Beginnings of the names of the experiments whose runs are collected."""
         raise NotImplementedError
 
+    def shows(self, metric: str) -> bool:
+        """Whether the page is drawn from this metric of a run; `results.csv` holds no other."""
+        del metric
+        return True
+
     def computed(self) -> list[Row]:
         """Rows that no run gives."""
         return []

@@ -11,7 +11,7 @@ from dpx.papers.mckenna2025 import declarations, fig17_transform
 from dpx.papers.mckenna2025.lab import Lab
 from dpx.papers.mckenna2025.report import evidence, items, page, trained
 from dpx.papers.mckenna2025.report.items import ITEMS, verdicts
-from dpx.report import html, published
+from dpx.report import html, published, rows
 from dpx.report.rows import Run
 from tests.report import made
 from tests.scaling.synthetic import measured
@@ -184,3 +184,9 @@ def test_the_computed_ratios_are_those_worked_out_apart() -> None:
         known = expected["noise_batch_ratio"], expected["sigma_poisson"], expected["sigma_deterministic"]
         assert found == pytest.approx(known, rel=case["tolerance"]["rel"]) and row["chosen"] == expected["chosen"]
     assert len(cases) >= 2
+
+
+def test_results_hold_no_metric_that_the_page_does_not_show() -> None:
+    assert {
+        row.metric.split("/")[0] for row in rows.read(EVIDENCE / "results.csv") if not declarations.Mckenna2025().shows(row.metric)
+    } == set()

@@ -18,6 +18,10 @@ class Mckenna2025(Page):
     def match(self) -> tuple[str, ...]:
         return ("laptop_mckenna_",)
 
+    def shows(self, metric: str) -> bool:
+        # Losses step by step are in measurements.csv, and norms of every matrix would be two thirds of the file.
+        return metric == "grad/clipped_fraction" or not metric.startswith(("grad/", "weights/"))
+
     def fill(self, outputs: Path, home: Path) -> list[str]:
         from dpx.papers.mckenna2025.report import evidence
 
