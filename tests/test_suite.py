@@ -1,4 +1,5 @@
-"""What a test is called, and what it is given, must not depend on the clock or on chance: workers collect separately and must agree."""
+"""What a test is called, and what it is given, must not depend on the clock, on chance or on which tests its worker ran before: workers
+collect separately and must agree, and take tests from one another."""
 
 import ast
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ import pytest
 
 # A call of one of these gives another value at each time or in each process; `gzip.compress` writes the time unless told which.
 CHANGING = ("time.time", "time.time_ns", "datetime.now", "datetime.today", "os.urandom", "uuid.uuid1", "uuid.uuid4", "hash")
+FILES = [path for path in sorted(Path(__file__).parent.rglob("*.py")) if path.stat().st_size]
 UNSEEDED = ("random.Random", "np.random.default_rng", "numpy.random.default_rng")
 
 
@@ -26,9 +28,19 @@ def _is_fault(name: str, call: ast.Call) -> bool:
     return name in CHANGING or module == "secrets" or (module == "random" and function != "Random")
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in sorted(Path(__file__).parent.rglob("*.py")) if path.stat().st_size], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_no_value_comes_from_the_clock_or_from_chance(path: Path):
     faults = [f"{path.name}:{call.lineno} {name}" for name, call in _calls(path) if _is_fault(name, call)]
     assert faults == []
+
+
+def _outlasts_its_module(function: ast.FunctionDef) -> bool:
+    """Whether it is a fixture that sets something up for longer than a module, and undoes it then."""
+    scopes = [word.value for call in function.decorator_list if isinstance(call, ast.Call) for word in call.keywords if word.arg == "scope"]
+    lasts = any(isinstance(scope, ast.Constant) and scope.value in ("session", "package") for scope in scopes)
+    return lasts and any(isinstance(node, ast.Yield) for node in ast.walk(function))
+
+
+def test_nothing_is_replaced_for_longer_than_a_module():
+    functions = ((path, node) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    assert [f"{path.name}:{node.lineno} {node.name}" for path, node in functions if _outlasts_its_module(node)] == []

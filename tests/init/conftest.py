@@ -44,7 +44,8 @@ class Place:
     def train(self, name: str, *overrides: str, text: str = "one", fork: str | None = None, until: int | None = None) -> Path:
         """The folder of a run to its end, or killed before step `until`."""
         path = self.root / "outputs" / name
-        run_job(self.composed(*overrides, text=text), path, fork, until)
+        with shared_programs(), coarse_losses():
+            run_job(self.composed(*overrides, text=text), path, fork, until)
         return path
 
 
@@ -65,15 +66,9 @@ def place(tmp_path_factory) -> Place:
     return Place(root)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def programs():
-    with shared_programs():
-        yield
-
-
 @pytest.fixture(scope="module", autouse=True)
-def coarse_grid():
-    with coarse_losses():
+def quick_runs():
+    with shared_programs(), coarse_losses():
         yield
 
 

@@ -186,13 +186,19 @@ def _on(mesh, method, **changes):
     return declare(mesh=spread, clipping=Clipping(method=method), **changes)
 
 
+@functools.cache
+def _spread(objective, mesh, method, microbatch):
+    """A step that several tests take: what it compiles is compiled once."""
+    return _make(_on(mesh, method), objective, microbatch=microbatch)
+
+
 @needs_8
 @each_clipping
 def test_a_model_axis_changes_neither_norms_nor_sums(micro, plain, method):
     """One example on each of four pairs of devices, so that what a pair counts is that example's own norm."""
     rows, params = make_rows(4), plain[1].params
     alone = _reference(*micro)(params, rows)
-    step = _make(_on((2, 2, 2), method), micro[1], microbatch=1)
+    step = _spread(micro[1], (2, 2, 2), method, 1)
     params = step.init(INIT).params
     assert "tensor" in str(step.gather(params)["layers"]["down"]["kernel"].sharding.spec)
     sums = _sums(step, params, rows)
@@ -232,7 +238,7 @@ def test_parameters_that_rest_in_parts_are_gathered_whole(micro, plain):
 def _trained(objective, mesh, method, steps=20):
     """Parameters after private steps on `mesh`; draws differ in size and one is empty."""
     devices = mesh[0] * mesh[1]
-    step = _make(_on(mesh, method), objective, microbatch=max(1, 4 // devices))
+    step = _spread(objective, mesh, method, max(1, 4 // devices))
     state = step.init(INIT)
     for number in range(steps):
         keys = slice_keys(SECRET, number, state.params)
@@ -256,7 +262,7 @@ def test_twenty_private_steps_agree_on_every_mesh(micro, mesh, method):
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2)], ids=["8", "4x1x2", "2x4", "2x2x2"])
 def test_sums_of_all_devices_are_added_up_each_once(micro, mesh):
     """Whole numbers, so that an order of adding up changes no bit; every way in which a leaf can be laid out."""
-    step, drawn = _make(_on(mesh, "book_keeping"), micro[1]), np.random.default_rng(0)
+    step, drawn = _spread(micro[1], mesh, "book_keeping", 1), np.random.default_rng(0)
     sums = jax.tree.map(lambda leaf: drawn.integers(-99, 99, leaf.shape).astype(np.float32), jax.eval_shape(step.zero))
     found = step.reduce(sums)
     jax.tree.map(np.testing.assert_array_equal, found["gradient"], _total(sums))
