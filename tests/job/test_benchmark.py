@@ -163,6 +163,7 @@ def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
     assert plain["ratio_to_plain"] == 1.0 and private["temporary_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_step_on_labels_is_timed_on_random_rows(monkeypatch):
     """The task of Yin and Habernal's Figure 3, one example after the other included; each way against float64 gradients."""
     monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)

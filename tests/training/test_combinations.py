@@ -29,7 +29,7 @@ from .conftest import declare
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 3
-TRAINED = 14
+TRAINED = 11
 PROGRAMS = 4
 
 

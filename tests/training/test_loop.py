@@ -16,7 +16,7 @@ from dpx.training.session import Session
 from .conftest import declare
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
-DECLARED, BATCH = 120, 40
+DECLARED, BATCH = 480, 120
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,6 @@ def opened(tmp_path_factory):
         steps=1,
         batch_schedule=Constant(size=BATCH),
         privacy=Privacy(delta=1e-4, adjacency="add_remove"),
-        microbatch=1,
         seed=4,
         schedule=Schedule(evaluation_rows=32),
     )
