@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
 from dpx.models import dropout as drop
-from dpx.models.modules import Dense, Embeddings, LayerNorm, stack
+from dpx.models.modules import Dense, Embeddings, LayerNorm, in_compute_dtype, stack
 from dpx.models.shape import Bert
 
 
@@ -91,21 +91,48 @@ def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
     return (total / jnp.maximum(length, 1)[..., None]).astype(x_BTH.dtype)
 
 
+class BertFeatures(nn.Module):
+    """What a classifier reads of each text (`pooled`), its embeddings and layers: [B,H], or [B,C,H] for lengths [B,C]."""
+
+    model: Bert
+    vocabulary_size: int
+
+    @nn.compact
+    def __call__(self, token_BT: Array, segment_BT: Array, length: Array) -> Array:
+        return _features(self, token_BT, segment_BT, length, None)
+
+
 class BertForClassification(nn.Module):
-    """Logits of `outputs` values from each text's `pooled` token: [B,outputs], or [B,C,outputs] for lengths [B,C]."""
+    """Logits of `outputs` values from each text's `pooled` token: [B,outputs], or [B,C,outputs] for lengths [B,C].
+
+    `features` are what `BertFeatures` gave for the same texts, which are not read then.
+    """
 
     model: Bert
     vocabulary_size: int
     outputs: int
 
     @nn.compact
-    def __call__(self, token_BT: Array, segment_BT: Array, length: Array, keys_B: Array | None = None) -> Array:
+    def __call__(
+        self,
+        token_BT: Array | None,
+        segment_BT: Array | None,
+        length: Array | None,
+        keys_B: Array | None = None,
+        features: Array | None = None,
+    ) -> Array:
         model = self.model
-        x_BTH, _ = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, segment_BT, length, keys_B)
-        x_BTH = stack(self, model, x_BTH, length, keys_B)
-        h = pooled(x_BTH, length, model)
+        h = _features(self, token_BT, segment_BT, length, keys_B) if features is None else in_compute_dtype(features, model)
         if model.classifier in ("dense", "relu"):
             return at_least_float32(DenseClassifier(model, self.outputs, name="classifier")(h, keys_B))
         if model.classifier == "pooler":
             h = jnp.tanh(Dense(model, model.width, name="pooler")(h))
         return at_least_float32(Dense(model, self.outputs, name="classifier")(drop.of_head(h, keys_B, model, 0)))
+
+
+def _features(
+    module: BertFeatures | BertForClassification, token_BT: Any, segment_BT: Array | None, length: Any, keys_B: Array | None
+) -> Array:
+    model = module.model
+    x_BTH, _ = Embeddings(model, module.vocabulary_size, name="embeddings")(token_BT, segment_BT, length, keys_B)
+    return pooled(stack(module, model, x_BTH, length, keys_B), length, model)

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
-from dpx.models.modules import Dense, Embeddings, LayerNorm, stack
+from dpx.models.modules import Dense, Embeddings, LayerNorm, in_compute_dtype, stack
 from dpx.models.shape import Decoder
 
 
@@ -33,19 +33,44 @@ class DecoderForCausalLM(nn.Module):
         return decode(h_BTH, self.param("decoder", init, (self.vocabulary_size, model.width)))
 
 
+class DecoderFeatures(nn.Module):
+    """What a classifier reads of each text, its last token after all layers: [B,H], or [B,C,H] for lengths [B,C]."""
+
+    model: Decoder
+    vocabulary_size: int
+
+    @nn.compact
+    def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array) -> Array:
+        return _features(self, token_BT, length, None)
+
+
 class DecoderForClassification(nn.Module):
-    """Logits of `outputs` values from the last token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C]."""
+    """Logits of `outputs` values from the last token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C].
+
+    `features` are what `DecoderFeatures` gave for the same texts, which are not read then.
+    """
 
     model: Decoder
     vocabulary_size: int
     outputs: int
 
     @nn.compact
-    def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array, keys_B: Array | None = None) -> Array:
+    def __call__(
+        self,
+        token_BT: Array | None,
+        segment_BT: Array | None,
+        length: Array | None,
+        keys_B: Array | None = None,
+        features: Array | None = None,
+    ) -> Array:
         model = self.model
-        x_BTH, _ = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, None, length, keys_B)
-        x_BTH = stack(self, model, x_BTH, length, keys_B)
-        x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
-        last = jnp.maximum(length - 1, 0)[..., None, None]
-        h = LayerNorm(model, name="final_norm")(jnp.take_along_axis(x_BCSH, last, axis=-2)[..., 0, :])
+        h = _features(self, token_BT, length, keys_B) if features is None else in_compute_dtype(features, model)
+        h = LayerNorm(model, name="final_norm")(h)
         return at_least_float32(Dense(model, self.outputs, has_bias=False, name="classifier")(h))
+
+
+def _features(module: DecoderFeatures | DecoderForClassification, token_BT: Any, length: Any, keys_B: Array | None) -> Array:
+    model = module.model
+    x_BTH, _ = Embeddings(model, module.vocabulary_size, name="embeddings")(token_BT, None, length, keys_B)
+    x_BCSH = stack(module, model, x_BTH, length, keys_B).reshape(*length.shape, -1, model.width)
+    return jnp.take_along_axis(x_BCSH, jnp.maximum(length - 1, 0)[..., None, None], axis=-2)[..., 0, :]

@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.models.bert import BertForClassification
-from dpx.models.decoder import DecoderForClassification
+from dpx.models.bert import BertFeatures, BertForClassification
+from dpx.models.decoder import DecoderFeatures, DecoderForClassification
 from dpx.models.shape import Decoder, Model
 from dpx.task.declarations import Classification, MultipleChoice
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, dropout_keys
@@ -19,7 +19,10 @@ from dpx.task.mlm import segments
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Rows carry `label` [B] beside `tokens`, `segment_start`, `length` and `record`; with choices the first three are [B,C,...]."""
+    """Rows carry `label` [B] beside `tokens`, `segment_start`, `length` and `record`; with choices the first three are [B,C,...].
+
+    Rows with `features` [B,H] or [B,C,H] in place of these three are classified by what was read before (`features`).
+    """
 
     model: Model
     task: Classification | MultipleChoice
@@ -38,7 +41,8 @@ class Objective:
 
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
         """Rows as they are; nothing is drawn from `key`."""
-        return {name: jnp.asarray(rows[name]) for name in ("tokens", "segment_start", "length", "label", "record")}
+        texts = ("features",) if "features" in rows else ("tokens", "segment_start", "length")
+        return {name: jnp.asarray(rows[name]) for name in (*texts, "label", "record")}
 
     def answers(self, batch: Batch) -> tuple[Array, Array]:
         """What has to be found, classes [B,1], and where there is something to find."""
@@ -51,9 +55,19 @@ class Objective:
 
     def logits(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> Float[Array, "B K"]:
         """Of each class, or of each choice, float32 or wider."""
-        tokens, length = batch["tokens"], batch["length"]
-        segment = segments(tokens.shape[-1], batch["segment_start"], length)
-        side_by_side = (tokens.shape[0], -1)
         keys_B = dropout_keys(self.model, params, dropout_key, batch["record"])
-        logits: Any = self.module.apply({"params": params}, tokens.reshape(side_by_side), segment.reshape(side_by_side), length, keys_B)
-        return logits.reshape(side_by_side)
+        texts = (None, None, None) if "features" in batch else _texts(batch)
+        logits: Any = self.module.apply({"params": params}, *texts, keys_B, batch.get("features"))
+        return logits.reshape(len(batch["label"]), -1)
+
+    def features(self, params: Params, batch: Batch) -> Float[Array, "B ... H"]:
+        """What the head reads of each text, in the compute dtype, without dropout: of parameters below the head alone."""
+        of_model = DecoderFeatures if isinstance(self.model, Decoder) else BertFeatures
+        return of_model(self.model, self.vocabulary_size).apply({"params": params}, *_texts(batch))  # type: ignore[arg-type, return-value]
+
+
+def _texts(batch: Batch) -> tuple[Array, Array, Array]:
+    """Tokens and segments [B,T], choices side by side, and lengths."""
+    tokens, length = batch["tokens"], batch["length"]
+    segment, side_by_side = segments(tokens.shape[-1], batch["segment_start"], length), (tokens.shape[0], -1)
+    return tokens.reshape(side_by_side), segment.reshape(side_by_side), length

@@ -32,6 +32,14 @@ class ClassifierObjective(Objective, Protocol):
     def logits(self, params: Any, batch: Any, dropout_key: Any = None) -> Any: ...
 
 
+@runtime_checkable
+class TwoPartObjective(Objective, Protocol):
+    """`features(params, batch)` gives what the head reads of each row, [B, ...], by parameters below the head alone and without dropout.
+    Rows that hold `features` in place of text are made into a batch, and have losses, like any others."""
+
+    def features(self, params: Any, batch: Any) -> Any: ...
+
+
 class OneText:
     """What tasks share that read a text of one segment and decode over the vocabulary."""
 

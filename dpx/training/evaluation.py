@@ -66,7 +66,7 @@ def held_out(
 
     batches, counted = [], np.zeros(1, np.int64)
     answers = jax.jit(lambda rows: objective.answers(objective.batch(key, rows)))
-    for rows, is_padding_B in _batches(store, split, count, batch_rows, widths):
+    for rows, is_padding_B in in_batches(store, split, count, batch_rows, widths):
         answer_BM, is_asked_BM = jax.device_get(answers(rows))
         grown = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
         grown[: len(counted)] += counted
@@ -76,7 +76,7 @@ def held_out(
     return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.metrics)
 
 
-def _batches(
+def in_batches(
     store: Store, split: Split, count: int, batch_rows: int, widths: Sequence[int]
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """The first `count` rows of a split; the last batch of a width is filled up with its last row, as padding."""

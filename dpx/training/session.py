@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dpx import interruption
@@ -19,7 +20,9 @@ from dpx.claim import agreement, statement
 from dpx.claim.calibration import Calibrated, plan_of
 from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
+from dpx.console import stage
 from dpx.data import manifests
+from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.init import weights
 from dpx.init.start import related
@@ -27,13 +30,13 @@ from dpx.interruption import Interrupted
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
-from dpx.training import resting
+from dpx.training import features, resting
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
-from dpx.training.preparation import get_ready
+from dpx.training.preparation import Ready, get_ready
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.run_start import Epochs, RunStart, facts_of, note_plan, start_run
@@ -87,7 +90,7 @@ class Session:
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
             spending = Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger)
             progress = stack.enter_context(RunProgress(run_start.first_step, experiment.steps))
-            drawn_from = WithCanaries(store, planted, audit, experiment.privacy) if planted and isinstance(audit, Canaries) else store
+            drawn_from = _drawn_from(experiment, ready, run_start, planted, folder.private)
             runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, run_start.resting)
             evaluate = held_out(ready.objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
             has_test = "test" in store.manifest.splits
@@ -146,6 +149,7 @@ class Session:
         } | self._tested(state)
         self.writer.hparams(_hparams(experiment, self.runtime.calibrated) | _claimed(self.stated), [f"heldout/{name}" for name in metrics])
         write_json(self.folder.private / "results.json", results)
+        features.remove(self.folder.private)
         return results
 
     def publish(self) -> None:
@@ -219,6 +223,16 @@ class Session:
             self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))
         self.publish()
         return self.epoch, secret, state
+
+
+def _drawn_from(experiment: Experiment, ready: Ready, run_start: RunStart, planted: Planted | None, private: Path) -> Store:
+    """The rows that steps draw: with an audit's canaries among them, or read once where the head alone is trained."""
+    if planted and isinstance(experiment.audit, Canaries):
+        return WithCanaries(ready.store, planted, experiment.audit, experiment.privacy)
+    if not features.are_constant(ready.objective, run_start.state.params):
+        return ready.store
+    stage("reading every text once: the head alone is trained")
+    return features.of_store(ready.objective, run_start.resting, ready.store, experiment.widths, experiment.mesh.make(), private)
 
 
 def _claimed(stated: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""What a resting encoder makes of each text, computed once where the head alone is trained, and read in place of the texts from then on.
+
+The features of protected rows are as protected as these: they lie under `private/` while the run goes on, and its end removes them. Lost or
+damaged they are computed again; if the last bits differ then, a replayed step sees that its sum does (`dpx.training.loop`).
+
+Shape legend: N rows of the protected split, B rows at once.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dpx.data.store import Store
+from dpx.durable import put_in_place, write_durably
+from dpx.task.protocol import TwoPartObjective
+from dpx.training import sharding
+from dpx.training.evaluation import BATCH_ROWS, in_batches
+
+FOLDER = "features"
+_ARRAY, _ABOUT = "features.npy", "features.json"
+# What a row of text consists of (dpx.data.schema); features stand in place of it.
+_TEXT = ("tokens", "segment_start", "length")
+_MASK_KEY = np.zeros(2, np.uint32)  # these objectives draw nothing
+
+
+class WithFeatures(Store):
+    """`store`, whose protected rows hold `features` [..., H] in place of text."""
+
+    def __init__(self, store: Store, features_N: np.ndarray):
+        self.folder, self.manifest, self._columns = store.folder, store.manifest, store._columns
+        self._features_N = features_N
+
+    def rows(self, split: Any, indices: Any, width: int | None = None) -> dict[str, np.ndarray]:
+        of_text = super().rows(split, indices, 1)
+        rest = {name: values for name, values in of_text.items() if name not in _TEXT}
+        return rest | {"features": np.asarray(self._features_N[of_text["record"]])}
+
+    def lengths(self, split: Any, indices: Any, rows_per_example: int) -> np.ndarray:
+        """Nothing is padded: all rows fit the shortest width."""
+        return np.zeros(len(indices), np.int32)
+
+
+def are_constant(objective: Any, trained: Any) -> bool:
+    """Whether a step would compute the same features each time: nothing below the head is `trained`, and nothing is dropped there."""
+    below = {"embeddings", "layers"} & set(trained)
+    return isinstance(objective, TwoPartObjective) and not below and objective.model.dropout == 0.0  # type: ignore[attr-defined]
+
+
+def of_store(objective: TwoPartObjective, resting: Any, store: Store, widths: Sequence[int], mesh: Any, private: Path) -> WithFeatures:
+    """`store` with the features of its protected rows, from `private/features` where they are whole, else computed by `resting`, the
+    parameters below the head, on the devices of `mesh`."""
+    folder = private / FOLDER
+    known = _known(folder, store)
+    if known is None:
+        _compute(objective, resting, store, widths, mesh, folder)
+        known = _known(folder, store)
+        assert known is not None
+    return WithFeatures(store, known)
+
+
+def remove(private: Path) -> None:
+    """Where a run has ended they are of no more use."""
+    shutil.rmtree(private / FOLDER, ignore_errors=True)
+
+
+def _known(folder: Path, store: Store) -> np.ndarray | None:
+    """What lies in `folder`, mapped; `None` where that is not whole, or of other rows."""
+    try:
+        about = json.loads((folder / _ABOUT).read_text())
+        if about != _about(folder, store):
+            return None
+        return np.load(folder / _ARRAY, mmap_mode="r")
+    except (OSError, ValueError):
+        return None
+
+
+def _about(folder: Path, store: Store) -> dict[str, Any]:
+    with (folder / _ARRAY).open("rb") as file:
+        return {"store": store.manifest.checksum, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _compute(objective: TwoPartObjective, resting: Any, store: Store, widths: Sequence[int], mesh: Any, folder: Path) -> None:
+    """Every protected row once, in batches of one shape a width; float32, which holds every narrower type exactly."""
+    count = store.manifest.rows["protected"]
+    read = jax.jit(lambda params, rows: objective.features(params, objective.batch(_MASK_KEY, rows)).astype(np.float32))
+    over_devices = NamedSharding(mesh, P(sharding.EXAMPLE_AXES))
+    at_once = BATCH_ROWS * mesh.shape["data"] * mesh.shape["fsdp"]
+    features_N: np.ndarray | None = None
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{_ARRAY}"
+    for rows, is_padding_B in in_batches(store, "protected", count, at_once, widths):
+        found_B = np.asarray(read(resting, jax.device_put(rows, over_devices)))
+        if features_N is None:
+            features_N = np.lib.format.open_memmap(draft, "w+", np.float32, (count, *found_B.shape[1:]))
+        features_N[rows["record"][~is_padding_B]] = found_B[~is_padding_B]
+    assert isinstance(features_N, np.memmap)
+    features_N.flush()
+    put_in_place(draft, folder / _ARRAY)
+    write_durably(folder / _ABOUT, json.dumps(_about(folder, store)))
