@@ -1,14 +1,12 @@
 """McKenna et al. 2025, Figures 1 and 13: the best model for a compute budget, by privacy budget and data."""
 
-import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.lab import OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.optima import Optimum, optima
@@ -19,15 +17,11 @@ COLUMNS = ("size", "epsilon", "compute", "loss", "smallest_model", "model", "bat
 
 
 @declaration
-class MckennaAllocation:
+class MckennaAllocation(OfLab):
     """At each size of `sizes` (the lab's where there is none), the lab's epsilons and computes; `figure` names what is drawn."""
 
-    lab: Lab
     sizes: Sequence[float | int] | None
     figure: str
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
@@ -84,13 +78,6 @@ def judged(points: Sequence[Optimum], models: tuple[float, float]) -> list[Part]
     private = [one for one in points if np.isfinite(one.epsilon)]
     inside = [(one.smallest_model, by_the_rule(one.compute)) for one in private if models[0] < by_the_rule(one.compute) < models[1]]
     claims = "the best private model is smaller than 20 tokens a parameter would have it", "it is smaller at a smaller epsilon"
-    return [verdicts.ascending(claims[0], inside), verdicts.ascending(claims[1], _by_epsilon(private))]
-
-
-def _by_epsilon(points: Sequence[Optimum]) -> list[tuple[float, float]]:
-    """(model at the smaller epsilon, at the larger) of neighbours at one size and compute."""
-    places: dict[tuple, list[Optimum]] = {}
-    for one in points:
-        places.setdefault((one.size, one.compute), []).append(one)
-    ordered = (sorted(group, key=lambda one: one.epsilon) for group in places.values())
-    return [(low.smallest_model, high.smallest_model) for group in ordered for low, high in itertools.pairwise(group)]
+    by_epsilon = verdicts.neighbours(private, lambda one: (one.size, one.compute), lambda one: one.epsilon)
+    smaller = verdicts.ascending(claims[1], [(low.smallest_model, high.smallest_model) for low, high in by_epsilon])
+    return [verdicts.ascending(claims[0], inside), smaller]

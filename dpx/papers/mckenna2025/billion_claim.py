@@ -1,11 +1,10 @@
 """McKenna et al. 2025, section 6: a billion parameters at epsilon 10 and a billion people; what can be said of it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.lab import OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling import published
@@ -17,20 +16,16 @@ from dpx.table import Table
 
 
 @declaration
-class MckennaBillionClaim:
+class MckennaBillionClaim(OfLab):
     """`parameters` at `compute`, `size` and `epsilon`: ratios by batch need no measurement. A loss there is never stated: where there are
     measurements, the best configuration inside them stands beside it."""
 
-    lab: Lab
     parameters: float | int
     compute: float | int
     size: int
     epsilon: float | int
     tokens: int
     batch_sizes: Sequence[int]
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         tables = [self._noise(), self._printed()]

@@ -1,13 +1,12 @@
 """McKenna et al. 2025, Figure 11: without noise, model and data grow alike with compute."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration, require
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.lab import OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.optima import Optimum, optima
@@ -15,17 +14,13 @@ from dpx.table import Table
 
 
 @declaration
-class MckennaFig11Nonprivate:
+class MckennaFig11Nonprivate(OfLab):
     """The slice without noise; the batch is that of the measurements, as nothing else was trained without noise.
 
     Slopes within `tolerance` of a half count as near it.
     """
 
-    lab: Lab
     tolerance: float
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()

@@ -1,13 +1,12 @@
 """McKenna et al. 2025, Figure 14: the smallest model's losses as recorded, averaged, made monotone, and extended."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Fitted, Lab
+from dpx.papers.mckenna2025.lab import Fitted, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.extrapolation import extend
@@ -20,14 +19,10 @@ DRAWN = 5  # ratios in the picture
 
 
 @declaration
-class MckennaFig14Smoothing:
+class MckennaFig14Smoothing(OfLab):
     """`reach` times the measured steps are drawn, by the power law of each curve's end; the surface itself ends at the lab's reach."""
 
-    lab: Lab
     reach: float | int
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()

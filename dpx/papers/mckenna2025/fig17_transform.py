@@ -1,13 +1,12 @@
 """McKenna et al. 2025, Figure 17: against the transformed ratio the loss is nearly a straight line."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.lab import OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.measurements import NO_NOISE
@@ -19,13 +18,8 @@ STRAIGHT = 0.95
 
 
 @declaration
-class MckennaFig17Transform:
+class MckennaFig17Transform(OfLab):
     """Losses after the last measured step, by model, against the ratio and against sigmoid((ln ratio + 8) / 1.6)."""
-
-    lab: Lab
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()

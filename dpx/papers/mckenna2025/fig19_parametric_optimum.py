@@ -1,14 +1,13 @@
 """McKenna et al. 2025, Figure 19: the model of least loss by form L2, at each compute and noise-batch ratio."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.allocation import by_the_rule
-from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.lab import OfLab
 from dpx.papers.mckenna2025.parametric import points_of
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
@@ -19,16 +18,12 @@ Row = tuple[float, float, float, float]
 
 
 @declaration
-class MckennaFig19ParametricOptimum:
+class MckennaFig19ParametricOptimum(OfLab):
     """Form L2 fitted as in Figure 18. Models from the smallest trained one to `times` the largest; beyond it the form extrapolates."""
 
-    lab: Lab
     ratios: Sequence[float]
     times: float | int
     starts: int
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         measured, _ = self.lab.measured()

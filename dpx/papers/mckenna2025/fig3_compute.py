@@ -1,14 +1,13 @@
 """McKenna et al. 2025, Figures 3a to 3c: loss and tokens per parameter by compute, and where more compute stops helping."""
 
-import itertools
+import operator
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.lab import OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.optima import Optimum, optima
@@ -20,15 +19,11 @@ LESS = 0.05
 
 
 @declaration
-class MckennaFig3abCompute:
+class MckennaFig3abCompute(OfLab):
     """The lab's sizes at two `epsilons`. The knee is found by two rules, since the paper's is not stated (its text and Table 2 differ): the
     furthest point below the chord of the curve, and the least compute within 1 % of the loss at the largest."""
 
-    lab: Lab
     epsilons: Sequence[float | int]
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
@@ -92,24 +87,17 @@ def judged(knees: Sequence[Knee]) -> list[Part]:
         else Part.missing(flattens, "no curve of three points")
     ]
     for claim, same, grows in (("the knee rises with epsilon", 0, 1), ("the knee rises with the data", 1, 0)):
-        groups: dict[float, list[Knee]] = {}
-        for one in flat:
-            groups.setdefault(float(one[same]), []).append(one)
-        ordered = [sorted(group, key=lambda one: one[grows]) for group in groups.values()]
-        parts.append(verdicts.ascending(claim, [(low[3], high[3]) for group in ordered for low, high in itertools.pairwise(group)]))
+        pairs = verdicts.neighbours(flat, operator.itemgetter(same), operator.itemgetter(grows))
+        parts.append(verdicts.ascending(claim, [(low[3], high[3]) for low, high in pairs]))
     return parts
 
 
 @declaration
-class MckennaFig3cTokenRatio:
+class MckennaFig3cTokenRatio(OfLab):
     """Tokens per parameter at one `size`; padding counts as tokens, as in the paper."""
 
-    lab: Lab
     size: float | int | None
     epsilons: Sequence[float | int]
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()

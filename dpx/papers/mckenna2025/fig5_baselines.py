@@ -1,13 +1,12 @@
 """McKenna et al. 2025, Figure 5 and section 4.4: the compute-optimal configuration beside three fixed ones, by epsilon."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Baseline, Fitted, Lab
+from dpx.papers.mckenna2025.lab import Baseline, Fitted, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.noise import Calibration
@@ -20,17 +19,13 @@ Row = tuple[float, str, float | None, float | None]
 
 
 @declaration
-class MckennaFig5Baselines:
+class MckennaFig5Baselines(OfLab):
     """The lab's baselines, size and compute at `epsilons`; `published` are the paper's three settings, whose ratios need no measurement
     and are solved exactly at `published_size`."""
 
-    lab: Lab
     epsilons: Sequence[float | int]
     published: Sequence[Baseline]
     published_size: int
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         tables = [ratios(self.published, self.published_size, self.epsilons, self.lab.delta)]

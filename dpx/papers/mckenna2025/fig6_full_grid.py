@@ -1,14 +1,13 @@
 """McKenna et al. 2025, Figure 6: predicted loss by steps, by model and by batch, the other two chosen best."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Fitted, Lab
+from dpx.papers.mckenna2025.lab import Fitted, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.query import Candidates, candidates
@@ -20,15 +19,11 @@ AXES = ("steps", "model", "batch_size")
 
 
 @declaration
-class MckennaFig6FullGrid:
+class MckennaFig6FullGrid(OfLab):
     """Rows of panels: epsilon, data and compute vary, the lab's own size, epsilon and compute stay for the others."""
 
-    lab: Lab
     epsilons: Sequence[float | int]
     times: Sequence[float | int]
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()

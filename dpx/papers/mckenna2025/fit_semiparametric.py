@@ -1,12 +1,10 @@
 """McKenna et al. 2025, section 3.3: what the semi-parametric fit does to the measured losses, and whether these are as it assumes."""
 
-from pathlib import Path
-
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Fitted, Lab
+from dpx.papers.mckenna2025.lab import Fitted, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.measurements import NO_NOISE
@@ -16,13 +14,8 @@ from dpx.table import Table
 
 
 @declaration
-class MckennaFitSemiparametric:
+class MckennaFitSemiparametric(OfLab):
     """The grid as it was measured, the surface's nodes, and three claims."""
-
-    lab: Lab
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()

@@ -52,10 +52,6 @@ class Lab:
     ratio_above: float | int
     loss_at_most: float | int
 
-    def inputs(self) -> list[Path]:
-        """What has to be there before an analysis can start."""
-        return [Path(self.measurements)] if self.measurements else []
-
     @property
     def is_measured(self) -> bool:
         """Whether there is anything to fit."""
@@ -86,6 +82,17 @@ class Lab:
     def computes_of(self, count: int | None = None) -> np.ndarray:
         """Computes from the lowest to the highest, evenly on a logarithm."""
         return np.geomspace(self.lowest_compute, self.highest_compute, count or self.computes)
+
+
+@declaration
+class OfLab:
+    """An analysis of what the lab measured."""
+
+    lab: Lab
+
+    def inputs(self) -> list[Path]:
+        """What has to be there before it can start."""
+        return [Path(self.lab.measurements)] if self.lab.measurements else []
 
 
 @dataclasses.dataclass(frozen=True)

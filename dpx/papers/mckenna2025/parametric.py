@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration, require
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Lab
+from dpx.papers.mckenna2025.lab import Lab, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling import parametric
@@ -49,17 +48,13 @@ def points_of(measured: Measurements, lab: Lab) -> Points:
 
 
 @declaration
-class MckennaParametric:
+class MckennaParametric(OfLab):
     """Huber loss on log losses, L-BFGS from `starts` starts, 95 % intervals from `samples` draws of whole runs."""
 
-    lab: Lab
     form: parametric.Form
     published: Mapping[str, float]
     starts: int
     samples: int
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         points = points_of(self.lab.measured()[0], self.lab)

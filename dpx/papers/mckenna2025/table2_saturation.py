@@ -1,14 +1,14 @@
 """McKenna et al. 2025, Table 2: where more compute stops helping, and the noise of its twenty printed optima."""
 
 import itertools
+import operator
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Fitted, Lab
+from dpx.papers.mckenna2025.lab import Fitted, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling import published
@@ -19,16 +19,12 @@ from dpx.table import Table
 
 
 @declaration
-class MckennaTable2Saturation:
+class MckennaTable2Saturation(OfLab):
     """The lab's `sizes` and epsilons; a curve saturates at the least compute within 1 % of its loss at the largest (the paper's rule is not
     stated). The printed rows need no measurement: each one's identities are checked and both branches of its noise solved."""
 
-    lab: Lab
     sizes: Sequence[float | int] | None
     epsilons: Sequence[float | int]
-
-    def inputs(self) -> list[Path]:
-        return self.lab.inputs()
 
     def __call__(self) -> list[Table]:
         tables = [printed()]
@@ -95,10 +91,6 @@ def judged(points: Sequence[tuple[Optimum, bool]]) -> list[Part]:
     parts = []
     flat = [one for one, is_flat in points if is_flat]
     for claim, same, grows in (("it grows with epsilon", "size", "epsilon"), ("it grows with the data", "epsilon", "size")):
-        groups: dict[float, list[Optimum]] = {}
-        for one in flat:
-            groups.setdefault(float(getattr(one, same)), []).append(one)
-        ordered = [sorted(group, key=lambda one, by=grows: getattr(one, by)) for group in groups.values()]
-        pairs = [(low.compute, high.compute) for group in ordered for low, high in itertools.pairwise(group)]
-        parts.append(verdicts.ascending(f"the compute that saturates: {claim}", pairs))
+        pairs = verdicts.neighbours(flat, operator.attrgetter(same), operator.attrgetter(grows))
+        parts.append(verdicts.ascending(f"the compute that saturates: {claim}", [(low.compute, high.compute) for low, high in pairs]))
     return parts

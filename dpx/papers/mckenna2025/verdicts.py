@@ -1,6 +1,9 @@
 """What the paper claims, judged by code: parts of a verdict as a table, and orders that a few points may break."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from dpx.report.shape import Part
 from dpx.table import Table
@@ -8,10 +11,20 @@ from dpx.table import Table
 # A measured surface has noise: so many of the pairs that differ have to stand in order.
 IN_ORDER = 0.9
 
+One = TypeVar("One")
+
 
 def table(parts: Sequence[Part]) -> Table:
     """A row for each claim."""
     return Table("verdicts", ("claim", "state", "statistic"), tuple((one.claim, one.state, one.statistic) for one in parts), "verdicts")
+
+
+def neighbours(points: Iterable[One], same: Callable[[One], Any], by: Callable[[One], Any]) -> list[tuple[One, One]]:
+    """Each two that follow one another `by` a value, among those that have the `same`."""
+    groups: dict[Any, list[One]] = defaultdict(list)
+    for one in points:
+        groups[same(one)].append(one)
+    return [pair for group in groups.values() for pair in itertools.pairwise(sorted(group, key=by))]
 
 
 def ascending(claim: str, pairs: Iterable[tuple[float, float]]) -> Part:
