@@ -76,31 +76,6 @@ def best_masked_loss(chain_SS: np.ndarray) -> float:
     return 2 * _conditional_entropy(stationary_S, chain_SS) - _conditional_entropy(stationary_S, chain_SS @ chain_SS)
 
 
-def best_next_loss(chain_SS: np.ndarray) -> float:
-    """Least possible cross-entropy (nats) of the next word given all before it: the entropy rate."""
-    return _conditional_entropy(_stationary(chain_SS), chain_SS)
-
-
-def masked_posterior(chain_SS: np.ndarray, states_W: np.ndarray, is_masked_W: np.ndarray) -> np.ndarray:
-    """P(word at w | every word that is not masked), float64[W, S], by the forward-backward recursion.
-
-    The mean of -log of its entries at the masked words is what no model can beat on this text, whatever the masks.
-    """
-    size, length = len(chain_SS), len(states_W)
-    seen_WS = np.where(is_masked_W[:, None], 1.0, np.eye(size)[states_W])
-    forward_WS = np.empty((length, size))
-    backward_WS = np.ones((length, size))
-    forward_WS[0] = _stationary(chain_SS) * seen_WS[0]
-    for place in range(1, length):
-        forward_WS[place] = (forward_WS[place - 1] @ chain_SS) * seen_WS[place]
-        forward_WS[place] /= forward_WS[place].sum()
-    for place in range(length - 2, -1, -1):
-        backward_WS[place] = chain_SS @ (seen_WS[place + 1] * backward_WS[place + 1])
-        backward_WS[place] /= backward_WS[place].sum()
-    posterior_WS = forward_WS * backward_WS
-    return posterior_WS / posterior_WS.sum(axis=1, keepdims=True)
-
-
 def _stationary(chain_SS: np.ndarray) -> np.ndarray:
     size = len(chain_SS)
     equations = np.vstack([chain_SS.T - np.eye(size), np.ones(size)])

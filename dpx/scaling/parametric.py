@@ -35,7 +35,6 @@ class Fit:
     coefficients: dict[str, float]
     huber_loss: float
     starts_that_agree: int
-    huber_width: float
 
     def loss(self, parameters: Real, examples: Real, ratio: Real) -> np.ndarray:
         """Predicted losses, broadcast."""
@@ -76,7 +75,7 @@ def fit(
     solved = [_minimised(terms, start) for start in terms.starts(starts, np.random.default_rng(seed))]
     best = min(solved, key=lambda result: result[1])
     agree = sum(value <= best[1] * 1.01 + 1e-12 for _, value in solved)
-    return Fit(form, terms.named(best[0]), best[1], agree, huber_width)
+    return Fit(form, terms.named(best[0]), best[1], agree)
 
 
 def _minimised(terms: "_Terms", start: np.ndarray) -> tuple[np.ndarray, float]:

@@ -24,14 +24,9 @@ class Candidates:
     batch_size: np.ndarray
     steps: np.ndarray
     ratio: np.ndarray
-    is_fixed: np.ndarray
     loss: np.ndarray
-    is_outside: np.ndarray
     is_extrapolated: np.ndarray
     is_below_ratios: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.loss)
 
     @property
     def best(self) -> int:
@@ -86,21 +81,9 @@ def candidates(
     # Noise is solved for only where there can be a loss.
     is_inside = (t >= surface.steps_T[0]) & (t <= surface.steps_T[-1]) & (b <= size)
     m, b, t = m[is_inside], b[is_inside], t[is_inside]
-    sigma, is_fixed = ratio(np.full(m.shape, float(size)), b, t)
+    sigma, _ = ratio(np.full(m.shape, float(size)), b, t)
     predicted = surface.at(m, t, sigma)
-    return Candidates(
-        float(compute),
-        float(size),
-        m,
-        b,
-        t,
-        sigma,
-        is_fixed,
-        predicted.loss,
-        predicted.is_outside,
-        predicted.is_extrapolated,
-        predicted.is_below_ratios,
-    )
+    return Candidates(float(compute), float(size), m, b, t, sigma, predicted.loss, predicted.is_extrapolated, predicted.is_below_ratios)
 
 
 def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> float:

@@ -85,8 +85,7 @@ def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, fl
 
 
 def _common_steps(measurements: Measurements) -> np.ndarray:
-    longest = max((steps for steps, _ in _runs(measurements).values()), key=len)
-    return longest
+    return max((steps for steps, _ in _runs(measurements).values()), key=len)
 
 
 def _cells(

@@ -177,7 +177,7 @@ def test_model_and_data_grow_alike_where_their_exponents_are_alike(tmp_path):
 
 # Figures 16 to 19
 def of_form(form, gamma=0.9):
-    fit = Fit(form, {"E": 2.0, "A": 40.0, "B": 30.0, "C": 2.0, "alpha": 0.4, "beta": 0.3, "gamma": gamma, "alpha2": -0.05}, 0.0, 1, 1e-3)
+    fit = Fit(form, {"E": 2.0, "A": 40.0, "B": 30.0, "C": 2.0, "alpha": 0.4, "beta": 0.3, "gamma": gamma, "alpha2": -0.05}, 0.0, 1)
     return lambda m, t, r: fit.loss(m, 128 * t, r)
 
 
@@ -226,7 +226,7 @@ def test_the_best_model_by_the_second_form_grows_more_slowly_with_noise_where_no
     analysis = fig19_parametric_optimum.MckennaFig19ParametricOptimum(lab=own, ratios=[2**-14, 2**-9, 2**-6], times=100, starts=2)
     assert states(answered(analysis)) == ["pass"]
     kind = {"E": 2.0, "A": 40.0, "B": 30.0, "C": 2.0, "alpha": 0.4, "beta": 0.3, "gamma": 0.9, "alpha2": 0.05}
-    rows = fig19_parametric_optimum.optimal(Fit("L2", kind, 0.0, 1, 1e-3), [2**-14, 2**-6], [1e12, 1e13, 1e14, 1e15], 32.0, (2e3, 1e9))
+    rows = fig19_parametric_optimum.optimal(Fit("L2", kind, 0.0, 1), [2**-14, 2**-6], [1e12, 1e13, 1e14, 1e15], 32.0, (2e3, 1e9))
     assert states(fig19_parametric_optimum.judged(rows, (2e3, 1e9))) == ["fail"]
 
 

@@ -11,7 +11,7 @@ TRUE = {"E": 1.5, "A": 60.0, "B": 80.0, "C": 2.0, "alpha": 0.45, "beta": 0.35, "
 
 def points(deviation=0.0, n=(1e5, 1e6, 1e7), seed=0, form: parametric.Form = "L2"):
     m, examples, s = (found.ravel() for found in np.meshgrid([2e4, 1e5, 5e5, 2e6], n, 2.0 ** -np.arange(6, 18), indexing="ij"))
-    truth = parametric.Fit(form, TRUE, 0.0, 1, 1e-3).loss(m, examples, s)
+    truth = parametric.Fit(form, TRUE, 0.0, 1).loss(m, examples, s)
     return m, examples, s, truth * np.exp(deviation * np.random.default_rng(seed).normal(size=len(m)))
 
 
@@ -51,6 +51,6 @@ def test_fewer_points_than_coefficients_are_refused():
 
 
 def test_the_optimum_of_the_fit_grows_with_compute():
-    fit = parametric.Fit("L2", TRUE, 0.0, 1, 1e-3)
+    fit = parametric.Fit("L2", TRUE, 0.0, 1)
     found = [parametric.optimal_parameters(fit, compute, 2**-12, 32.0, 1e3, 1e9) for compute in (1e13, 1e15)]
     assert found[1] > 3 * found[0]
