@@ -36,13 +36,9 @@ class DpfpProp1NoiseDimension:
         model: dict[str, Any] = {"table": "noise_dimension", "x": "model", "x_scale": "category"}
         counts = (("k", "DP-FP: k"), ("d", "DP-SGD: d"))
         norms = (("forward_norm", "DP-FP, one row"), ("mean_gradient_norm", "DP-SGD, mean gradient"))
-        return [
-            Picture(
-                "dpfp_noise_dimension",
-                "Noisy coordinates of DP-FP and DP-SGD, and the norm of the noise against a signal of norm at most 1.",
-                (
-                    Lines(marks=("k", "d"), names=counts, y_scale="log", y_label="noisy coordinates", **model),
-                    Lines(marks=("forward_norm", "mean_gradient_norm"), names=norms, y_label="norm of the noise", **model),
-                ),
-            )
-        ]
+        panels = (
+            Lines(marks=("k", "d"), names=counts, y_scale="log", y_label="noisy coordinates", **model),
+            Lines(marks=("forward_norm", "mean_gradient_norm"), names=norms, y_label="norm of the noise", **model),
+        )
+        caption = "Noisy coordinates of DP-FP and DP-SGD, and the norm of the noise against a signal of norm at most 1."
+        return [Picture("dpfp_noise_dimension", caption, panels)]

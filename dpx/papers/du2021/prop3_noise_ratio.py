@@ -1,6 +1,7 @@
 """Du and Mi 2021, proposition 3 and equation 13: does noise power fall as 1/M with M micro-batches? Only as epsilon goes to 0."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from dpx.declaration import declaration
 from dpx.papers.du2021.table2_accounting import own_stages
@@ -51,19 +52,10 @@ class DpfpProp3NoiseRatio:
 
     def pictures(self) -> list[Picture]:
         """The ratio at each epsilon, one panel a batch size."""
+        axes: dict[str, Any] = {"table": "power_by_equation_11", "x": "micro_batches", "x_scale": "log", "y_scale": "log"}
+        axes |= {"x_label": "micro-batches M", "y_label": "noise power over that of M = 1"}
         panels = tuple(
-            Lines(
-                table="power_by_equation_11",
-                x="micro_batches",
-                y=("power_ratio",),
-                by="epsilon_clt",
-                where=("batch_size", batch),
-                title=f"batch size {batch}",
-                x_label="micro-batches M",
-                y_label="noise power over that of M = 1",
-                x_scale="log",
-                y_scale="log",
-            )
+            Lines(y=("power_ratio",), by="epsilon_clt", where=("batch_size", batch), title=f"batch size {batch}", **axes)
             for batch in self.batch_sizes
         )
         caption = f"Noise power by equation 11; proposition 3's 1/M is what epsilon {min(self.epsilons):g} gives, and no larger one."

@@ -104,34 +104,18 @@ class DpfpTable2Accounting:
 
     def pictures(self) -> list[Picture]:
         """Computed beside printed, for the two settings."""
-        cell: dict[str, Any] = {"table": "settings_of_li", "x": ("task", "epsilon_rdp"), "x_scale": "category"}
+        cell: dict[str, Any] = {"table": "settings_of_li", "x": ("task", "epsilon_rdp"), "x_scale": "category", "title": "Li et al."}
+        theirs: dict[str, Any] = {"table": "settings_of_dpfp", "x": ("task", "clt_claimed"), "x_scale": "category"}
         limit = (("clt", "one setting"), ("clt_as_read", "as read"), ("clt_published", "printed"))
         bound = (("pld", "computed"), ("pld_published", "printed"))
-        return [
-            Picture(
-                "dpfp_table2",
-                "Table 2's epsilon rows: reproduced by Li et al.'s DP-SGD settings (left, middle), not by DP-FP's own noise (right).",
-                (
-                    Lines(
-                        marks=("clt", "clt_as_read", "clt_published"),
-                        names=limit,
-                        y_label="epsilon by the limit",
-                        title="Li et al.",
-                        **cell,
-                    ),
-                    Lines(marks=("pld", "pld_published"), names=bound, y_label="epsilon by PLD", title="Li et al.", **cell),
-                    Lines(
-                        table="settings_of_dpfp",
-                        x=("task", "clt_claimed"),
-                        x_scale="category",
-                        marks=("clt_claimed", "pld_published", "pld"),
-                        names=(("clt_claimed", "CLT, claimed"), ("pld_published", "printed"), ("pld", "PLD")),
-                        y_label="epsilon",
-                        title="DP-FP's own settings",
-                    ),
-                ),
-            )
-        ]
+        own = (("clt_claimed", "CLT, claimed"), ("pld_published", "printed"), ("pld", "PLD"))
+        panels = (
+            Lines(marks=("clt", "clt_as_read", "clt_published"), names=limit, y_label="epsilon by the limit", **cell),
+            Lines(marks=("pld", "pld_published"), names=bound, y_label="epsilon by PLD", **cell),
+            Lines(marks=("clt_claimed", "pld_published", "pld"), names=own, y_label="epsilon", title="DP-FP's own settings", **theirs),
+        )
+        caption = "Table 2's epsilon rows: reproduced by Li et al.'s DP-SGD settings (left, middle), not by DP-FP's own noise (right)."
+        return [Picture("dpfp_table2", caption, panels)]
 
 
 def own_stages(size: int, batch_size: int, micro_batches: int, epochs: int) -> list[tuple[float, int]]:

@@ -1,12 +1,13 @@
 """McKenna et al. 2025, Figures 1 and 13: the best model for a compute budget, by privacy budget and data."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import OfLab
+from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.optima import Optimum, optima
@@ -35,27 +36,13 @@ class MckennaAllocation(OfLab):
 
     def pictures(self) -> list[Picture]:
         """The smallest near-optimal model by compute, a line for each epsilon, a panel for each size; beside it 20 tokens a parameter."""
+        axes: dict[str, Any] = {"table": "allocation", "y_label": "parameters", "y_scale": "log"} | BY_COMPUTE
         panels = tuple(
-            Lines(
-                table="allocation",
-                x="compute",
-                y=("smallest_model",),
-                marks=("rule",),
-                by="epsilon",
-                where=("size", size),
-                title=f"N = {size:,.0f}",
-                x_label="FLOPs",
-                y_label="parameters",
-                x_scale="log",
-                y_scale="log",
-            )
+            Lines(y=("smallest_model",), marks=("rule",), by="epsilon", where=("size", size), title=f"N = {size:,.0f}", **axes)
             for size in self._sizes
         )
-        return [
-            Picture(
-                f"mckenna_{self.figure}", "Smallest model within 1 % of the least predicted loss; marks: 20 tokens a parameter.", panels
-            )
-        ]
+        caption = "Smallest model within 1 % of the least predicted loss; marks: 20 tokens a parameter."
+        return [Picture(f"mckenna_{self.figure}", caption, panels)]
 
 
 def by_the_rule(compute: float) -> float:

@@ -58,33 +58,15 @@ class MckennaCalibrationProfiles:
     def pictures(self) -> list[Picture]:
         """Profiles that cross at the claim; what an attacker gains from them."""
         by_batch = tuple((f"delta_at_batch_{batch}", f"batch {batch:,}") for batch in self.batch_sizes)
-        return [
-            Picture(
-                "mckenna_profiles",
-                f"Settings of equal epsilon {self.epsilon:g} and delta {self.delta:g}: profiles, and membership advantage by batch size.",
-                (
-                    Lines(
-                        table="profiles", x="epsilon", y=tuple(name for name, _ in by_batch), names=by_batch, y_scale="log", y_label="delta"
-                    ),
-                    Lines(
-                        table="settings",
-                        x="batch_size",
-                        y=("membership_advantage",),
-                        x_scale="log",
-                        y_label="membership advantage, delta(0)",
-                    ),
-                ),
-            ),
-            Picture(
-                "mckenna_excess",
-                "Excess vulnerability (Kaissis et al. 2024) of using one batch size instead of another at the same epsilon and delta.",
-                (
-                    Cells(
-                        table="excess_vulnerability", x="instead_of", y="uses", value="excess", x_label="batch size", y_label="instead uses"
-                    ),
-                ),
-            ),
-        ]
+        profiles = Lines(
+            table="profiles", x="epsilon", y=tuple(name for name, _ in by_batch), names=by_batch, y_scale="log", y_label="delta"
+        )
+        label = "membership advantage, delta(0)"
+        advantage = Lines(table="settings", x="batch_size", y=("membership_advantage",), x_scale="log", y_label=label)
+        excess = Cells(table="excess_vulnerability", x="instead_of", y="uses", value="excess", x_label="batch size", y_label="instead uses")
+        both = f"Settings of equal epsilon {self.epsilon:g} and delta {self.delta:g}: profiles, and membership advantage by batch size."
+        one = "Excess vulnerability (Kaissis et al. 2024) of using one batch size instead of another at the same epsilon and delta."
+        return [Picture("mckenna_profiles", both, (profiles, advantage)), Picture("mckenna_excess", one, (excess,))]
 
 
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 80)])

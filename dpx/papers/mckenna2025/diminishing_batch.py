@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,16 +42,9 @@ class MckennaDiminishingBatch:
 
     def pictures(self) -> list[Picture]:
         """Turning points against the claimed scale, one series per number of records."""
-        panel = Lines(
-            table="turning_points",
-            x="scale",
-            marks=("batch_size",),
-            by="size",
-            x_label="N sqrt(epsilon / T)",
-            y_label=f"batch size where doubling gains {self.threshold:.0%}",
-            x_scale="log",
-            y_scale="log",
-        )
+        axes: dict[str, Any] = {"x": "scale", "x_label": "N sqrt(epsilon / T)", "x_scale": "log", "y_scale": "log"}
+        label = f"batch size where doubling gains {self.threshold:.0%}"
+        panel = Lines(table="turning_points", marks=("batch_size",), by="size", y_label=label, **axes)
         return [Picture("mckenna_diminishing_batch", "Where larger batches stop paying, against the claimed scale.", (panel,))]
 
     def _turning_point(self, size: int, epsilon: float | int, steps: int) -> float:

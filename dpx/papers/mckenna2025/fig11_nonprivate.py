@@ -6,7 +6,7 @@ import numpy as np
 
 from dpx.declaration import declaration, require
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import OfLab
+from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.optima import Optimum, optima
@@ -47,15 +47,7 @@ class MckennaFig11Nonprivate(OfLab):
 
     def pictures(self) -> list[Picture]:
         """Model and tokens by compute."""
-        lines = Lines(
-            table="nonprivate",
-            x="compute",
-            y=("model", "tokens"),
-            x_label="FLOPs",
-            y_label="parameters, tokens",
-            x_scale="log",
-            y_scale="log",
-        )
+        lines = Lines(table="nonprivate", y=("model", "tokens"), y_label="parameters, tokens", y_scale="log", **BY_COMPUTE)
         return [Picture("mckenna_fig11_nonprivate", "Without noise: the best model and its tokens by compute.", (lines,))]
 
 

@@ -1,6 +1,7 @@
 """McKenna et al. 2025, Figure 14: the smallest model's losses as recorded, averaged, made monotone, and extended."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,19 +38,10 @@ class MckennaFig14Smoothing(OfLab):
 
     def pictures(self) -> list[Picture]:
         """Recorded losses as marks, fitted ones as lines."""
-        lines = Lines(
-            table="smoothing",
-            x="step",
-            y=("fitted",),
-            marks=("recorded",),
-            by="noise_batch_ratio",
-            where=("is_drawn", True),
-            y_label="loss, nats",
-            x_scale="log",
-        )
-        return [
-            Picture("mckenna_fig14_smoothing", "Recorded losses (marks), and after smoothing and extension (lines), by ratio.", (lines,))
-        ]
+        axes: dict[str, Any] = {"table": "smoothing", "x": "step", "x_scale": "log", "y_label": "loss, nats"}
+        lines = Lines(y=("fitted",), marks=("recorded",), by="noise_batch_ratio", where=("is_drawn", True), **axes)
+        caption = "Recorded losses (marks), and after smoothing and extension (lines), by ratio."
+        return [Picture("mckenna_fig14_smoothing", caption, (lines,))]
 
 
 def stages(fitted: Fitted, reach: float | int) -> list[Row]:

@@ -1,12 +1,13 @@
 """McKenna et al. 2025, Figure 17: against the transformed ratio the loss is nearly a straight line."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import OfLab
+from dpx.papers.mckenna2025.lab import BY_RATIO, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.measurements import NO_NOISE
@@ -39,18 +40,8 @@ class MckennaFig17Transform(OfLab):
 
     def pictures(self) -> list[Picture]:
         """Before and after."""
-        panels = (
-            Lines(
-                table="transform",
-                x="noise_batch_ratio",
-                y=("loss",),
-                by="model",
-                x_scale="log",
-                x_label="noise-batch ratio",
-                y_label="loss, nats",
-            ),
-            Lines(table="transform", x="transformed", y=("loss",), by="model", x_label="transformed ratio", y_label="loss, nats"),
-        )
+        axes: dict[str, Any] = {"table": "transform", "y": ("loss",), "by": "model", "y_label": "loss, nats"}
+        panels = (Lines(**BY_RATIO, **axes), Lines(x="transformed", x_label="transformed ratio", **axes))
         return [Picture("mckenna_fig17_transform", "Final losses by noise-batch ratio, and by its transform.", panels)]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.allocation import by_the_rule
-from dpx.papers.mckenna2025.lab import OfLab
+from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.papers.mckenna2025.parametric import points_of
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
@@ -37,9 +37,7 @@ class MckennaFig19ParametricOptimum(OfLab):
 
     def pictures(self) -> list[Picture]:
         """A line for each ratio; marks are 20 tokens a parameter."""
-        lines = Lines(
-            table="optimum", x="compute", y=("model",), by="ratio", x_label="FLOPs", y_label="parameters", x_scale="log", y_scale="log"
-        )
+        lines = Lines(table="optimum", y=("model",), by="ratio", y_label="parameters", y_scale="log", **BY_COMPUTE)
         return [
             Picture("mckenna_fig19_parametric_optimum", "The model of least loss by form L2, by compute and noise-batch ratio.", (lines,))
         ]

@@ -2,12 +2,13 @@
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import OfLab
+from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.optima import Optimum, optima
@@ -30,33 +31,18 @@ class MckennaFig3abCompute(OfLab):
         points = optima(fitted.surface, self.lab.ratio, self.lab.sizes, self.epsilons, self.lab.computes_of())
         columns = ("size", "epsilon", "compute", "loss", "smallest_model", "marks")
         rows = tuple((one.size, one.epsilon, one.compute, one.loss, one.smallest_model, "; ".join(one.marks)) for one in points)
-        knees = knees_of(points)
+        knees, near = knees_of(points), f"{NEAR:.0%} of the loss at the largest compute"
         return [
             Table("loss_by_compute", columns, rows, "least predicted loss by compute", fitted.notes),
-            Table(
-                "knees",
-                ("size", "epsilon", "knee", "saturates_at", "is_flat"),
-                tuple(knees),
-                f"{NEAR:.0%} of the loss at the largest compute",
-            ),
+            Table("knees", ("size", "epsilon", "knee", "saturates_at", "is_flat"), tuple(knees), near),
             verdicts.table(judged(knees)),
         ]
 
     def pictures(self) -> list[Picture]:
         """A panel for each epsilon, a line for each size."""
+        axes: dict[str, Any] = {"table": "loss_by_compute", "y_label": "loss, nats"} | BY_COMPUTE
         panels = tuple(
-            Lines(
-                table="loss_by_compute",
-                x="compute",
-                y=("loss",),
-                by="size",
-                where=("epsilon", epsilon),
-                title=f"epsilon = {epsilon:g}",
-                x_label="FLOPs",
-                y_label="loss, nats",
-                x_scale="log",
-            )
-            for epsilon in self.epsilons
+            Lines(y=("loss",), by="size", where=("epsilon", epsilon), title=f"epsilon = {epsilon:g}", **axes) for epsilon in self.epsilons
         )
         return [Picture("mckenna_fig3ab_compute", "Least predicted loss by compute, for several sizes of data.", panels)]
 
@@ -116,14 +102,7 @@ class MckennaFig3cTokenRatio(OfLab):
     def pictures(self) -> list[Picture]:
         """A line for each epsilon."""
         lines = Lines(
-            table="token_ratio",
-            x="compute",
-            y=("smallest_token_ratio",),
-            by="epsilon",
-            x_label="FLOPs",
-            y_label="tokens per parameter",
-            x_scale="log",
-            y_scale="log",
+            table="token_ratio", y=("smallest_token_ratio",), by="epsilon", y_label="tokens per parameter", y_scale="log", **BY_COMPUTE
         )
         caption = "Tokens per parameter of the best configuration: the smallest within 1 % of the least predicted loss."
         return [Picture("mckenna_fig3c_token_ratio", caption, (lines,))]

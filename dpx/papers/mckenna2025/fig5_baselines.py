@@ -1,6 +1,7 @@
 """McKenna et al. 2025, Figure 5 and section 4.4: the compute-optimal configuration beside three fixed ones, by epsilon."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,17 +54,9 @@ class MckennaFig5Baselines(OfLab):
 
     def pictures(self) -> list[Picture]:
         """Ratios at full scale; losses where there are any."""
-        ratio = Lines(
-            table="ratios",
-            x="epsilon",
-            y=("ratio",),
-            by="setting",
-            title="published settings",
-            y_label="noise-batch ratio",
-            x_scale="log",
-            y_scale="log",
-        )
-        loss = Lines(table="losses", x="epsilon", y=("loss",), by="setting", title="predicted", y_label="loss, nats", x_scale="log")
+        axes: dict[str, Any] = {"x": "epsilon", "x_scale": "log", "by": "setting"}
+        ratio = Lines(table="ratios", y=("ratio",), title="published settings", y_label="noise-batch ratio", y_scale="log", **axes)
+        loss = Lines(table="losses", y=("loss",), title="predicted", y_label="loss, nats", **axes)
         caption = "Three fixed settings of equal compute by epsilon: their noise-batch ratios, and losses beside the best."
         return [Picture("mckenna_fig5_baselines", caption, (ratio, loss) if self.lab.is_measured else (ratio,))]
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
-from dpx.papers.mckenna2025.lab import Fitted, OfLab
+from dpx.papers.mckenna2025.lab import BY_RATIO, Fitted, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.measurements import NO_NOISE
@@ -24,16 +24,7 @@ class MckennaFitSemiparametric(OfLab):
 
     def pictures(self) -> list[Picture]:
         """Measured and fitted losses after the last measured step."""
-        lines = Lines(
-            table="final_losses",
-            x="noise_batch_ratio",
-            y=("fitted",),
-            marks=("measured",),
-            by="model",
-            x_label="noise-batch ratio",
-            y_label="loss, nats",
-            x_scale="log",
-        )
+        lines = Lines(table="final_losses", y=("fitted",), marks=("measured",), by="model", y_label="loss, nats", **BY_RATIO)
         return [Picture("mckenna_fit_semiparametric", "Losses of the last measured step: measured (marks) and fitted (lines).", (lines,))]
 
 
@@ -42,16 +33,8 @@ def _final(fitted: Fitted, notes: tuple[str, ...]) -> Table:
     for m, name in enumerate(grid.names):
         for r, ratio in enumerate(grid.ratios_R.tolist()):
             at = surface.at(grid.parameters_M[m], grid.steps_T[-1], ratio if ratio > NO_NOISE else 0)
-            rows.append(
-                (
-                    name,
-                    float(grid.parameters_M[m]),
-                    ratio,
-                    float(grid.losses_MRT[m, r, -1]),
-                    float(at.loss),
-                    float(grid.rates_MRT[m, r, -1]),
-                )
-            )
+            values = grid.losses_MRT[m, r, -1], at.loss, grid.rates_MRT[m, r, -1]
+            rows.append((name, float(grid.parameters_M[m]), ratio, *map(float, values)))
     columns = ("model", "parameters", "noise_batch_ratio", "measured", "fitted", "learning_rate")
     return Table("final_losses", columns, tuple(rows), f"after {grid.steps_T[-1]:,.0f} steps", notes)
 

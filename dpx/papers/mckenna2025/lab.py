@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,10 @@ from dpx.scaling.query import Ratio
 from dpx.scaling.runs import load
 from dpx.scaling.smoothing import Choice, Grid, grid_of
 from dpx.scaling.surface import Surface, surface_of
+
+# Axes that several pictures have.
+BY_COMPUTE: dict[str, Any] = {"x": "compute", "x_label": "FLOPs", "x_scale": "log"}
+BY_RATIO: dict[str, Any] = {"x": "noise_batch_ratio", "x_label": "noise-batch ratio", "x_scale": "log"}
 
 
 @declaration

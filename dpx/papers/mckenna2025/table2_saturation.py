@@ -3,6 +3,7 @@
 import itertools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,12 +58,8 @@ class MckennaTable2Saturation(OfLab):
 
     def pictures(self) -> list[Picture]:
         """Saturating compute by epsilon: printed, and where there is a fit, its own."""
-        lines = Lines(
-            table="printed", x="epsilon", y=("compute",), by="size", title="printed", y_label="FLOPs", x_scale="log", y_scale="log"
-        )
-        own = Lines(
-            table="saturation", x="epsilon", y=("compute",), by="size", title="predicted", y_label="FLOPs", x_scale="log", y_scale="log"
-        )
+        axes: dict[str, Any] = {"x": "epsilon", "y": ("compute",), "by": "size", "y_label": "FLOPs", "x_scale": "log", "y_scale": "log"}
+        lines, own = Lines(table="printed", title="printed", **axes), Lines(table="saturation", title="predicted", **axes)
         caption = "The least compute within 1 % of the loss at the largest, by epsilon and data."
         return [Picture("mckenna_table2_saturation", caption, (lines, own) if self.lab.is_measured else (lines,))]
 

@@ -55,16 +55,14 @@ class LegalAccounting:
         batch: dict[str, Any] = {"table": "noise_by_batch_size", "x": "batch_size", "x_scale": "log"}
         noise = (("sigma_rdp", "RDP"), ("sigma_rdp_known", "RDP, known"))
         spent = (("pld_epsilon", "PLD, Poisson"), ("epsilon_as_read", "shuffled, as read"))
-        return [
-            Picture(
-                "legal_noise",
-                f"Noise multiplier for epsilon {self.epsilon} by RDP, and epsilon at that noise: Poisson by PLD, and as the data was read.",
-                (
-                    Lines(y=("sigma_rdp",), marks=("sigma_rdp_known",), names=noise, y_label="noise multiplier", **batch),
-                    Lines(y=("pld_epsilon", "epsilon_as_read"), names=spent, y_scale="log", y_label="epsilon", **batch),
-                ),
-            )
-        ]
+        panels = (
+            Lines(y=("sigma_rdp",), marks=("sigma_rdp_known",), names=noise, y_label="noise multiplier", **batch),
+            Lines(y=("pld_epsilon", "epsilon_as_read"), names=spent, y_scale="log", y_label="epsilon", **batch),
+        )
+        caption = (
+            f"Noise multiplier for epsilon {self.epsilon} by RDP, and epsilon at that noise: Poisson by PLD, and as the data was read."
+        )
+        return [Picture("legal_noise", caption, panels)]
 
     def _small(self) -> Table:
         """Noise of 0.1: the printed 4e5 is the order grid's, not the mechanism's."""
