@@ -1,16 +1,15 @@
 """What needs no training at scale: arithmetic, accounting, scale invariance and the throughput ratio (A5, A10-A13)."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from dpx.batch_schedule import Constant, Linear, Staged, stages
+from dpx.batch_schedule import Constant
 from dpx.cost.flops import published_flops
 from dpx.models.shape import Bert
+from dpx.papers.anil2021.schedule_savings import SIZES, examples, readings
 from dpx.report.rows import FINAL, Row, Run, cells
 from dpx.report.shape import Part, Verdict
 
 STEPS, LENGTH = 20_000, 128
-SIZES = (262_144, 458_752, 655_360, 851_968, 1_048_576)  # section 5.2
 # Section (e)1: percent saved against a constant 1,048,576.
 SAVINGS = {"step_1875": 17.578, "first_rise_at_0": 10.547, "linear_7500": 14.0625, "five_stage_1500": 14.0625}
 # Computed with RDP (Poisson, add/remove) at epsilon 5.36, delta 2.89e-9, n = 346e6, 20,000 steps; to 1 %.
@@ -18,23 +17,10 @@ SIGMA = {32768: 0.4941, 65536: 0.5227, 131072: 0.5581, 262144: 0.6064, 524288: 0
 LARGE = Bert(name="large", layers=24, width=1024, heads=16, feed_forward=4096)
 
 
-def readings() -> dict[str, Any]:
-    """The four readings of the batch schedule, by name."""
-    return {
-        "step_1875": Staged(sizes=SIZES, stage_steps=1875),
-        "first_rise_at_0": Staged(sizes=SIZES[1:], stage_steps=1875),
-        "linear_7500": Linear(start=SIZES[0], end=SIZES[-1], ramp_steps=7500),
-        "five_stage_1500": Staged(sizes=SIZES, stage_steps=1500),
-    }
-
-
 def savings() -> dict[str, float]:
     """Percent of examples that each reading saves against a constant largest batch over 20,000 steps."""
-    return {name: 100 * (1 - _examples(schedule) / _examples(Constant(size=SIZES[-1]))) for name, schedule in readings().items()}
-
-
-def _examples(schedule: Any) -> int:
-    return sum(size * steps for size, steps in stages(schedule, STEPS))
+    constant = examples(Constant(size=SIZES[-1]), STEPS)
+    return {option or "first_rise_at_0": 100 * (1 - examples(schedule, STEPS) / constant) for option, _, schedule in readings()}
 
 
 def computed() -> list[Row]:
