@@ -70,8 +70,4 @@ def _together(sums: dict[str, Any] | None, update: dict[str, Any] | None) -> dic
     """Collectives of a logical batch: those of its sums and those of its update."""
     if sums is None or update is None:
         return sums
-    return {
-        "per_logical_batch": sums["per_logical_batch"] + update["per_logical_batch"],
-        "in_loops": sums["in_loops"] + update["in_loops"],
-        "elements": sums["elements"] + update["elements"],
-    }
+    return {name: sums[name] + update[name] for name in ("per_logical_batch", "in_loops", "elements")}

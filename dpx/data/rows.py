@@ -75,7 +75,7 @@ class RowCutter:
 
     def _columns(self, rows: list[Row]) -> Columns:
         """Rows of running text, marked."""
-        columns = self._marked([(row.first, row.second) for row in rows])
+        columns = _marked(self._tokenizer, [(row.first, row.second) for row in rows], self._data.sequence_length)
         return columns | {"is_next": np.array([row.is_next for row in rows], np.int32)} if "is_next" in self._schema else columns
 
     def _example(self, example: Example, segments: list[Tokens]) -> Columns:
@@ -85,9 +85,6 @@ class RowCutter:
         marked = marked_examples(self._tokenizer, texts, self._data.sequence_length)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
-
-    def _marked(self, texts: list[tuple[Tokens, Tokens]]) -> Columns:
-        return _marked(self._tokenizer, texts, self._data.sequence_length)
 
 
 def marked_examples(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:

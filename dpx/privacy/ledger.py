@@ -16,8 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
-
 from dpx.declaration import ConfigError, declaration, require
 from dpx.privacy import events
 from dpx.privacy.chain import Chain, Mark
@@ -340,8 +338,3 @@ def _is_discrete(segment: dict[str, Any]) -> bool:
 def _joint(segment: dict[str, Any]) -> float:
     """Everything that a step releases shares its draw, so it is one release."""
     return joint(segment["noise_multiplier"], *(segment.get(name) for name in AUXILIARY))
-
-
-def charges(segments: Segments, adjacency: str = "zero_out", accountant: str = "pld") -> dp_accounting.DpEvent:
-    """The composed dp-accounting event of everything in `segments`; raises `ConfigError` where no bound is known."""
-    return events.composed(releases(segments), adjacency, accountant)

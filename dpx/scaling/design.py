@@ -12,7 +12,7 @@ import numpy as np
 from dpx.privacy import accounting, closed_form
 from dpx.privacy.events import Release
 from dpx.scaling.noise import Calibration
-from dpx.scaling.query import FLOPS_A_TOKEN, Candidates, candidates
+from dpx.scaling.query import Candidates, candidates
 from dpx.scaling.surface import Surface
 from dpx.scaling.vulnerability import excess_by_profiles
 
@@ -136,8 +136,3 @@ def doubled(surface: Surface, budget: Budget) -> list[tuple[str, float | None]]:
         except ConfigError:
             rows.append((name, None))
     return rows
-
-
-def flops(design: Design, tokens: float) -> float:
-    """6 M B S T of the whole numbers: at most the budget, but for rounding of the batch."""
-    return FLOPS_A_TOKEN * design.parameters * design.batch_size * tokens * design.steps

@@ -43,19 +43,6 @@ class Fit:
         return np.asarray(c["E"] + c["A"] / parameters ** c["alpha"] + c["B"] / examples ** c["beta"] + noise)
 
 
-def kept(
-    steps: np.ndarray,
-    ratio: np.ndarray,
-    losses: np.ndarray,
-    *,
-    steps_above: float | int,
-    ratio_above: float | int,
-    loss_at_most: float | int,
-):
-    """The filter of the paper: (T > 100,000, s > 5e-7, loss <= 8) there; a grid of fewer steps needs its own."""
-    return (steps > steps_above) & (ratio > ratio_above) & (losses <= loss_at_most)
-
-
 def fit(
     form: Form,
     parameters: np.ndarray,

@@ -9,6 +9,7 @@ import dp_accounting
 import pytest
 
 from dpx.declaration import ConfigError
+from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
 
@@ -29,7 +30,7 @@ def fill(path, steps, **changes):
 
 
 def parts(runs):
-    event = ledgers.charges(runs)
+    event = events.composed(ledgers.releases(runs), "zero_out", "pld")
     assert isinstance(event, dp_accounting.ComposedDpEvent)
     return event.events
 

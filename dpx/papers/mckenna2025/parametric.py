@@ -34,8 +34,9 @@ class Points:
 
 def points_of(measured: Measurements, lab: Lab) -> Points:
     """The records that the lab's filter keeps, at the rate that ends lowest; N is batch times steps."""
-    limits = {"steps_above": lab.steps_above, "ratio_above": lab.ratio_above, "loss_at_most": lab.loss_at_most}
-    kept = measured.where(parametric.kept(measured.step, measured.noise_batch_ratio, measured.loss, **limits) & measured.is_noisy)
+    # The paper's filter is T > 100,000, s > 5e-7 and loss <= 8; a grid of fewer steps needs its own.
+    is_within = (measured.step > lab.steps_above) & (measured.noise_batch_ratio > lab.ratio_above) & (measured.loss <= lab.loss_at_most)
+    kept = measured.where(is_within & measured.is_noisy)
     require(len(kept) > 0, "the measurements", "no record passes the filter of parametric fits", "Lower analysis.lab.steps_above")
     cells, run = np.unique(np.stack([kept.parameters, kept.noise_batch_ratio, kept.replicate]), axis=1, return_inverse=True)
     keep = np.zeros(len(kept), bool)
