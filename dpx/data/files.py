@@ -1,5 +1,6 @@
 """Files of records: which ones a declared path names, their lines, and what is wrong with one in a line that names it."""
 
+import contextlib
 import glob
 import gzip
 import io
@@ -65,19 +66,14 @@ def _opened(file: Path) -> io.BufferedIOBase:
     return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
 
 
-class reading:
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
     """Turns what the operating system or gzip says about `file` into one line."""
-
-    def __init__(self, file: Path):
-        self._file = file
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error):
-            raise ConfigError(self._file, f"is not a whole gzip file ({error})", "Copy it again") from None
-        if isinstance(error, FileNotFoundError):
-            raise ConfigError(self._file, "no such file", "Check data.source.paths") from None
-        if isinstance(error, OSError):
-            raise ConfigError(self._file, f"cannot be read ({error.strerror or error})", "Check the file and its permissions") from None
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(file, f"is not a whole gzip file ({error})", "Copy it again") from None
+    except FileNotFoundError:
+        raise ConfigError(file, "no such file", "Check data.source.paths") from None
+    except OSError as error:
+        raise ConfigError(file, f"cannot be read ({error.strerror or error})", "Check the file and its permissions") from None
