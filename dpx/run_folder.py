@@ -58,6 +58,14 @@ class RunFolder:
             yield
 
 
+def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
+    """A document as it was written; raises `ConfigError` for one that is not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(path, "is cut short, or was changed by hand", fix) from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """`write_durably` of `value` as indented JSON with sorted keys kept in the order given."""
     write_durably(path, json.dumps(value, indent=2) + "\n")

@@ -14,12 +14,14 @@ from dpx.declaration import ConfigError
 from dpx.privacy.chain import RESTORE, Mark, mark_of
 from dpx.privacy.ledger import Ledger, Segments, decode
 from dpx.privacy.segments import SEGMENTS
+from dpx.run_folder import read_json
 
 LEDGER = "private/ledger"
 # Where released files lie; those of a trial that may not be seen yet are moved away.
 RELEASES = ("release", "private/withheld")
 # Orbax keeps what a caller adds to a checkpoint under this name, as JSON; read here without jax.
 METADATA = "_CHECKPOINT_METADATA"
+OR_MOVE = "Restore the file, or move it away and start the run again"
 
 Found = tuple[str, Mark | None, Any]
 
@@ -82,7 +84,7 @@ def _artefacts(folder: Path) -> Iterator[Found]:
 def _released(folder: Path, place: str) -> Iterator[Found]:
     statement, params, telemetry = (folder / place / name for name in ("privacy.json", "params", "telemetry.jsonl"))
     if statement.is_file():
-        document = _json(statement)
+        document = read_json(statement, OR_MOVE)
         yield f"{place}/privacy.json", mark_of(document.get("ledger", {}).get("mark")), document
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_checkpoint(params / METADATA), None
@@ -94,16 +96,7 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
 
 
 def _mark_of_checkpoint(path: Path) -> Mark | None:
-    return mark_of((_json(path).get("custom_metadata") or {}).get("ledger")) if path.is_file() else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(
-            path, "is cut short, or was changed by hand", "Restore the file, or move it away and start the run again"
-        ) from error
+    return mark_of((read_json(path, OR_MOVE).get("custom_metadata") or {}).get("ledger")) if path.is_file() else None
 
 
 def _unmarked(ledger: Ledger, content: Any) -> str | None:

@@ -5,7 +5,6 @@ were released with (`dpx.claim.agreement.seal`), and nothing is known of its dat
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, of_released, unit_definition
 from dpx.privacy.segments import SEGMENTS
-from dpx.run_folder import RunFolder
+from dpx.run_folder import RunFolder, read_json
 from dpx.task.declarations import Task
 from dpx.training.fingerprint import claim_checksum
 
@@ -71,7 +70,7 @@ def open_parent(init: FromRun) -> Parent:
             return _copied(asked, init, release)
         experiment = _declared(asked, release)
         place = _checkpoint(asked, folder, init.step) if init.step else _released(asked, release)
-        document = _statement(release) if (release / "privacy.json").is_file() else {}
+        document = read_json(release / "privacy.json") if (release / "privacy.json").is_file() else {}
         known = [manifest for one in entered.data if one and (manifest := manifests.manifest(folder.private, one))]
         origin = Origin(
             kind="run",
@@ -109,7 +108,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     require(init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Leave it out, or name the run's folder")
     place = _released(asked, release)
     require((release / "privacy.json").is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
-    document, experiment = _statement(release), _declared(asked, release)
+    document, experiment = read_json(release / "privacy.json"), _declared(asked, release)
     told = facts_beside(place)
     sealed, config_yaml = told.get("statement"), (release / "config.yaml").read_text()
     require(
@@ -155,13 +154,6 @@ def _declared(asked: str, release: Path) -> Experiment:
     assert isinstance(loaded, DictConfig)
     experiment, _ = config.build(loaded)
     return experiment
-
-
-def _statement(release: Path) -> dict[str, Any]:
-    try:
-        return json.loads((release / "privacy.json").read_text())
-    except ValueError as error:
-        raise ConfigError(release / "privacy.json", "is cut short, or was changed by hand", "Restore the file") from error
 
 
 def _released(asked: str, release: Path) -> Path:

@@ -21,7 +21,7 @@ from dpx.declaration import ConfigError, require
 from dpx.launch.sweep import SCORE
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.privacy.segments import Segments
-from dpx.run_folder import write_json
+from dpx.run_folder import read_json, write_json
 
 CHAIN, TRIAL = "trials", "private/trial.json"
 FORMAT = 1
@@ -213,12 +213,7 @@ def _holds(chain: Chain, digest: str) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(path, "is cut short, or was changed by hand", "Restore the file") from error
+    return read_json(path) if path.is_file() else None
 
 
 def _several(names: list[str]) -> str:
