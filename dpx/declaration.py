@@ -4,6 +4,7 @@ Nothing here (or in any declaration) imports jax: a config is checked before an 
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeVar, dataclass_transform
 
 from beartype import BeartypeConf, beartype
@@ -36,6 +37,11 @@ def declaration(cls: Cls) -> Cls:
 def is_declaration(value: Any) -> bool:
     """Whether `value` is a class that `declaration` made; a subclass of one has to be made so itself."""
     return isinstance(value, type) and vars(value).get(_MARK) is value
+
+
+def several(names: Sequence[str], most: int = 3) -> str:
+    """The first `most` of `names` for a message, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def require(condition: bool, value: Any, reason: str, fix: str) -> None:

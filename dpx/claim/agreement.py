@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, several
 from dpx.privacy.chain import RESTORE, Mark, mark_of
 from dpx.privacy.ledger import Ledger, Segments, decode
 from dpx.privacy.segments import SEGMENTS
@@ -61,8 +61,7 @@ def seal(content: Any) -> str:
 
 
 def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigError:
-    several = ", ".join(followers[:3]) + (f" and {len(followers) - 3} more" if len(followers) > 3 else "")
-    return ConfigError(f"{folder / LEDGER}, beside {several}", missing, RESTORE)
+    return ConfigError(f"{folder / LEDGER}, beside {several(followers)}", missing, RESTORE)
 
 
 def _keys(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dpx.declaration import require
+from dpx.declaration import require, several
 from dpx.init.weights import Leaves, Shapes
 from dpx.interop.folder import CONFIG, folder_of, read_json
 from dpx.interop.layouts import LAYOUTS, Layout, Part
@@ -35,12 +35,8 @@ class Taken:
     def in_words(self) -> tuple[str, ...]:
         words = [f"loaded {len(self.parts)} parameters"]
         words += [f"made new: {', '.join(self.made_new)}"] if self.made_new else []
-        words += [f"left out: {_shortened(self.left_out)}"] if self.left_out else []
+        words += [f"left out: {several(self.left_out, 4)}"] if self.left_out else []
         return tuple(words)
-
-
-def _shortened(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 class Checkpoint:

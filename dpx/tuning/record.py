@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import ConfigError, require
+from dpx.declaration import ConfigError, require, several
 from dpx.launch.sweep import SCORE
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.privacy.segments import Segments
@@ -118,7 +118,7 @@ class Record:
         if path.is_file():
             return Chain(path)
         lost = [place for place, mark, _ in followers if mark is not None or not old.is_file()]
-        require(not lost, path, f"is lost, but {_several(lost)} follow{'s' if len(lost) == 1 else ''} from it", _RESTORE)
+        require(not lost, path, f"is lost, but {several(lost)} follow{'s' if len(lost) == 1 else ''} from it", _RESTORE)
         return _carried_over(self.path / "private") if old.is_file() else Chain(path, {"trials": FORMAT})
 
     def _require(self, place: str, mark: "Mark | str | None", content: Any) -> None:
@@ -214,10 +214,6 @@ def _holds(chain: Chain, digest: str) -> bool:
 
 def _json(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
-
-
-def _several(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _carried_over(private: Path) -> Chain:
