@@ -29,6 +29,11 @@ class RunFolder:
     def private(self) -> Path:
         return self.path / "private"
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run was started in it, whose config then lies here."""
+        return (self.release / "config.yaml").is_file()
+
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
         """Makes the trees and holds the folder for this process; raises `ConfigError` where another process holds it."""

@@ -43,8 +43,8 @@ class Account:
         from dpx.privacy import ledger
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", "release/privacy.json"))
-        began = (folder.release / "config.yaml").is_file()
-        what, reason = (folder.path, "nothing is charged in it") if began else ("run", "no run is named that could be accounted for")
+        what = folder.path if folder.has_begun else "run"
+        reason = "nothing is charged in it" if folder.has_begun else "no run is named that could be accounted for"
         require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
         sources = [_place(path) for path in self.ledgers] or [folder.path]
         read_sources = [read(path) for path in sources]

@@ -15,8 +15,7 @@ class Evaluate:
     """Evaluates the run that `run=` names; writes `private/evaluation.json`, since held-out text is text too."""
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        began = (folder.release / "config.yaml").is_file()
-        require(began, "run", "no run is named that could be evaluated", "Add run=<folder>")
+        require(folder.has_begun, "run", "no run is named that could be evaluated", "Add run=<folder>")
         params_path = folder.release / "params"
         require(params_path.exists(), f"run={folder.path}", "holds no released parameters", "Let it train to its end, or name another run")
         from dpx.claim import agreement

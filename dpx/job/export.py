@@ -20,8 +20,7 @@ class Export:
     to: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        began = (folder.release / "config.yaml").is_file()
-        require(began, "run", "no run is named that could be exported", "Add run=<folder>")
+        require(folder.has_begun, "run", "no run is named that could be exported", "Add run=<folder>")
         from dpx.interop.export import export
 
         to = Path(self.to).expanduser() if self.to else folder.release / self.format

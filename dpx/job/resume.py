@@ -11,6 +11,5 @@ class Resume:
     """Trains on in a folder that holds a run; raises `ConfigError` for one that does not."""
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        began = (folder.release / "config.yaml").is_file()
-        require(began, "run", "no run is named that could go on", "Add run=<folder>, or start one with job=train")
+        require(folder.has_begun, "run", "no run is named that could go on", "Add run=<folder>, or start one with job=train")
         Train()(experiment, folder)
