@@ -84,9 +84,9 @@ class Lab:
 
         return Calibration(epsilon, self.delta).ratio
 
-    def computes_of(self, count: int | None = None) -> np.ndarray:
+    def computes_of(self) -> np.ndarray:
         """Computes from the lowest to the highest, evenly on a logarithm."""
-        return np.geomspace(self.lowest_compute, self.highest_compute, count or self.computes)
+        return np.geomspace(self.lowest_compute, self.highest_compute, self.computes)
 
 
 @declaration
