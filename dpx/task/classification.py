@@ -60,6 +60,11 @@ class Objective:
         logits: Any = self.module.apply({"params": params}, *texts, keys_B, batch.get("features"))
         return logits.reshape(len(batch["label"]), -1)
 
+    @property
+    def has_constant_features(self) -> bool:
+        """Whether what the head reads of a text depends on parameters below the head alone."""
+        return self.model.dropout == 0.0
+
     def features(self, params: Params, batch: Batch) -> Float[Array, "B ... H"]:
         """What the head reads of each text, in the compute dtype, without dropout: of parameters below the head alone."""
         of_model = DecoderFeatures if isinstance(self.model, Decoder) else BertFeatures

@@ -34,9 +34,12 @@ class ClassifierObjective(Objective, Protocol):
 
 @runtime_checkable
 class TwoPartObjective(Objective, Protocol):
-    """`features(params, batch)` gives what the head reads of each row, [B, ...], by parameters below the head alone and without dropout.
-    Rows that hold `features` in place of text are made into a batch, and have losses, like any others."""
+    """`features(params, batch)` gives what the head reads of each row, [B, ...], by parameters below the head alone and without dropout;
+    `has_constant_features` where training drops nothing of it either. Rows that hold `features` in place of text are made into a batch, and
+    have losses, like any others."""
 
+    @property
+    def has_constant_features(self) -> bool: ...
     def features(self, params: Any, batch: Any) -> Any: ...
 
 

@@ -39,6 +39,8 @@ class WithFeatures(Store):
         self._features_N = features_N
 
     def rows(self, split: Any, indices: Any, width: int | None = None) -> dict[str, np.ndarray]:
+        if split != "protected":
+            return super().rows(split, indices, width)
         of_text = super().rows(split, indices, 1)
         rest = {name: values for name, values in of_text.items() if name not in _TEXT}
         return rest | {"features": np.asarray(self._features_N[of_text["record"]])}
@@ -49,9 +51,9 @@ class WithFeatures(Store):
 
 
 def are_constant(objective: Any, trained: Any) -> bool:
-    """Whether a step would compute the same features each time: nothing below the head is `trained`, and nothing is dropped there."""
-    below = {"embeddings", "layers"} & set(trained)
-    return isinstance(objective, TwoPartObjective) and not below and objective.model.dropout == 0.0  # type: ignore[attr-defined]
+    """Whether each step would compute the same features again: nothing below the head is `trained`, and nothing is dropped there."""
+    is_head_alone = not {"embeddings", "layers"} & set(trained)
+    return is_head_alone and isinstance(objective, TwoPartObjective) and objective.has_constant_features
 
 
 def of_store(objective: TwoPartObjective, resting: Any, store: Store, widths: Sequence[int], mesh: Any, private: Path) -> WithFeatures:

@@ -120,6 +120,11 @@ def test_what_was_read_is_of_the_row_that_is_asked_for(read, rows_per_example):
     np.testing.assert_allclose(found["features"].reshape(expected.shape)[is_there], expected[is_there], rtol=1e-5, atol=1e-6)
 
 
+def test_rows_of_other_splits_stay_texts(read):
+    *_, store, with_features = read
+    assert with_features.rows("heldout", [0]).keys() == store.rows("heldout", [0]).keys()
+
+
 def test_the_head_makes_the_same_of_what_was_read(read):
     of, params, store, with_features = read
     key, asked = np.zeros(2, np.uint32), np.arange(6)
