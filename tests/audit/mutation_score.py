@@ -12,6 +12,8 @@ cosmic-ray wants another SQLAlchemy than dpx[tune], hence an environment of its 
 `experiments/audit/mutation_<room>.csv` as it ends; a later run repeats only those that are new or survived, so after a survivor has
 got its test the same command shows it dead. `first` keeps what the tests of the time said: the score is of that. A survivor that
 cannot be told from the source by any test needs a sentence under `equivalent_because`, written into the file by hand.
+With `--again` no mutant is drawn: those of the table that were caught are run once more where their line still stands, in whichever
+of the room's files, so that code or tests which changed since let none of them live.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .mutants import ROOT, copied
-from .mutation_sites import Mutant, chosen, mutated
+from .mutation_sites import Mutant, chosen, moved, mutated
 
 FOLDER = ROOT / "experiments" / "audit"
 SUMMARY = FOLDER / "mutation.md"
@@ -260,6 +262,20 @@ def score(name: str, python: str, is_anew: bool) -> int:
     return sum(row.now == SURVIVED and not row.equivalent_because for row in rows)
 
 
+def repeat(name: str, python: str) -> int:
+    """Runs what a room's tests caught once more, where its line still stands; returns how many live now."""
+    room, rows = ROOMS[name], read(name)
+    today = {at: mutant for at, row in enumerate(rows) if row.now in (KILLED, OVERTIME) and (mutant := moved(row.mutant, room.sources))}
+    print(f"{name}: {len(today)} of {len(rows)} mutants can be run once more", flush=True)
+    _check_sound_code(name, [mutant.file for mutant in today.values()], python)
+    for at, mutant in today.items():
+        now, seconds = _outcome(mutant, room, python)
+        rows[at] = dataclasses.replace(rows[at], mutant=mutant, now=now, seconds=seconds)
+        print(f"{now}  {seconds:5.1f} s  {mutant.file}:{mutant.line}  {mutant.old}  ->  {mutant.new}", flush=True)
+        write(name, rows)
+    return sum(rows[at].now == SURVIVED for at in today)
+
+
 def _check_sound_code(name: str, files: list[str], python: str) -> None:
     """Ends the program unless every list of tests that a mutant will meet passes without one, well within the limit."""
     for command in {frozenset(command): command for command in map(ROOMS[name].command, files)}.values():
@@ -290,6 +306,7 @@ def main() -> int:
     parser.add_argument("rooms", nargs="*", metavar="room", help=f"{', '.join(ROOMS)}; without one only {SUMMARY.name} is written anew")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has dpx's requirements, if not this one")
     parser.add_argument("--anew", action="store_true", help="forgets what the room's table says, the sentences too")
+    parser.add_argument("--again", action="store_true", help="draws none; runs those that were caught and still can be made")
     parser.add_argument("--list", action="store_true", help="prints the mutants and runs nothing")
     given = parser.parse_args()
     unknown = set(given.rooms) - set(ROOMS)
@@ -299,7 +316,8 @@ def main() -> int:
         for mutant in (mutant for name in given.rooms for mutant in chosen(ROOMS[name].sources, COUNT, SEED)[0]):
             print(f"{mutant.file}:{mutant.line}  {mutant.operator}  {mutant.old}  ->  {mutant.new}")
         return 0
-    living = sum(score(name, str(Path(given.python).absolute()), given.anew) for name in given.rooms)
+    python = str(Path(given.python).absolute())
+    living = sum(repeat(name, python) if given.again else score(name, python, given.anew) for name in given.rooms)
     SUMMARY.write_text(summary({name: read(name) for name in ROOMS}))
     return int(living > 0)
 

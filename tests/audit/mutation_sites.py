@@ -123,6 +123,20 @@ def chosen(patterns: tuple[str, ...], count: int, seed: int) -> tuple[list[Mutan
     return found, len(places)
 
 
+def moved(mutant: Mutant, patterns: tuple[str, ...]) -> Mutant | None:
+    """The same edit of the same line where it stands today in files of `patterns`; nothing where that line is gone."""
+    for path in (path for pattern in patterns for path in sorted(ROOT.glob(pattern))):
+        source, file = path.read_text(), path.relative_to(ROOT).as_posix()
+        if mutant.old not in map(str.strip, source.splitlines()):
+            continue
+        for operator, occurrence in (choice for choices in sites(file, source).values() for choice in choices):
+            if operator.rpartition("/")[2] == mutant.operator and (text := mutated(source, operator, occurrence)):
+                today = _described(file, source, text, operator, occurrence)
+                if (today.old, today.new) == (mutant.old, mutant.new):
+                    return today
+    return None
+
+
 def _next(file: str, source: str, choices: list[tuple[str, int]]) -> Mutant | None:
     """The first of `choices` that makes another program; it and those before it are taken off."""
     while choices:
