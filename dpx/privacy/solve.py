@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from scipy import optimize
+
 from dpx.declaration import ConfigError, require
 from dpx.privacy import accounting, cache, closed_form, events, loss_grid
 from dpx.privacy.accounting import Charges, Real
@@ -83,6 +85,27 @@ def solve(
     else:
         solved = _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0))
     cache.write(name, solved, question)
+    return solved
+
+
+def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> float:
+    """A noise multiplier within 1 % of `solve`'s under zero_out, by PLD, in a tenth of a second: for searches, whose answer is solved anew.
+
+    `start` is a guess. Kept on disk.
+    """
+    question = {"charges": [[repr(release), count] for release, count in events.merge(charges)], "nearly": [epsilon, delta]}
+    stored = cache.read(cache.key(question))
+    if stored is not None:
+        return stored
+
+    # Nearly a straight line, so the secant is there in three or four evaluations.
+    def excess(log_sigma: float) -> float:
+        at = scaled(charges, math.exp(log_sigma))
+        return math.log(max(accounting.compose(at, interval=loss_grid.sketch(at)).epsilon(delta), 1e-12) / epsilon)
+
+    first = math.log(start)
+    solved = math.exp(optimize.newton(excess, first, x1=first + 0.01, tol=2e-3))
+    cache.write(cache.key(question), solved, question)
     return solved
 
 

@@ -1,6 +1,6 @@
 """The noise-batch ratio that a budget needs, for many settings at once: the smaller of Poisson sampling and fixed batches.
 
-Poisson noise depends on (q, T) alone at one (epsilon, delta). It is solved by PLD on the nodes of a coarse grid, kept on disk,
+Poisson noise depends on (q, T) alone at one (epsilon, delta). It is solved by PLD, to 1 %, on the nodes of a coarse grid, kept on disk,
 and interpolated between them on logarithms for a search; a configuration that is chosen is solved exactly (`exact`).
 """
 
@@ -17,7 +17,6 @@ from dpx.privacy.noise_batch_ratio import NoiseBatchRatio, noise_batch_ratio
 
 # Nodes a decade of q and of T.
 NODES_A_DECADE = 2
-INTERVAL = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +69,23 @@ def _central_limit(q: np.ndarray, steps: np.ndarray, epsilon: float | int, delta
 
 def _nodes(x: np.ndarray, y: np.ndarray, epsilon: float | int, delta: float) -> np.ndarray:
     pairs, where = np.unique(np.stack([x, y], axis=-1).reshape(-1, 2), axis=0, return_inverse=True)
-    return np.array([_node(float(one), float(two), epsilon, delta) for one, two in pairs])[where.reshape(x.shape)]
+    solved, near = _solved(epsilon, delta), 0.0
+    for pair in map(tuple, pairs.tolist()):
+        if pair not in solved:
+            solved[pair] = _node(*pair, epsilon, delta, near)
+        near = solved[pair]
+    return np.array([solved[pair] for pair in map(tuple, pairs.tolist())])[where.reshape(x.shape)]
 
 
-@functools.lru_cache(maxsize=100_000)
-def _node(x: float, y: float, epsilon: float | int, delta: float) -> float:
-    """Log of the solved noise multiplier over the central-limit one at a node; solved values are kept on disk by `solve.solve`."""
+@functools.cache
+def _solved(epsilon: float | int, delta: float) -> dict[tuple[float, float], float]:
+    """What this process knows of nodes."""
+    return {}
+
+
+def _node(x: float, y: float, epsilon: float | int, delta: float, near: float) -> float:
+    """Log of the solved noise multiplier over the central-limit one at a node, which a neighbour has at `near`."""
     q, steps = min(1.0, 10 ** (x / NODES_A_DECADE)), max(1, round(10 ** (y / NODES_A_DECADE)))
+    limit = float(_central_limit(np.array([q]), np.array([steps]), epsilon, delta)[0])
     charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps)]
-    solved = solve.solve(charges, epsilon=epsilon, delta=delta, interval=INTERVAL)
-    return math.log(solved / float(_central_limit(np.array([q]), np.array([steps]), epsilon, delta)[0]))
+    return math.log(solve.nearly(charges, epsilon=epsilon, delta=delta, start=limit * math.exp(near)) / limit)

@@ -113,6 +113,20 @@ def test_a_given_grid_is_refined_where_losses_are_smaller():
     assert loss_grid.grid(solve.scaled(charges, 0.5), coarsest=5e-4) == 5e-4
 
 
+SMALL_Q = [pytest.param(q, steps, epsilon, marks=pytest.mark.slow) for q in (1e-4, 1e-7) for steps in (10, 10**5) for epsilon in (1, 8)]
+
+
+@pytest.mark.parametrize(("q", "steps", "epsilon"), [(1e-2, 10, 1), (1e-3, 1000, 8), (1.0, 1000, 1), *SMALL_Q])
+def test_what_a_search_solves_is_within_one_percent_and_kept(q, steps, epsilon, monkeypatch):
+    charges = [(poisson(q, 1.0), steps)]
+    start = {1e-2: 0.9, 1e-3: 0.5, 1.0: 100.0}.get(q, 0.4)
+    sigma = solve.nearly(charges, epsilon=epsilon, delta=1e-8, start=start)
+    above, below = (spent([(poisson(q, sigma * factor), steps)], 1e-8) for factor in (0.99, 1.01))
+    assert below < epsilon < above
+    monkeypatch.setattr(accounting, "compose", lambda *_, **__: pytest.fail("solved again"))
+    assert solve.nearly(charges, epsilon=epsilon, delta=1e-8, start=1.0) == sigma
+
+
 @pytest.mark.parametrize("kind", ["poisson", "gaussian"])
 def test_everyone_in_every_step_is_one_gaussian_release(kind):
     charges = [(Release(noise_multiplier=1e4, kind=kind), 10**6)]
