@@ -102,15 +102,11 @@ class Banded(Mechanism):
 
         keys, strategy = drawn
 
-        def leaf(total: Any, key_S2: Any, past_J: Any) -> tuple[Any, Any, Any]:
-            carried = -jnp.tensordot(strategy[1:], past_J, axes=1)
-            own = noise.add_noise(carried, key_S2, deviation)[0] / strategy[0]
-            return total + own, jnp.sum(jnp.square(own)), jnp.concatenate([own[None], past_J[:-1]])
-
-        leaves, tree = jax.tree.flatten(total)
-        parts = [leaf(*given) for given in zip(leaves, jax.tree.leaves(keys), jax.tree.leaves(state), strict=True)]
-        noisy, squares, moved = zip(*parts, strict=True)
-        return NoisySum(total, jax.tree.unflatten(tree, noisy), jnp.sum(jnp.stack(squares)), jax.tree.unflatten(tree, moved))
+        carried = jax.tree.map(lambda past_J: -jnp.tensordot(strategy[1:], past_J, axes=1), state)
+        own = jax.tree.map(lambda leaf: leaf / strategy[0], noise.add_noise(carried, keys, deviation)[0])
+        moved = jax.tree.map(lambda own, past_J: jnp.concatenate([own[None], past_J[:-1]]), own, state)
+        squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(own)]
+        return NoisySum(total, jax.tree.map(jnp.add, total, own), jnp.sum(jnp.stack(squares)), moved)
 
     def extra_memory_bytes(self, parameters: int) -> int:
         """Past noise, old and new."""

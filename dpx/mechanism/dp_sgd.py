@@ -29,7 +29,5 @@ class DpSgd(Mechanism):
 
         from dpx.mechanism import noise
 
-        leaves, tree = jax.tree.flatten(total)
-        noisy = [noise.add_noise(leaf, key_S2, deviation) for leaf, key_S2 in zip(leaves, jax.tree.leaves(drawn), strict=True)]
-        noise_squares = jnp.sum(jnp.stack([squares for _, squares in noisy]))
-        return NoisySum(total, jax.tree.unflatten(tree, [leaf for leaf, _ in noisy]), noise_squares, state)
+        noisy, squares = noise.add_noise(total, drawn, deviation)
+        return NoisySum(total, noisy, jnp.sum(jnp.stack(jax.tree.leaves(squares))), state)

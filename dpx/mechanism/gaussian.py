@@ -3,17 +3,22 @@
 `jax.random.normal` turns 23 bits into a uniform and stops at 5.42 sigma: a cut of 6e-8 a coordinate, above the deltas of
 the papers. Here the radius of Box and Muller's pair comes from 64 bits, so draws reach sqrt(2 * 64 * ln 2) = 9.42 sigma.
 
-Shape legend: R rows, N columns of one slice.
+Shape legend: R rows, N columns of one slice; M pairs of all slices that are drawn as one.
 """
+
+import itertools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
 from dpx.mechanism.tail import REACH as REACH
 
 
-def _minus_log_uniform(high: UInt32[Array, "R N"], low: UInt32[Array, "R N"]) -> Float[Array, "R N"]:
+def _minus_log_uniform(high: UInt32[Array, "..."], low: UInt32[Array, "..."]) -> Float[Array, "..."]:
     """-ln((high * 2^32 + low + 1/2) / 2^64), accurate to float32 rounding at both ends."""
     near_zero = -jnp.log(high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32) + 32 * jnp.log(2.0)
     # Near one, 1 - u is what has relative precision; it is built from the complements of the words.
@@ -29,7 +34,37 @@ def gaussian(key: UInt32[Array, "2"], rows: int, columns: int) -> Float[Array, "
     """
     pairs = (rows + 1) // 2
     bits = jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), (3, pairs, columns), jnp.uint32)
+    return jnp.concatenate(_box_muller(bits), axis=0)[:rows]
+
+
+def gaussians(keys: Sequence[UInt32[Array, "2"]], shapes: Sequence[tuple[int, int]]) -> list[Array]:
+    """`gaussian(key, rows, columns)` for each key and its (rows, columns), to the bit, drawn as one array: to trace and compile a draw for
+    each would be most of what a small model's step takes before it runs."""
+    if not keys:
+        return []
+    pairs = [(rows + 1) // 2 * columns for rows, columns in shapes]
+    draw_M = jnp.concatenate([jnp.full(count, number) for number, count in enumerate(pairs)])
+    place_M = jnp.concatenate([jnp.arange(count, dtype=jnp.uint32) for count in pairs])
+    # The three words of a pair lie where jax.random.bits of shape (3, rows / 2, columns) has them.
+    place_3M = place_M + jnp.arange(3, dtype=jnp.uint32)[:, None] * jnp.asarray(pairs, jnp.uint32)[draw_M]
+    key_2M = jnp.stack(keys)[draw_M].T
+    words = threefry2x32_p.bind(*(jnp.broadcast_to(word_M, place_3M.shape) for word_M in key_2M), jnp.zeros_like(place_3M), place_3M)
+    halves_2M = jnp.stack(_box_muller(words[0] ^ words[1]))
+    ends = itertools.accumulate(pairs)
+    return [
+        _whole(halves_2M[:, end - count : end].reshape(-1, columns)[:rows])
+        for end, count, (rows, columns) in zip(ends, pairs, shapes, strict=True)
+    ]
+
+
+def _whole(draws: Array) -> Array:
+    """On every device, where a mesh is named: else the compiler spreads them as it does the sums they meet, and collects them again."""
+    return draws if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(draws, PartitionSpec())
+
+
+def _box_muller(bits: UInt32[Array, "3 ..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Two independent standard normal draws from every three words."""
     radius = jnp.sqrt(2.0 * _minus_log_uniform(bits[0], bits[1]))
     # 24 bits of angle, at the middle of their cells: exact in float32 and symmetric about zero.
     angle = (jnp.right_shift(bits[2], 8).astype(jnp.float32) + 0.5) * (2.0 * jnp.pi * 2.0**-24)
-    return jnp.concatenate([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=0)[:rows]
+    return radius * jnp.cos(angle), radius * jnp.sin(angle)

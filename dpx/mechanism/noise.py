@@ -2,7 +2,7 @@
 
 A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^18 elements (one row where a row is
 longer): drawing one takes nine times its size, and XLA may keep several parameters' draws alive at a time. Only rows are
-cut, so a parameter sharded over its last axis draws its noise where it lives.
+cut, so a parameter sharded over its last axis draws its noise where it lives. Small parameters are drawn as one array, on every device.
 """
 
 import math
@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
-from dpx.mechanism.gaussian import gaussian
+from dpx.mechanism.gaussian import gaussian, gaussians
 from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 
 SLICE_ELEMENTS = 1 << 18
+# A leaf of at most so many numbers is small: biases and norms of large models, everything in small ones.
+DRAWN_AS_ONE = 1 << 16
 
 
 def _view(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -43,10 +45,29 @@ def slice_keys(secret: RootSecret, step: int, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(keys, params)
 
 
-def add_noise(
-    total: Float[Array, "..."], keys: UInt32[Array, "S 2"], deviation: Float[Array, ""]
-) -> tuple[Float[Array, "..."], Float[Array, ""]]:
-    """(total + deviation * standard normal draws, sum of squares of the noise added), slice by slice in place."""
+def add_noise(total: Any, keys: Any, deviation: Float[Array, ""]) -> tuple[Any, Any]:
+    """(`total` plus `deviation` times standard normal draws, the sum of squares of each leaf's noise): a tree or one array.
+
+    `keys` are a tree like it of uint32 [slices, 2].
+    """
+    leaves, tree = jax.tree.flatten(total)
+    keys = tree.flatten_up_to(keys)
+    small = [number for number, leaf in enumerate(leaves) if len(keys[number]) == 1 and leaf.size <= DRAWN_AS_ONE]
+    drawn = gaussians([keys[number][0] for number in small], [_view(leaves[number].shape)[:2] for number in small])
+    noise = dict(zip(small, drawn, strict=True))
+    noisy = [
+        _added(leaf, deviation * noise[number]) if number in noise else _added_by_slice(leaf, keys[number], deviation)
+        for number, leaf in enumerate(leaves)
+    ]
+    return tree.unflatten([leaf for leaf, _ in noisy]), tree.unflatten([squares for _, squares in noisy])
+
+
+def _added(total: Array, noise_RN: Array) -> tuple[Array, Array]:
+    return total + noise_RN.reshape(total.shape), jnp.sum(jnp.square(noise_RN))
+
+
+def _added_by_slice(total: Array, keys: UInt32[Array, "S 2"], deviation: Float[Array, ""]) -> tuple[Array, Array]:
+    """Slice by slice in place, so that no more than a slice's draws are held at a time."""
     rows, columns, block = _view(total.shape)
     flat_RN = total.reshape(rows, columns)
 

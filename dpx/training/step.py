@@ -230,9 +230,10 @@ def _finish(
         auxiliary: dict[str, Any] | None = None,
     ) -> tuple[State, dict[str, Array]]:
         keys, counts = auxiliary or {}, reduced["count"]
-        total, noisy, noise_squares, noise_state = mechanism.noisy_sum(
-            reduced["gradient"], drawn, deviation, state.noise, clip.clipping_norm
-        )
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            total, noisy, noise_squares, noise_state = mechanism.noisy_sum(
+                reduced["gradient"], drawn, deviation, state.noise, clip.clipping_norm
+            )
         gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
         direction, moments = transform.update(gradient, state.moments, state.params)
         params = update.with_canaries(update.apply(state.params, direction, learning_rate), state.params, gradient)

@@ -470,6 +470,13 @@ MUTANTS = (
     Mutant("all slices of a leaf with its first key", NOISE, "keys[index], index * block", "keys[0], index * block", SLICES),
     Mutant("the last part of a leaf with its first key", NOISE, "keys[whole], whole * block", "keys[0], whole * block", SLICES),
     Mutant(
+        "small leaves drawn as one with the first one's key",
+        "dpx/mechanism/gaussian.py",
+        "jnp.stack(keys)[draw_M]",
+        "jnp.stack(keys)[0 * draw_M]",
+        "tests/mechanism/test_noise.py::test_small_leaves_are_drawn_as_one_with_the_bits_of_their_own_keys",
+    ),
+    Mutant(
         "the same rows drawn at every step",
         LOOP,
         'secret.generator("sample", *place), step)',

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from dpx.cost.traced import compiled_temporaries
 from dpx.mechanism import noise
 from dpx.mechanism.gaussian import gaussian
-from dpx.mechanism.noise import add_noise, slice_keys
+from dpx.mechanism.noise import add_noise, row_blocks, slice_keys
 from dpx.models.shape import Bert
 from dpx.randomness import RootSecret
 
@@ -40,6 +40,21 @@ def test_every_slice_has_the_noise_of_its_own_key(shape, counts, monkeypatch):
     expected = [2 * np.asarray(gaussian(key, count, shape[1])) for key, count in zip(keys, counts, strict=True)]
     np.testing.assert_allclose(noisy, np.concatenate(expected), rtol=1e-5)
     assert len(np.unique(noisy)) == noisy.size
+
+
+def test_small_leaves_are_drawn_as_one_with_the_bits_of_their_own_keys(monkeypatch):
+    monkeypatch.setattr(noise, "SLICE_ELEMENTS", 60)
+    total = {
+        name: jnp.zeros(shape) for name, shape in {"a": (3, 4), "b": (), "c": (2, 3, 5), "d": (7,), "e": (3, 4), "cut": (20, 6)}.items()
+    }
+    keys = _keys(total)
+    noisy, squares = jax.jit(add_noise)(total, keys, jnp.float32(2))
+    for name, leaf in total.items():
+        alone = 2 * np.concatenate(
+            [np.asarray(gaussian(key, count, columns)) for key, (count, columns) in zip(keys[name], row_blocks(leaf.shape), strict=True)]
+        )
+        np.testing.assert_array_equal(noisy[name], alone.reshape(leaf.shape))
+        assert float(squares[name]) == pytest.approx(float(np.sum(np.square(alone))), rel=1e-5)
 
 
 def test_noise_is_added_to_the_sum():
@@ -83,8 +98,5 @@ def test_noise_of_a_base_model_needs_little_memory_of_its_own():
     shapes = Bert(name="base", layers=12, width=768, heads=12, feed_forward=3072).parameter_shapes(30_522, next_sentence=True)
     total = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
     keys = {path: jax.ShapeDtypeStruct(key.shape, key.dtype) for path, key in slice_keys(SECRET, 0, total).items()}
-    drawn = jax.jit(
-        lambda total, keys, deviation: jax.tree.map(lambda leaf, key: add_noise(leaf, key, deviation), total, keys), donate_argnums=0
-    )
-    compiled = drawn.lower(total, keys, jax.ShapeDtypeStruct((), jnp.float32)).compile()
+    compiled = jax.jit(add_noise, donate_argnums=0).lower(total, keys, jax.ShapeDtypeStruct((), jnp.float32)).compile()
     assert compiled_temporaries(compiled) < 50 * 2**20
