@@ -3,6 +3,7 @@
 U: units.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,13 +21,12 @@ from dpx.clipping.units import Units
 from dpx.parameter_path import path_name
 
 
-def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, given: Any = None) -> ClippedSum:
+def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
     """See `dpx.clipped_sum`."""
-    params = given[0] if given else program.params
-    losses_B, records, counts = recorded(program, units.of_rows(jnp.ones_like(units.is_padding_U, jnp.float32)), given)
+    losses_B, records, counts = recorded(program, units.of_rows(jnp.ones_like(units.is_padding_U, jnp.float32)))
     losses_B, counts = units.summed((losses_B, counts))
 
-    by_path = program.by_path(given)
+    by_path = program.by_path()
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
     own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
     losses_B = jnp.where(is_finite(records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
@@ -34,7 +34,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
     parts = {site: joint.part_weights(clipped, site) for site in program.sites}
 
     def summed(keep_U: Array | None) -> Any:
-        return _totals(params, program, leaves, records, parts, keep_U)
+        return _totals(program.params, program, leaves, records, parts, keep_U)
 
     # Padding may hold anything. The masks cost a pass over every record: `cond` picks the unmasked path when nothing is masked.
     is_sound = jnp.all(clipped.is_finite_B)
@@ -77,10 +77,7 @@ def is_finite(records: dict[Site, Any], units: int) -> Array:
     for site, record in records.items():
         if site.op.norm_sees_all:
             continue
-        run = lambda record, op=site.op: op.is_finite(record, units)  # noqa: E731
-        for _ in site.loops:
-            run = jax.vmap(run)
-        own = run(record)
+        own = site.over_loops(partial(site.op.is_finite, units=units))(record)
         finite_U &= own.all(tuple(range(own.ndim - 1)))
     return finite_U
 

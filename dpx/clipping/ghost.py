@@ -21,17 +21,17 @@ from dpx.clipping.sites import Site
 from dpx.clipping.units import Units
 
 
-def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, given: Any = None) -> ClippedSum:
+def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
     """See `dpx.clipped_sum`. Clipping per layer, narrow types, or a non-finite example make the second pass weigh op by op instead."""
-    params = given[0] if given else program.params
+    params = program.params
     per_layer = getattr(weights, "per_layer", False)
-    by_path = program.by_path(given)
+    by_path = program.by_path()
 
     def kind(site: Site) -> Pass:
         return "joint" if site in norms.joint_sites else "norm"
 
     def losses(sums: Any, probes: list[Any]) -> Any:
-        return program(kind, dict(zip(program.sites, probes, strict=True)), sums, given)
+        return program(kind, dict(zip(program.sites, probes, strict=True)), sums)
 
     probes = [_zeros(site.record if kind(site) == "joint" else _norm_shapes(site, by_path)) for site in program.sites]
     losses_B, backward, counts = jax.vjp(losses, zero_sums(params), probes, has_aux=True)
@@ -50,7 +50,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units, give
         parts = {site: joint.part_weights(clipped, site) for site in program.sites}
 
         def total(sums: Any) -> Any:
-            return units.summed(program(lambda _: "weighted", parts, sums, given)[0]).sum()
+            return units.summed(program(lambda _: "weighted", parts, sums)[0]).sum()
 
         return jax.grad(total)(zero_sums(params))
 

@@ -39,18 +39,16 @@ class Clipped(NamedTuple):
     weights: dict[str, Float[Array, " B"]]
 
     def weights_of(self, path: str, layer: Layer, layers: int = 0) -> Array:
-        """[B]; [layers,B] for each layer of a stack."""
+        """[B]; [layers,B] where each layer of a stack is a group of its own."""
         if "" in self.weights:
-            found_B = self.weights[""]
-            return jnp.broadcast_to(found_B, (layers, *found_B.shape)) if layer == "each" else found_B
+            return self.weights[""]
         if layer == "each" and is_stacked(path):
             return jnp.stack([self.weights[group(path, at)] for at in range(layers)])
-        found_B = self.weights[group(path, None if layer == "each" else layer)]
-        return jnp.broadcast_to(found_B, (layers, *found_B.shape)) if layer == "each" else found_B
+        return self.weights[group(path, layer)]
 
 
-def group(path: str, layer: int | None) -> str:
-    if is_stacked(path) and layer is not None:
+def group(path: str, layer: Layer) -> str:
+    if is_stacked(path) and isinstance(layer, int):
         return f"{LAYERS}/{layer}"
     parts = path.split("/")
     return "/".join(parts[: 2 if parts[0] == LAYERS else 1])
@@ -89,12 +87,12 @@ def _root(square_B: Array, is_counted_B: Array) -> Array:
 
 def _grouped(squares: list[Squares]) -> dict[str, Array]:
     by_group: dict[str, Array] = {}
-    for path, values, layer in squares:
-        if layer == "each" and is_stacked(path):
-            values_LB = values.sum(tuple(range(1, values.ndim - 1)))
-            own = {group(path, at): values_LB[at] for at in range(values_LB.shape[0])}
+    for part in squares:
+        if part.layer == "each" and is_stacked(part.path):
+            values_LB = part.values.sum(tuple(range(1, part.values.ndim - 1)))
+            own = {group(part.path, at): values_LB[at] for at in range(values_LB.shape[0])}
         else:
-            own = {group(path, None if layer == "each" else layer): values.sum(tuple(range(values.ndim - 1)))}
+            own = {group(part.path, part.layer): part.total_B}
         for name, square_B in own.items():
             by_group[name] = by_group[name] + square_B if name in by_group else square_B
     return by_group

@@ -8,7 +8,8 @@ U: units.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,16 +50,32 @@ class Part:
         return "each" if self.site.op.stacked else layer_of(self.first)
 
 
+class Reading(NamedTuple):
+    """One use of a parameter: the leaf at `place` of `part`'s op is `reference`."""
+
+    part: Part
+    place: int
+    reference: Reference
+
+    @property
+    def name(self) -> str:
+        return leaf_names(self.part.site.shapes)[self.place]
+
+
+# The uses of each parameter, by (path, indices).
+Uses = dict[tuple[str, tuple[int, ...]], list[Reading]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """Where the squared norms of a program come from: parts apart, and by (path, indices) the uses of shared parameters."""
+    """Where the squared norms of a program come from: parts apart, and the uses of shared parameters."""
 
     apart: list[Part]
-    shared: dict[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]
+    shared: Uses
 
     @property
     def joint_sites(self) -> set[Site]:
-        return {part.site for uses in self.shared.values() for part, _ in uses}
+        return {use.part.site for uses in self.shared.values() for use in uses}
 
 
 def layer_of(reference: Reference) -> groups.Layer:
@@ -75,18 +92,18 @@ def parts_of(site: Site) -> list[Part]:
     return [Part(site, number, tuple(places)) for number, places in enumerate(by_part)]
 
 
-def norms_of(program: Program, per_layer: bool = False) -> Norms:
+def norms_of(program: Program, per_layer: bool) -> Norms:
     """Raises `ConfigError` for a parameter that no op reads, and for uses of one whose cross-term nobody knows."""
     parts = [part for site in program.sites for part in parts_of(site) if part.is_trained]
-    uses: dict[tuple[str, tuple[int, ...]], list[tuple[Part, int]]] = {}
+    uses: Uses = {}
     for part in parts:
         for place, reference in zip(part.places, part.references, strict=True):
             if reference is not None:
-                uses.setdefault((reference.path, reference.indices), []).append((part, place))
+                uses.setdefault((reference.path, reference.indices), []).append(Reading(part, place, reference))
     _check_read(program, uses)
     is_apart = {part: all(_is_alone(part.site, reference, uses) for reference in part.references) for part in parts}
     apart = [part for part in parts if is_apart[part]]
-    shared = {key: its_uses for key, its_uses in uses.items() if not all(is_apart[part] for part, _ in its_uses)}
+    shared = {key: its_uses for key, its_uses in uses.items() if not all(is_apart[use.part] for use in its_uses)}
     for (path, _), its_uses in shared.items():
         _check_rules(path, its_uses)
     if per_layer:
@@ -94,19 +111,16 @@ def norms_of(program: Program, per_layer: bool = False) -> Norms:
     return Norms(apart, shared)
 
 
-def _is_alone(site: Site, reference: Reference | None, uses: Mapping[tuple[str, tuple[int, ...]], list]) -> bool:
+def _is_alone(site: Site, reference: Reference | None, uses: Uses) -> bool:
     if reference is None:
         return False
     return len(uses[reference.path, reference.indices]) == 1 and len(reference.depths) == len(site.loops)
 
 
-def _check_read(program: Program, uses: Mapping[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]) -> None:
+def _check_read(program: Program, uses: Uses) -> None:
     kinds: dict[str, set[tuple[bool, ...]]] = {path: set() for path in program.session.shapes}
     for (path, _), its_uses in uses.items():
-        for part, place in its_uses:
-            reference = part.site.leaves[place]
-            assert reference is not None
-            kinds[path].add(tuple(isinstance(entry, Layer) for entry in reference.taken))
+        kinds[path].update(tuple(isinstance(entry, Layer) for entry in use.reference.taken) for use in its_uses)
     for path, its_kinds in kinds.items():
         if not its_kinds:
             raise ConfigError(path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
@@ -114,31 +128,26 @@ def _check_read(program: Program, uses: Mapping[tuple[str, tuple[int, ...]], lis
             raise ConfigError(path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
 
 
-def _check_rules(path: str, uses: list[tuple[Part, int]]) -> None:
-    for part, place in uses:
-        if _place_name(part.site, place) not in jax.eval_shape(part.site.op.gradients, *_static(part.site)):
-            names = sorted({other.site.op.name for other, _ in uses})
+def _check_rules(path: str, uses: list[Reading]) -> None:
+    for use in uses:
+        site = use.part.site
+        if use.name not in jax.eval_shape(site.op.gradients, *_static(site)):
+            names = sorted({other.part.site.op.name for other in uses})
             how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} again and again, or in part"
-            raise ConfigError(path, f"{how}, and {part.site.op.name} has no rule for the products between uses", ELSEWHERE)
+            raise ConfigError(path, f"{how}, and {site.op.name} has no rule for the products between uses", ELSEWHERE)
 
 
-def _check_groups(parts: list[Part], shared: Mapping[tuple[str, tuple[int, ...]], list[tuple[Part, int]]]) -> None:
+def _check_groups(parts: list[Part], shared: Uses) -> None:
     """Clipped per layer, every parameter must be weighed with the group that its norm is counted in."""
     for part in parts:
         if groups.is_stacked(part.first.path) and part.layer is None:
             reason = "stands under `layers` and is not used layer by layer, as clip=per_layer has it"
             raise ConfigError(part.first.path, reason, "Rename it, or use clip=flat")
     for (path, _), uses in shared.items():
-        for part, place in uses:
-            own, whole = part.site.leaves[place], part.first
-            assert own is not None
-            if groups.group(own.path, _index(own)) != groups.group(whole.path, _index(whole)):
+        for part, _, own in uses:
+            whole = part.first
+            if groups.group(own.path, layer_of(own)) != groups.group(whole.path, layer_of(whole)):
                 raise ConfigError(path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
-
-
-def _index(reference: Reference) -> int | None:
-    layer = layer_of(reference)
-    return layer if isinstance(layer, int) else None
 
 
 def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array, ...]]) -> list[Squares]:
@@ -146,9 +155,7 @@ def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tup
     squared = [Squares(part.first.path, own(part.site)[part.number], part.layer) for part in norms.apart]
     cache: dict[Site, dict[str, Form]] = {}
     for (path, _), uses in norms.shared.items():
-        reference = uses[0][0].site.leaves[uses[0][1]]
-        assert reference is not None
-        squared.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(reference)))
+        squared.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(uses[0].reference)))
     return squared
 
 
@@ -158,42 +165,29 @@ def _static(site: Site) -> tuple[Any, Any]:
     return site.shapes, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[inner:], leaf.dtype), site.record)
 
 
-def _place_name(site: Site, place: int) -> str:
-    return leaf_names(site.shapes)[place]
-
-
-def _shared_square(uses: list[tuple[Part, int]], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
+def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
     """[..., U]: axes of the loops along the parameter in front."""
     ready, alone = [], []
-    for part, place in uses:
-        site, reference = part.site, part.site.leaves[place]
-        assert reference is not None
+    for use in uses:
+        part, _, reference = use
+        site = part.site
         if site not in cache:
-            cache[site] = _over_loops(site, records[site])
-        form = cache[site][_place_name(site, place)]
+            cache[site] = site.over_loops(partial(site.op.gradients, site.shapes))(records[site])
+        form = cache[site][use.name]
         rounds = len(site.loops) - len(reference.depths)
         form = jax.tree.map(lambda x, depths=reference.depths: jnp.moveaxis(x, depths, range(len(depths))), form)
         is_own = len(part.places) == 1 and not rounds
         ready.append((form, own(site)[part.number] if is_own else None))
         alone.append(rounds)
-    shape = jax.tree.leaves(uses[0][0].site.shapes)[uses[0][1]].shape
+    shape = jax.tree.leaves(uses[0].part.site.shapes)[uses[0].place].shape
 
     def joined(given: list[Any]) -> Array:
         merged = [forms.merged(form, rounds) if rounds else form for (form, _), rounds in zip(given, alone, strict=True)]
         return forms.squares([Use(form, own_U) for form, (_, own_U) in zip(merged, given, strict=True)], shape)
 
-    reference = uses[0][0].site.leaves[uses[0][1]]
-    assert reference is not None
-    for _ in reference.depths:
+    for _ in uses[0].reference.depths:
         joined = jax.vmap(joined)
     return joined(ready)
-
-
-def _over_loops(site: Site, record: Any) -> dict[str, Form]:
-    run = lambda record: site.op.gradients(site.shapes, record)  # noqa: E731
-    for _ in site.loops:
-        run = jax.vmap(run)
-    return run(record)
 
 
 def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
@@ -222,22 +216,19 @@ def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array, ...]:
 
 def part_weights(clipped: groups.Clipped, site: Site) -> tuple[Array, ...]:
     """The weights of each part, (*loops, U); [L, U] within, for an op that is stacked."""
-    weights = []
+    weights, units = [], clipped.is_counted_B.shape[0]
     for part in parts_of(site):
+        shape = (*site.loops, units)
         if not part.is_trained:
-            weights.append(jnp.zeros((*site.loops, clipped.is_counted_B.shape[0])))
-            continue
-        layer, reference = part.layer, part.first
-        if site.op.stacked:
-            stack = jax.tree.leaves(site.shapes)[0].shape[0]
-            own = clipped.weights_of(reference.path, layer, stack)
-            weights.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
-        elif layer == "each":
-            depth = reference.depths[0]
-            own = clipped.weights_of(reference.path, layer, site.loops[depth])
-            own = own.reshape(*(1,) * depth, site.loops[depth], *(1,) * (len(site.loops) - depth - 1), own.shape[-1])
-            weights.append(jnp.broadcast_to(own, (*site.loops, own.shape[-1])))
+            own = jnp.zeros((units,))
+        elif site.op.stacked:
+            layers = jax.tree.leaves(site.shapes)[0].shape[0]
+            own, shape = clipped.weights_of(part.first.path, "each", layers), (*site.loops, layers, units)
+        elif part.layer == "each":
+            depth = part.first.depths[0]
+            own = clipped.weights_of(part.first.path, "each", site.loops[depth])
+            own = own.reshape(-1, *(1,) * (len(site.loops) - depth - 1), units)
         else:
-            own = clipped.weights_of(reference.path, layer)
-            weights.append(jnp.broadcast_to(own, (*site.loops, *own.shape)))
+            own = clipped.weights_of(part.first.path, part.layer)
+        weights.append(jnp.broadcast_to(own, shape))
     return tuple(weights)

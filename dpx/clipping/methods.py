@@ -50,7 +50,10 @@ def sum_by(
     program = traced(losses_fn, params, batch, options, examples, frozen)
     if frozen is not None:
         reach.check_program(program)
-    return _by_records(losses_fn, program, weights, units, method, checked)
+    norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
+    if checked:
+        check_separate(losses_fn, program, norms_of_uses)
+    return (ghost if method == "ghost" else book_keeping).clipped_sum(program, norms_of_uses, weights, units)
 
 
 def check_untracked(*trees: Any) -> None:
@@ -62,14 +65,6 @@ def check_untracked(*trees: Any) -> None:
 
 def _varying(leaf: Any) -> Any:
     return getattr(getattr(jax.typeof(leaf), "manual_axis_type", None), "varying", ())
-
-
-def _by_records(losses_fn: LossesFn, program: Any, weights: Weights, units: Units, method: str, checked: bool) -> ClippedSum:
-    """From what the ops of a traced loss leave behind."""
-    norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
-    if checked:
-        check_separate(losses_fn, program, norms_of_uses)
-    return (ghost if method == "ghost" else book_keeping).clipped_sum(program, norms_of_uses, weights, units)
 
 
 def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units: Units) -> ClippedSum:
@@ -100,8 +95,7 @@ def _leaf_squares(path: str, leaf_B: Array) -> groups.Squares:
 
 
 def _weights(clipped: groups.Clipped, path: str, leaf_B: Array) -> Array:
-    is_each = groups.is_stacked(path) and "" not in clipped.weights
-    return clipped.weights_of(path, "each" if is_each else None, leaf_B.shape[1] if is_each else 0)
+    return clipped.weights_of(path, "each", leaf_B.shape[1]) if groups.is_stacked(path) else clipped.weights_of(path, None)
 
 
 def _contract(weights: Array, leaf_B: Array) -> Array:

@@ -4,6 +4,7 @@ U: units.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +68,12 @@ class Site:
     def first(self) -> str:
         """The path of its first parameter."""
         return next(reference.path for reference in self.leaves if reference is not None)
+
+    def over_loops(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`run` on what the op leaves in one round, for arrays that have the loops' axes first."""
+        for _ in self.loops:
+            run = jax.vmap(run)
+        return run
 
 
 def is_narrow(dtype: Any) -> bool:
