@@ -104,8 +104,6 @@ def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _concatenated(uses: list[Use]) -> Form:
-    if len(uses) == 1:
-        return uses[0].form
     return type(uses[0].form)(*(jnp.concatenate(arrays, axis=1) for arrays in zip(*(use.form for use in uses), strict=True)))
 
 

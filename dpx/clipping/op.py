@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool
 
 from dpx.clipping import forms, norms
 from dpx.clipping.forms import Form
+from dpx.clipping.result import zero_unless
 from dpx.declaration import ConfigError
 
 
@@ -117,12 +118,7 @@ class Op:
 
     def masked(self, record: Any, keep_B: Array) -> Any:
         """The record with exact zeros where not kept; a where, so that NaN does not survive. Leaves may hold units or their rows."""
-
-        def one(leaf: Array) -> Array:
-            keep = jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0])
-            return jnp.where(keep.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
-
-        return jax.tree.map(one, record)
+        return jax.tree.map(lambda leaf: zero_unless(jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0]), leaf), record)
 
     def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
         """`weighted_sum` over the rows kept alone, whatever stands in the others."""

@@ -38,10 +38,8 @@ def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
         inputs, gradient = op.gradient(values, residuals, cotangent)
         return None, inputs, None, _of_wanted(op, values, gradient, wanted)
     inputs, record = op.input_cotangent(values, residuals, cotangent)
-    if kind == "through":
-        return None, inputs, None, (None,) * len(wanted)
-    if kind == "record":
-        return None, inputs, record, (None,) * len(wanted)
+    if kind in ("through", "record"):
+        return None, inputs, record if kind == "record" else None, (None,) * len(wanted)
     if kind == "weighted":
         keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
         keep_U = keep_U if op.norm_sees_all else keep_U & op.is_finite(record, keep_U.shape[0])

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from dpx.clipping.result import zero_unless
 from dpx.declaration import require
 
 
@@ -51,12 +52,8 @@ class Units:
 
     def summed(self, values: Any) -> Any:
         """Leaves [B, ...] as [U, ...], sums over the real rows of each unit."""
-
-        def one(leaf: Array) -> Array:
-            is_padding = self.is_padding_B.reshape((-1,) + (1,) * (leaf.ndim - 1))
-            return jnp.where(is_padding, 0, leaf).reshape(-1, self.rows, *leaf.shape[1:]).sum(1)
-
-        return jax.tree.map(one, values)
+        real = zero_unless(~self.is_padding_B, values)
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, self.rows, *leaf.shape[1:]).sum(1), real)
 
     def of_rows(self, values_U: Float[Array, " U"]) -> Float[Array, " B"]:
         """Each row its unit's value; padding rows zero."""
