@@ -5,7 +5,7 @@ B: examples.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,9 @@ from dpx.clipping.program import Program, traced, with_counts
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, batch_size
 from dpx.clipping.weights import Weights
 from dpx.declaration import ConfigError, require
+
+# What reads each parameter, by path.
+Readers = Mapping[str, list[Reader]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,36 +65,43 @@ def clipped_grad(
     loss = bound(loss, frozen)
     one = _traced_one(loss, params, batch)
     readers = _readers(one, params, batch)
-    paths = list(shapes_of(params))
-    copied = frozenset(path for path in paths if _is_copied(list(readers.get(path, {}).values())))
-    shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads.values()))
-    routes: dict[str, Route] = {path: _route(list(readers.get(path, {}).values())) for path in paths}
+    routes: dict[str, Route] = {path: _route(reads) for path, reads in readers.items()}
     if strict:
         _check_no_copies(readers, routes)
-    losses = _mapped(loss, one, paths, copied, shared)
+    losses = _mapped(loss, one, readers)
+    options: dict[str, Any] = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
     if explain:
-        options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
         return _taken(traced(losses, params, batch, options, examples), readers, routes)
-    options = {"is_padding_B": is_padding_B, "kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
     try:
-        return sum_by(method, losses, params, batch, weights=weights, checked=False, **options)
+        return sum_by(method, losses, params, batch, weights=weights, is_padding_B=is_padding_B, checked=False, **options)
     except NotImplementedError as error:
         reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
         raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
 
 
-def _check_no_copies(readers: Mapping[str, Mapping[tuple, Reader]], routes: Mapping[str, Route]) -> None:
+def _check_no_copies(readers: Readers, routes: Mapping[str, Route]) -> None:
     for path, route in routes.items():
         if route == "copies":
-            names = ", ".join(sorted({reader.primitive for reader in readers[path].values()}))
-            reason = f"is read by {names} in a way that needs a gradient for each example"
+            reason = f"is read by {', '.join(_names(readers[path]))} in a way that needs a gradient for each example"
             raise ConfigError(path, reason, "Leave out strict, or use products and lookups of it")
+
+
+def _names(readers: list[Reader]) -> tuple[str, ...]:
+    return tuple(sorted({reader.primitive for reader in readers}))
 
 
 @dataclasses.dataclass(frozen=True)
 class _One:
+    """The traced loss of one example: its program, and the tree of its outputs."""
+
     jaxpr: Any
     outputs: Any
+
+    def run(self, tracer: Tracer, paths: Iterable[str], values: list[Any], example: list[Any]) -> list[Any]:
+        """The outputs, flat, where `tracer` follows the parameters `paths` of these values."""
+        followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
+        results = tracer.run(self.jaxpr.jaxpr, self.jaxpr.consts, [*followed, *example])
+        return [tracer.plain(value, "return") for value in results]
 
 
 def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
@@ -105,24 +115,23 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
     return _One(jaxpr, jax.tree.structure(out))
 
 
-def _readers(one: _One, params: Any, batch: Any) -> Mapping[str, Mapping[tuple, Reader]]:
+def _readers(one: _One, params: Any, batch: Any) -> Readers:
     """What reads each parameter; nothing is computed."""
     shapes = shapes_of(params)
-    by_parameter: dict[str, dict[tuple, Reader]] = {}
+    by_place: dict[str, dict[tuple, Reader]] = {path: {} for path in shapes}
 
     def run(values: list[Any], example: list[Any], tick: Any) -> None:
-        tracer = Tracer(ProbeSession(shapes), tick, readers=by_parameter)
-        followed = [tracer.parameter(path, value) for path, value in zip(shapes, values, strict=True)]
-        for value in tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *example]):
-            tracer.plain(value, "return")
+        one.run(Tracer(ProbeSession(shapes), tick, readers=by_place), shapes, values, example)
 
     example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(batch)]
     jax.eval_shape(run, jax.tree.leaves(params), example, jax.ShapeDtypeStruct((), jnp.float32))
-    return by_parameter
+    return {path: list(reads.values()) for path, reads in by_place.items()}
 
 
-def _mapped(loss: Any, one: _One, paths: list[str], copied: frozenset[str], shared: frozenset[str]) -> Any:
+def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
     """The loss of a batch, made of ops where its parameters are wrapped."""
+    copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
+    shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
 
     def losses(wrapped: Any, batch: Any) -> Any:
         session = session_of(wrapped)
@@ -131,10 +140,8 @@ def _mapped(loss: Any, one: _One, paths: list[str], copied: frozenset[str], shar
         values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
 
         def of_one(example: Any, tick: Any) -> Any:
-            tracer = Tracer(session, tick, copied, shared)
-            followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
-            results = tracer.run(one.jaxpr.jaxpr, one.jaxpr.consts, [*followed, *jax.tree.leaves(example)])
-            return jax.tree.unflatten(one.outputs, [tracer.plain(value, "return") for value in results])
+            results = one.run(Tracer(session, tick, copied, shared), readers, values, jax.tree.leaves(example))
+            return jax.tree.unflatten(one.outputs, results)
 
         return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
 
@@ -157,10 +164,8 @@ def _route(readers: list[Reader]) -> Route:
     return "lookup" if "lookup" in routes else "product"
 
 
-def _taken(program: Program, readers: Mapping[str, Mapping[tuple, Reader]], routes: Mapping[str, Route]) -> list[Taken]:
+def _taken(program: Program, readers: Readers, routes: Mapping[str, Route]) -> list[Taken]:
     size = dict.fromkeys(routes, 0)
     for site in program.sites:
-        path = next(reference.path for reference in site.leaves if reference is not None)
-        size[path] += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record))
-    names = {path: tuple(sorted({reader.primitive for reader in readers.get(path, {}).values()})) for path in routes}
-    return [Taken(path, route, names[path], size[path] // program.examples) for path, route in routes.items()]
+        size[site.first] += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record))
+    return [Taken(path, route, _names(readers[path]), size[path] // program.examples) for path, route in routes.items()]

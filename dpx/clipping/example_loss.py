@@ -19,8 +19,9 @@ from jax.interpreters import batching
 from jaxtyping import Array
 
 from dpx.clipping import norms
-from dpx.clipping.probes import Op, ProbeSession, bound
+from dpx.clipping.probes import Op, ProbeSession, bound, evaluated
 from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
+from dpx.clipping.readers import body_of
 from dpx.declaration import ConfigError
 
 Route = Literal["product", "lookup", "elementwise", "copies"]
@@ -99,7 +100,7 @@ class Tracer:
     def _equation(self, eqn: Any, given: list[Any]) -> list[Any]:
         followed = [value for value in given if isinstance(value, Followed)]
         if not followed:
-            return _bind_as_is(eqn, given)
+            return evaluated(eqn, given)
         if eqn.primitive is primitives.stop_gradient_p:
             return [given[0].view(eqn.primitive.bind(given[0].value))]
         if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
@@ -109,7 +110,7 @@ class Tracer:
         if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
             return [self._lookup(eqn, given)]
         rebuilt = self._bodies(eqn, given)
-        return _bind_as_is(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
+        return evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
 
     def _product(self, eqn: Any, given: list[Any]) -> Any:
         dimensions, is_first = eqn.params["dimension_numbers"], isinstance(given[1], Followed)
@@ -133,11 +134,11 @@ class Tracer:
             return self._loop(eqn, given)
         if eqn.primitive is primitives.cond_p:
             return None if "branches_platforms" in eqn.params else self._branches(eqn, given)
-        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         if eqn.primitive in (primitives.jit_p, primitives.closed_call_p, primitives.call_p):
-            return self.run(body.jaxpr, body.consts, given) if isinstance(body, core.ClosedJaxpr) else self.run(body, (), given)
+            body = body_of(eqn)
+            return self.run(body.jaxpr, body.consts, given)
         if eqn.primitive is primitives.remat_p:
-            run = lambda *arrays: self._within(core.ClosedJaxpr(body, ()), given, arrays)  # noqa: E731
+            run = lambda *arrays: self._within(body_of(eqn), given, arrays)  # noqa: E731
             options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
             return list(jax.checkpoint(run, **options)(*_arrays(given)))
         return None
@@ -203,11 +204,6 @@ def _arrays(given: list[Any]) -> list[Any]:
     return [value.value if isinstance(value, Followed) else value for value in given]
 
 
-def _bind_as_is(eqn: Any, given: list[Any]) -> list[Any]:
-    results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
 def _tuples(dimensions: Any) -> Any:
     return tuple(tuple(tuple(int(axis) for axis in axes) for axes in pair) for pair in dimensions)
 
@@ -249,14 +245,10 @@ batching.primitive_batchers[one_p] = _batched
 
 def _form(op: Product, x_B: Array, path: str, session: ProbeSession) -> norms.Form:
     E, p, d = op.sizes()
-    R = session.rows_per_unit
-    T, U = R * x_B[0].size // (E * p), x_B.shape[0] // R
-    if op.form != "kept" or norms.choose(T, p, d, True) != "kept":
-        return norms.choose(T, p, d, False)
-    size = 4 * U
-    for axis in session.shapes[path]:
-        size *= axis
-    return norms.choose(T, p, d, session.keep(path, size))
+    T = x_B[0].size // (E * p)
+    if op.form != "kept":
+        return norms.choose(T * session.rows_per_unit, p, d, False)
+    return session.form(path, x_B.shape[0], T, (p, d))
 
 
 choice_p = Primitive("dpx_choice_of_one_example")

@@ -128,6 +128,18 @@ def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:
     return product("btp,btd->bpd", a_BTp, g_BTd)
 
 
+def recorded(form: Form, a_BTp: Array, g_BTd: Array) -> dict[str, Array]:
+    """What is kept of a matrix's gradient in this form: `kernel` [B,p,d], or `a` and `g`."""
+    return {"kernel": per_example(a_BTp, g_BTd)} if form == "kept" else {"a": a_BTp, "g": g_BTd}
+
+
+def of_recorded(form: Form, record: dict[str, Array]) -> Float[Array, " B"]:
+    """The squared norms of what `recorded` kept."""
+    if form == "gram":
+        return gram(record["a"], record["g"])
+    return squares(record["kernel"] if form == "kept" else per_example(record["a"], record["g"]))
+
+
 def squares(x: Array) -> Float[Array, " B"]:
     return jnp.square(at_least_float32(x)).sum(tuple(range(1, x.ndim)))
 

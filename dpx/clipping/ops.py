@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import forms, norms
-from dpx.clipping.norms import rows
 from dpx.clipping.op import Formed, Op
 from dpx.clipping.probes import apply, check, session_of
 from dpx.clipping.table_ops import add_rows as add_rows
@@ -56,35 +55,19 @@ class Dense(Op):
         x, kernel = residuals, leaves["kernel"]
         g = self.flat(cotangent, kernel.ndim - self.axes)
         a_BTp, g_BTd = self.tokens(self.flat(x, self.axes)), self.tokens(g)
-        record = {}
-        if self.trains("kernel"):
-            record = {"kernel": norms.per_example(a_BTp, g_BTd)} if self.form == "kept" else {"a": a_BTp, "g": g_BTd}
+        record = norms.recorded(self.form, a_BTp, g_BTd) if self.trains("kernel") else {}
         if "bias" in leaves and self.trains("bias"):
             record["sum"] = norms.at_least_float32(g_BTd).sum(1)
         return ((g @ self.matrix(kernel).astype(x.dtype).T).reshape(x.shape),), record
 
     def squared_norm(self, leaves, record):
         bias_B = norms.squares(record["sum"]) if "sum" in record else 0.0
-        if not self.trains("kernel"):
-            return (bias_B,)
-        if self.form == "gram":
-            return (norms.gram(record["a"], record["g"]) + bias_B,)
-        kernel_Bpd = record["kernel"] if self.form == "kept" else norms.per_example(record["a"], record["g"])
-        return (norms.squares(kernel_Bpd) + bias_B,)
+        return (norms.of_recorded(self.form, record) + bias_B if self.trains("kernel") else bias_B,)
 
     def weighted_sum(self, leaves, record, weights):
-        (w_B,), summed = weights, {}
-        if self.trains("kernel"):
-            summed["kernel"] = self._kernel_sum(record, w_B).reshape(leaves["kernel"].shape)
-        if "sum" in record:
-            bias_d = jnp.tensordot(w_B, record["sum"], 1, precision="highest")
-            summed["bias"] = bias_d.reshape(leaves["kernel"].shape[self.axes :])
-        return summed
-
-    def _kernel_sum(self, record, w_B):
-        if self.form == "kept":
-            return jnp.tensordot(w_B, record["kernel"], 1, precision="highest")
-        return norms.summed(norms.at_least_float32(record["a"]), rows(w_B, record["g"]))
+        shape = leaves["kernel"].shape
+        shapes = {"kernel": shape, "bias": shape[self.axes :]}
+        return {name: forms.summed(form, weights[0], shapes[name]) for name, form in self.gradients(leaves, record).items()}
 
     def gradients(self, shapes, record):
         by_leaf: dict[str, forms.Form] = {"bias": forms.Whole(record["sum"])} if "sum" in record else {}
@@ -119,12 +102,7 @@ def dense_general(x: Array, kernel: Any, bias: Any = None, axes: int = 1) -> Arr
 def form_of(B: int, T: int, kernel: Any, matrix: tuple[int, int]) -> norms.Form:
     """The norm form of `kernel`, a matrix [p, d], at B examples of T tokens; a stacked kernel's answer covers all its layers."""
     session = session_of(kernel)
-    if session is None:
-        return "gram"
-    B, T = B // session.rows_per_unit, T * session.rows_per_unit
-    if norms.choose(T, *matrix, True) != "kept":
-        return norms.choose(T, *matrix, False)
-    return norms.choose(T, *matrix, session.keep(kernel.path, 4 * B * math.prod(session.shapes[kernel.path])))
+    return "gram" if session is None else session.form(kernel.path, B, T, matrix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ parameter, and that nothing else does. It has no rule for differentiation or for
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
+from dpx.clipping import norms
 from dpx.clipping.op import Op
 from dpx.declaration import ConfigError, require
 from dpx.parameter_path import path_name
@@ -38,6 +40,13 @@ class ProbeSession:
             self.kept[path] = size <= self.kept_bytes
             self.kept_bytes -= size if self.kept[path] else 0
         return self.kept[path]
+
+    def form(self, path: str, B: int, T: int, matrix: tuple[int, int]) -> norms.Form:
+        """The norm form of `path`, a matrix [p, d] or a stack of them, at B rows of T tokens."""
+        B, T = B // self.rows_per_unit, T * self.rows_per_unit
+        if norms.choose(T, *matrix, True) != "kept":
+            return norms.choose(T, *matrix, False)
+        return norms.choose(T, *matrix, self.keep(path, 4 * B * math.prod(self.shapes[path])))
 
     def hold(self, path: str, size: int) -> None:
         """Takes `size` bytes off what may be kept, once a path: for what stays in memory whatever the form of a norm."""
@@ -129,6 +138,12 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     if not shapes:
         raise ConfigError("params", "hold no parameter", "Give arrays to differentiate by")
     return shapes
+
+
+def evaluated(eqn: Any, given: Any) -> list[Any]:
+    """The outputs of a traced equation, as it is, for other inputs."""
+    results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 op_p = Primitive("dpx_op")

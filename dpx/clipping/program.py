@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from dpx.clipping import frozen as rest
 from dpx.clipping import passes, readers
-from dpx.clipping.probes import ELSEWHERE, ProbeSession, shapes_of, wrap
+from dpx.clipping.probes import ELSEWHERE, ProbeSession, evaluated, shapes_of, wrap
 from dpx.clipping.readers import Scope
 from dpx.clipping.sites import Site
 from dpx.declaration import ConfigError
@@ -155,27 +155,18 @@ def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: di
         asked = kind(here) if here.is_trained else "through"
         return jax.tree.leaves(passes.run(here.op, asked, values, inputs, taps.get(here), sums)), nothing
     if here is None:
-        return _as_it_is(eqn, given, shadow)
+        # A parameter goes through such an equation where one layer of a stack is taken: so does its sum.
+        has_sums = eqn.invars and all(total is not None for total in shadow)
+        return evaluated(eqn, given), evaluated(eqn, shadow) if has_sums else nothing
     if eqn.primitive is primitives.scan_p:
         return _loop(eqn, given, shadow, here[0], taps, kind), nothing
     if eqn.primitive is primitives.cond_p:
         branches = [_body(body, shadow[1:], scope, taps, kind) for body, scope in zip(eqn.params["branches"], here, strict=True)]
         return list(jax.lax.switch(given[0], branches, *given[1:])), nothing
-    body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    run = _body(body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ()), shadow, here[0], taps, kind)
+    run = _body(readers.body_of(eqn), shadow, here[0], taps, kind)
     if eqn.primitive is primitives.remat_p:
         run = jax.checkpoint(run, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"])  # pyright: ignore
     return list(run(*given)), nothing
-
-
-def _as_it_is(eqn: Any, given: list[Any], shadow: list[Any]) -> tuple[list, list]:
-    def run(arguments: list[Any]) -> list[Any]:
-        results = eqn.primitive.bind(*arguments, **eqn.primitive.get_bind_params(eqn.params))
-        return list(results) if eqn.primitive.multiple_results else [results]
-
-    # A parameter goes through such an equation where one layer of a stack is taken: so does its sum.
-    sums = run(shadow) if eqn.invars and all(total is not None for total in shadow) else [None] * len(eqn.outvars)
-    return run(given), sums
 
 
 def _body(body: core.ClosedJaxpr, shadow: list[Any], scope: Scope, taps: dict[Site, Any], kind: Any) -> Callable[..., list[Any]]:

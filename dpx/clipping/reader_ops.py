@@ -8,7 +8,7 @@ B: examples, U: units, E: batch axes of a product (experts, say), T: positions, 
 
 import dataclasses
 import math
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from dpx.clipping import forms, norms
 from dpx.clipping.norms import rows
-from dpx.clipping.probes import Op
+from dpx.clipping.probes import Op, evaluated
 
 VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, primitives.convert_element_type_p, primitives.slice_p)
 
@@ -35,16 +35,16 @@ class View:
     def then(self, eqn: Any) -> "View":
         return View((*self.steps, eqn), eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
 
-    def __call__(self, parameter: Array) -> Array:
+    def __call__(self, parameter: Array, with_casts: bool = True) -> Array:
         for eqn in self.steps:
-            parameter = eqn.primitive.bind(parameter, **eqn.primitive.get_bind_params(eqn.params))
+            if with_casts or eqn.primitive is not primitives.convert_element_type_p:
+                (parameter,) = evaluated(eqn, (parameter,))
         return parameter
 
     def back(self, gradient: Array, like: Any) -> Array:
         """What a gradient of the view is of the parameter, float32 or wider."""
         promoted = jax.ShapeDtypeStruct(like.shape, gradient.dtype)
-        shaped = lambda x: _without_casts(self, x)  # noqa: E731
-        return jax.linear_transpose(shaped, promoted)(gradient)[0]
+        return jax.linear_transpose(partial(self, with_casts=False), promoted)(gradient)[0]
 
     @property
     def is_cast(self) -> bool:
@@ -54,22 +54,13 @@ class View:
     @cached_property
     def order(self) -> tuple[int, ...] | None:
         """The parameter's axes in the order of the view's, where nothing but their order changed."""
-        order: tuple[int, ...] | None = None
+        if any(eqn.primitive not in (primitives.transpose_p, primitives.convert_element_type_p) for eqn in self.steps):
+            return None
+        order = tuple(range(len(self.shape)))
         for eqn in self.steps:
             if eqn.primitive is primitives.transpose_p:
-                moved = tuple(eqn.params["permutation"])
-                before = tuple(range(len(moved))) if order is None else order
-                order = tuple(before[axis] for axis in moved)
-            elif eqn.primitive is not primitives.convert_element_type_p:
-                return None
-        return tuple(range(len(self.shape))) if order is None else order
-
-
-def _without_casts(view: View, x: Any) -> Any:
-    for eqn in view.steps:
-        if eqn.primitive is not primitives.convert_element_type_p:
-            x = eqn.primitive.bind(x, **eqn.primitive.get_bind_params(eqn.params))
-    return x
+                order = tuple(order[axis] for axis in eqn.params["permutation"])
+        return order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +103,9 @@ class Product(Op):
         x_B, kernel = residuals, self.view(leaves["kernel"])
         back = jax.linear_transpose(lambda x: self.one(x, kernel), jax.ShapeDtypeStruct(x_B.shape[1:], x_B.dtype))
         a, g = self._factors(x_B, cotangent)
-        record = {"kernel": norms.per_example(a, g)} if self.form == "kept" else {"a": a, "g": g}
-        return (jax.vmap(lambda g: back(g)[0])(cotangent),), self._by_unit_first(record)
+        E = self.sizes()[0]
+        record = {name: x.reshape(x.shape[0] // E, E, *x.shape[1:]) for name, x in norms.recorded(self.form, a, g).items()}
+        return (jax.vmap(lambda g: back(g)[0])(cotangent),), record
 
     def _factors(self, x_B, g_B):
         """A [U*E, R*T, p] and G [U*E, R*T, d]."""
@@ -126,19 +118,11 @@ class Product(Op):
         both = (jnp.moveaxis(x.reshape(B // R, R, *x.shape[1:]), 1, 2) for x in (x_BETp, g_BETd))
         return tuple(x.reshape(B // R * E, R * T, x.shape[-1]) for x in both)
 
-    def _by_unit_first(self, record):
-        E = self.sizes()[0]
-        return {name: x.reshape(x.shape[0] // E, E, *x.shape[1:]) for name, x in record.items()}
-
     def _flat(self, record):
         return {name: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for name, x in record.items()}
 
     def squared_norm(self, leaves, record):
-        flat = self._flat(record)
-        if self.form == "gram":
-            square = norms.gram(flat["a"], flat["g"])
-        else:
-            square = norms.squares(flat["kernel"] if self.form == "kept" else norms.per_example(flat["a"], flat["g"]))
+        square = norms.of_recorded(self.form, self._flat(record))
         E = self.sizes()[0]
         return (square.reshape(square.shape[0] // E, E).sum(1),)
 
@@ -171,14 +155,11 @@ class Product(Op):
         return True if placed[0] + placed[1] == count else False if placed[1] + placed[0] == count else None
 
     def gradients(self, shapes, record):
+        flat = self._flat(record)
         if self.is_matrix and self.form != "kept":
-            a, g = (record[name].reshape(record[name].shape[0], *record[name].shape[2:]) for name in ("a", "g"))
-            return {"kernel": forms.Outer(a, g) if self._places() else forms.Outer(g, a)}
-        if self.form == "kept":
-            kernel_UEpd = record["kernel"]
-        else:
-            flat = self._flat(record)
-            kernel_UEpd = norms.per_example(flat["a"], flat["g"]).reshape(record["a"].shape[0], *self.sizes())
+            return {"kernel": forms.Outer(flat["a"], flat["g"]) if self._places() else forms.Outer(flat["g"], flat["a"])}
+        kernel = flat["kernel"] if self.form == "kept" else norms.per_example(flat["a"], flat["g"])
+        kernel_UEpd = kernel.reshape(-1, *self.sizes())
         return {"kernel": forms.Whole(jax.vmap(lambda one: self._to_parameter(one, shapes["kernel"]))(kernel_UEpd))}
 
 

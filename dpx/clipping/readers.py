@@ -142,9 +142,14 @@ def bodies_of(eqn: Any) -> list[core.Jaxpr] | None:
     if eqn.primitive is primitives.cond_p and "branches_platforms" not in eqn.params:
         return [branch.jaxpr for branch in eqn.params["branches"]]
     if eqn.primitive in (primitives.jit_p, primitives.scan_p, primitives.remat_p, primitives.closed_call_p, primitives.call_p):
-        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        return [body.jaxpr if isinstance(body, core.ClosedJaxpr) else body]
+        return [body_of(eqn).jaxpr]
     return None
+
+
+def body_of(eqn: Any) -> core.ClosedJaxpr:
+    """The one body of a call, loop or remat."""
+    body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
 
 
 def _spread_carry(eqn: Any, body: core.Jaxpr, kind: set[core.Var], is_from_ops: bool) -> None:
