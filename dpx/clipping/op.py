@@ -133,6 +133,18 @@ class Op:
         return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
 
 
+class ByRow(Op):
+    """An op that reads rows of its leaf `table` [V, d]; its record is their `id` [U, T] and the cotangents `g` [U, T, d]."""
+
+    norm_sees_all = True
+
+    def squared_norm(self, leaves, record):
+        return (norms.lookup(record["id"], record["g"]),)
+
+    def gradients(self, shapes, record):
+        return {"table": forms.Rows(record["id"], record["g"])}
+
+
 class Formed(Op):
     """An op whose record is the per-example gradient itself, by leaf: parameters so small that this costs nothing."""
 

@@ -23,8 +23,6 @@ from dpx.clipping.table_ops import lookup as lookup
 from dpx.clipping.table_ops import small_lookup as small_lookup
 from dpx.clipping.table_ops import tied_lookup as tied_lookup
 
-F32 = jnp.float32
-
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Op):

@@ -19,7 +19,8 @@ from jaxtyping import Array
 
 from dpx.clipping import forms, norms
 from dpx.clipping.norms import rows
-from dpx.clipping.probes import Op, evaluated
+from dpx.clipping.op import ByRow, Op
+from dpx.clipping.probes import evaluated
 
 VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, primitives.convert_element_type_p, primitives.slice_p)
 
@@ -164,10 +165,9 @@ class Product(Op):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathered(Op):
+class Gathered(ByRow):
     """A `gather` of whole rows of `table`, in another type perhaps; ids outside of it are treated as the gather's mode says."""
 
-    norm_sees_all = True
     view: View
     settings: tuple[tuple[str, Any], ...]
     name: str = "gathered"
@@ -195,14 +195,8 @@ class Gathered(Op):
         rest = [axis for axis in range(cotangent.ndim) if axis not in offset]
         return jnp.transpose(cotangent, (*rest, *offset)).reshape(*(cotangent.shape[axis] for axis in rest), -1)
 
-    def squared_norm(self, leaves, record):
-        return (norms.lookup(record["id"], record["g"]),)
-
     def weighted_sum(self, leaves, record, weights):
         return {"table": forms.summed(forms.Rows(record["id"], record["g"]), weights[0], leaves["table"].shape)}
-
-    def gradients(self, shapes, record):
-        return {"table": forms.Rows(record["id"], record["g"])}
 
 
 @dataclasses.dataclass(frozen=True)

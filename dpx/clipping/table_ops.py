@@ -13,16 +13,10 @@ from jaxtyping import Array
 
 from dpx.clipping import forms, norms
 from dpx.clipping.norms import rows
-from dpx.clipping.op import Formed, Op
+from dpx.clipping.op import ByRow, Formed, Op
 from dpx.clipping.probes import apply, check
 
 F32 = jnp.float32
-
-
-def reading(id: Array, table: Array, dtype: Any) -> Array:
-    """table[ids], zeros where an id is not in the table."""
-    read = table.at[id].get(mode="clip").astype(dtype)
-    return jnp.where(is_in(id, table.shape[0]).reshape(*id.shape, *(1,) * (table.ndim - 1)), read, 0)
 
 
 class Tie(NamedTuple):
@@ -49,13 +43,12 @@ class _Reading(Op):
 
     def forward(self, leaves, inputs):
         (id,), table = inputs, leaves["table"]
-        return reading(id, table, self.dtype), id
+        read = table.at[id].get(mode="clip").astype(self.dtype)
+        return jnp.where(is_in(id, table.shape[0]).reshape(*id.shape, *(1,) * (table.ndim - 1)), read, 0), id
 
 
-class Lookup(_Reading):
+class Lookup(_Reading, ByRow):
     """Of a table of any size: the norm goes over pairs of equal ids."""
-
-    norm_sees_all = True
 
     def input_cotangent(self, leaves, residuals, cotangent):
         V = leaves["table"].shape[0]
@@ -63,16 +56,10 @@ class Lookup(_Reading):
         id_BT = jnp.clip(residuals, 0, V - 1).reshape(residuals.shape[0] // self.rows_per_unit, -1)
         return (None,), {"id": id_BT.astype(F32), "g": self.tokens(g)}
 
-    def squared_norm(self, leaves, record):
-        return (norms.lookup(record["id"], record["g"]),)
-
     def weighted_sum(self, leaves, record, weights):
         g_BTd, table = rows(weights[0], record["g"]), leaves["table"]
         start = jnp.zeros(table.shape, jnp.promote_types(table.dtype, F32))
         return {"table": start.at[record["id"].astype(jnp.int32)].add(g_BTd)}
-
-    def gradients(self, shapes, record):
-        return {"table": forms.Rows(record["id"], record["g"])}
 
 
 def lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
