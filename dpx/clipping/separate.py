@@ -36,11 +36,8 @@ class Draw:
     below: int
     is_first_zero: bool
     is_positive: bool
+    # Given to each trial anew, from the start.
     random: Any = None
-
-    def begun(self) -> "Draw":
-        """With numbers from the start."""
-        return dataclasses.replace(self, random=np.random.default_rng(self.seed))
 
 
 # 0 and 1 are within any table, class or sequence. The first unit's zeros tell a largest id over the batch from its own; lengths of 1
@@ -66,11 +63,8 @@ class _Together(NamedTuple):
     total: Any
 
 
-class _Trial(NamedTuple):
-    """Of two units (or one, where there is one): each with the other in the program, and alone. Numpy arrays."""
-
-    together: list[_Together]
-    alone: list[tuple[Any, Any]]
+# Of two units (or one, where there is one): each with the other in the program, and its loss and gradient alone. Numpy arrays.
+_Trial = list[tuple[_Together, tuple[Any, Any]]]
 
 
 def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
@@ -81,7 +75,7 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
         return
     trial, is_conclusive = _built(losses_fn, program, norms), False
     for draw in DRAWS:
-        outcome = trial(draw.begun())
+        outcome = trial(dataclasses.replace(draw, random=np.random.default_rng(draw.seed)))
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome)):
             _check_leaks(program, outcome)
             _check_alone(program, outcome)
@@ -98,7 +92,7 @@ def _units(program: Program) -> list[int]:
 
 
 def _check_leaks(program: Program, trial: _Trial) -> None:
-    for unit, together in zip(_units(program), trial.together, strict=True):
+    for unit, (together, _) in zip(_units(program), trial, strict=True):
         for site, own in zip(program.sites, together.own, strict=True):
             if np.delete(own, unit, axis=-1).any():
                 where = f"holds something of one example in the row of another ({site.first})"
@@ -111,7 +105,7 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
 def _check_alone(program: Program, trial: _Trial) -> None:
     tolerance = TOLERANCE[program.is_narrow]
     norms, alone, losses, losses_alone, errors = [], [], [], [], []
-    for unit, together, (loss, gradient) in zip(_units(program), trial.together, trial.alone, strict=True):
+    for unit, (together, (loss, gradient)) in zip(_units(program), trial, strict=True):
         norms.append(float(together.norms_U[unit]))
         alone.append(_norm(gradient))
         losses.append(float(together.losses_U[unit]))
@@ -166,7 +160,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
                 cotangent_B[place] = 1
                 row = jax.tree.map(lambda leaf, place=place: leaf[place], batch)
                 trials.append((together(params, frozen, batch, consts, cotangent_B), alone(params, frozen, row, consts_alone)))
-            return jax.tree.map(np.asarray, _Trial(*(list(each) for each in zip(*trials, strict=True))))
+            return jax.tree.map(np.asarray, trials)
 
     return trial
 
