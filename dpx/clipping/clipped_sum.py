@@ -5,6 +5,7 @@ Free of collectives and of Python state: it may stand inside `shard_map`, `fori_
 B: examples (rows), U: units of R rows each (of one, unless said), L: stacked layers.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,12 +52,14 @@ def clipped_sum(
     has no rule for units of several rows; with `frozen` (which may be empty) also for a parameter that is in both trees, or that
     no path from the loss reaches.
     """
-    options: dict[str, Any] = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
-    if method == "traced":
-        return _traced(losses_fn, params, batch, weights, frozen, is_padding_B, options)
-    return sum_by(
-        method, losses_fn, params, batch, weights=weights, frozen=frozen, is_padding_B=is_padding_B, fused=fused, checked=checked, **options
+    options: dict[str, Any] = dict(
+        weights=weights, frozen=frozen, is_padding_B=is_padding_B, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit
     )
+    if method != "traced":
+        return sum_by(method, losses_fn, params, batch, fused=fused, checked=checked, **options)
+    clipped = clipped_grad(_of_one(losses_fn), params, batch, **options)
+    assert isinstance(clipped, ClippedSum)
+    return clipped
 
 
 def plain_sum(
@@ -95,16 +98,12 @@ def plain_sum(
     return ClippedSum(total, None, losses_U, counts, ~units.is_padding_U)
 
 
-def _traced(
-    losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, frozen: Any, is_padding_B: Array | None, options: dict[str, Any]
-) -> ClippedSum:
-    """By the loss of one row, whatever it is made of."""
+def _of_one(losses_fn: LossesFn) -> Callable[[Any, Any], Any]:
+    """The loss of one row, by that of a batch of one."""
 
     def loss_of_one(params: Any, row: Any) -> Any:
         losses_1, counts = with_counts(losses_fn(params, jax.tree.map(lambda leaf: leaf[None], row)))
         check_losses(losses_1, 1)
         return losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts)
 
-    clipped = clipped_grad(loss_of_one, params, batch, weights=weights, frozen=frozen, is_padding_B=is_padding_B, **options)
-    assert isinstance(clipped, ClippedSum)
-    return clipped
+    return loss_of_one

@@ -74,7 +74,7 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
         whole, *others = (formed(use.form, shape) for use in uses)
         return norms.squares(sum(others, whole))
     each_B, both = [], []
-    for alike, joined_square in ((outer, _outer_square), (rows, _rows_square)):
+    for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.lookup(*form))):
         if alike:
             both.append(_concatenated(alike))
             each_B.append(alike[0].own_B if len(alike) == 1 and alike[0].own_B is not None else joined_square(both[-1]))
@@ -115,10 +115,6 @@ def _outer_square(form: Outer) -> Float[Array, " B"]:
     if norms.choose(T, p, d, False) == "gram":
         return norms.gram(form.a, form.g)
     return norms.squares(norms.per_example(form.a, form.g))
-
-
-def _rows_square(form: Rows) -> Float[Array, " B"]:
-    return norms.lookup(form.id, form.g)
 
 
 def _product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:

@@ -9,6 +9,7 @@ forms it twice. With A split into its token mean a and the rest A~, and s = sum_
 B: examples, T: tokens, p: inputs, d: outputs.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -150,9 +151,7 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
     def one_by_one(x_BMV: Array, y_BNV: Array) -> Array:
         return jax.lax.map(lambda pair: product("mv,nv->mn", *pair), (x_BMV, y_BNV))
 
-    def batched(x_BMV: Array, y_BNV: Array) -> Array:
-        return product("bmv,bnv->bmn", x_BMV, y_BNV)
-
+    batched = functools.partial(product, "bmv,bnv->bmn")
     if x_BMV.shape[-1] < WIDE_ROWS:
         return batched(x_BMV, y_BNV)
     return jax.lax.platform_dependent(x_BMV, y_BNV, cpu=one_by_one, default=batched)

@@ -31,10 +31,8 @@ def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
 
     try:
         jaxpr = jax.make_jaxpr(losses)(params, frozen, batch).jaxpr
-    except ConfigError:
-        raise
     except Exception as error:
-        if not frozen:
+        if isinstance(error, ConfigError) or not frozen:
             raise
         raise missing(error) from error
     check_reached(jaxpr, list(shapes_of(params)))
