@@ -22,7 +22,9 @@ from dpx.mechanism.telemetry import ReleasedTelemetry as ReleasedTelemetry
 from dpx.mechanism.telemetry import SecretTelemetry as SecretTelemetry
 from dpx.mechanism.telemetry import Telemetry as Telemetry
 
-# Its name before it was renamed.
+
+def _require_noise(name: str, value: float) -> None:
+    require(value > 0, f"noise.{name}={value}", "private training needs noise", "Give a value above 0, or mechanism=none")
 
 
 @declaration
@@ -33,12 +35,7 @@ class Multiplier:
     kind: Literal["multiplier"] = "multiplier"
 
     def __post_init__(self) -> None:
-        require(
-            self.noise_multiplier > 0,
-            f"noise.noise_multiplier={self.noise_multiplier}",
-            "private training needs noise",
-            "Give a value above 0, or mechanism=none",
-        )
+        _require_noise("noise_multiplier", self.noise_multiplier)
 
 
 @declaration
@@ -49,12 +46,7 @@ class NoiseBatchRatio:
     kind: Literal["noise_batch_ratio"] = "noise_batch_ratio"
 
     def __post_init__(self) -> None:
-        require(
-            self.noise_batch_ratio > 0,
-            f"noise.noise_batch_ratio={self.noise_batch_ratio}",
-            "private training needs noise",
-            "Give a value above 0, or mechanism=none",
-        )
+        _require_noise("noise_batch_ratio", self.noise_batch_ratio)
 
 
 @declaration

@@ -39,8 +39,7 @@ def slice_keys(secret: RootSecret, step: int, params: Any) -> Any:
     """A tree like `params` of uint32 [slices, 2]: one key for each (step, parameter path, slice)."""
 
     def keys(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
-        rows, _, block = _view(leaf.shape)
-        return np.stack([secret.key("noise", step, path_name(path), index) for index in range(-(-rows // block))])
+        return np.stack([secret.key("noise", step, path_name(path), index) for index in range(len(row_blocks(leaf.shape)))])
 
     return jax.tree_util.tree_map_with_path(keys, params)
 

@@ -35,14 +35,8 @@ class TruncatedPoisson(Sampler):
         return min(size, max(enough, math.ceil(size * sampling_probability + 6 * deviation)))
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
-        drawn = poisson.independent(size, sampling_probability, generator_for, step)
-        return _truncated(drawn, self.cap(size, sampling_probability), generator_for(step, "truncate"))
+        drawn, cap = poisson.independent(size, sampling_probability, generator_for, step), self.cap(size, sampling_probability)
+        return drawn if len(drawn) <= cap else np.sort(generator_for(step, "truncate").permutation(drawn)[:cap])
 
     def release(self, size: int, batch: int) -> dict[str, Any]:
         return super().release(size, batch) | {"cap": self.cap(size, batch / size)}
-
-
-def _truncated(drawn: np.ndarray, cap: int, generator: np.random.Generator) -> np.ndarray:
-    if len(drawn) <= cap:
-        return drawn
-    return np.sort(generator.permutation(drawn)[:cap])
