@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import dp_accounting
 import numpy as np
@@ -167,10 +167,9 @@ def compose(
             "Use accountant=deterministic or rdp, or more noise",
         )
         rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
-        if interval is not None:
-            # Asked for once: kept, it would drive out what statements ask for again.
-            return _compose_losses(merged, adjacency, grid, rounding)
-        return _composed_losses(merged, adjacency, grid, rounding)
+        # With an interval it is asked for once: kept, it would drive out what statements ask for again.
+        composed = _composed_losses if interval is None else _compose_losses
+        return composed(merged, adjacency, grid, rounding)
     if accountant == "deterministic":
         return closed_form.Gaussians(event)
     return renyi(event, adjacency, proved_orders(charges, orders))
@@ -264,11 +263,9 @@ def check_delta(delta: Real, accountant: str) -> None:
 
 def charges_of(stages: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: str = "poisson") -> Charges:
     """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes; a long ramp of q is rounded up (`bucketed`)."""
-    kind: Literal["poisson", "gaussian"]
-    if sampler == "poisson" or sampler == "gaussian":
-        kind = sampler
-    else:
-        raise ConfigError(f"sampler={sampler}", "is not described by (q, steps) alone", "Use sampler=poisson, or dpx.privacy.compose")
+    kind: Any = sampler
+    fix = "Use sampler=poisson, or dpx.privacy.compose"
+    require(sampler in ("poisson", "gaussian"), f"sampler={sampler}", "is not described by (q, steps) alone", fix)
     return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in stages])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from dpx.privacy import closed_form
 from dpx.privacy.accounting import Charges, Real
+from dpx.privacy.events import Release
 
 
 def gdp_clt_mu(charges: Charges) -> float:
@@ -32,8 +33,6 @@ def gdp_clt_epsilon(charges: Charges, delta: Real) -> float:
 
 def gdp_clt_noise_multiplier(stages: Iterable[Sequence[Real]], *, epsilon: Real, delta: Real) -> float:
     """Sigma at which the limit reads `epsilon`, by bisection: for reproducing papers, never for a run."""
-    from dpx.privacy.events import Release
-
     target = closed_form.mu(float(epsilon), float(delta))
     low, high = 0.04, 1e4
     stages = list(stages)

@@ -25,7 +25,7 @@ from typing import Literal
 import dp_accounting
 from dp_accounting import rdp
 
-from dpx.declaration import require
+from dpx.declaration import ConfigError, require
 from dpx.privacy import accounting, events
 from dpx.privacy.accounting import Charges, Real
 
@@ -108,8 +108,7 @@ def _gaussian(release: events.Release, adjacency: str) -> dp_accounting.Gaussian
         event = event.event
     if not isinstance(event, dp_accounting.GaussianDpEvent) or release.is_discrete:
         value, reason = f"tune.budget.kind=zcdp, sampler={release.kind}", "only Gaussian noise on sums of everyone is charged by it"
-        require(False, value, reason, "Use tune.budget.kind=renyi with an order, or sampler=deterministic")
-    assert isinstance(event, dp_accounting.GaussianDpEvent)
+        raise ConfigError(value, reason, "Use tune.budget.kind=renyi with an order, or sampler=deterministic")
     return event
 
 

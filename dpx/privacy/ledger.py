@@ -217,14 +217,11 @@ class Ledger:
 
     def _add(self, *lines: Any) -> None:
         if self._chain is None:
-            self._chain = self._chained()
+            # The same ledger as a chain, put in the place of the old file in one move.
+            before = (_lines_without_chain(self.path) or [])[1:]
+            self._chain = Chain.carried_over(self.path, {"ledger": FORMAT, "chain": self.identity}, before)
         self._chain.append(lines)
         self._read(lines)
-
-    def _chained(self) -> Chain:
-        """The same ledger as a chain, put in the place of the old file in one move."""
-        lines = (_lines_without_chain(self.path) or [])[1:]
-        return Chain.carried_over(self.path, {"ledger": FORMAT, "chain": self.identity}, lines)
 
     def close(self) -> None:
         """Gives the file handle back; a later append opens it again."""
@@ -263,7 +260,9 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
         elif segment["sampler"] in IN_PASSES:
             _enter_passes(segment, passes)
         elif segment["sampler"] == "cyclic_poisson":
-            charges.append((_release(segment | _as_poisson(segment)), _most_of_a_group(segment)))
+            # When its group comes round, a row is drawn with `cycle` times the probability.
+            as_poisson = segment | {"sampler": "poisson", "q": min(1.0, segment["q"] * segment["cycle"])}
+            charges.append((_release(as_poisson), _most_of_a_group(segment)))
         else:
             charges.append((_release(segment), sum(count for _, count in segment["steps"])))
     return events.merge(charges + [(release, 1) for release in passes.values()])
@@ -278,11 +277,6 @@ def _of_package(segment: dict[str, Any]) -> Release:
         "Use privacy.unit=row or privacy.unit_mode=sample_units, telemetry=secret and a clip that releases nothing",
     )
     return Release(noise_multiplier=segment["noise_multiplier"], kind="package", event=segment["event"])
-
-
-def _as_poisson(segment: dict[str, Any]) -> dict[str, Any]:
-    """When its group comes round, a row is drawn with `cycle` times the probability."""
-    return {"sampler": "poisson", "q": min(1.0, segment["q"] * segment["cycle"])}
 
 
 def _most_of_a_group(segment: dict[str, Any]) -> int:

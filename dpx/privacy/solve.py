@@ -136,20 +136,18 @@ def _by_losses(coarse: Spent, fine: Spent, target: Real, guess: float) -> float:
 def _bracket(spent: Spent, target: Real, start: float, factor: float) -> tuple[float, float]:
     """`(low, high)` with `spent(low) > target >= spent(high)`, walking by growing factors from `start`."""
     low = high = start
-    if spent(start) > target:
-        while spent(high) > target:
-            low, high, factor = high, high * factor, factor**1.5
-            require(
-                high < _LARGEST,
-                f"epsilon={target}",
-                "no noise multiplier below 1e7 reaches it",
-                "Raise epsilon or delta, or train fewer steps",
-            )
-        return low, high
+    while spent(high) > target:
+        low, high, factor = high, high * factor, factor**1.5
+        require(
+            high < _LARGEST,
+            f"epsilon={target}",
+            "no noise multiplier below 1e7 reaches it",
+            "Raise epsilon or delta, or train fewer steps",
+        )
     while spent(low) <= target:
         high, low, factor = low, low / factor, factor**1.5
         if low < _SMALLEST:
-            return low, high
+            break
     return low, high
 
 
