@@ -1,6 +1,7 @@
 """From a declared experiment to numbers: its noise multiplier, and the epsilon it has at the planned end."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,8 +18,11 @@ from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, event_json, ledger, solve
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
 from dpx.privacy.joint import remaining
-from dpx.privacy.ledger import LedgerEntry, Segments
+from dpx.privacy.ledger import Epoch, LedgerEntry, Segments
 from dpx.sampler import Sampler
+
+# (expected batch size, steps) of each stretch of a schedule.
+BatchStages = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Calibrated:
 
     noise_multiplier: float | None
     stages: tuple[tuple[float, int], ...]
-    batch_stages: tuple[tuple[int, int], ...]
+    batch_stages: BatchStages
     size: int
     epsilon: dict[str, float]
 
@@ -185,20 +189,15 @@ def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     return {name: released[name] for name in ledger.AUXILIARY}
 
 
-def planned(experiment: Experiment, batch_stages: tuple[tuple[int, int], ...], size: int, noise_multiplier: float) -> Segments:
-    """The ledger that the whole schedule will have written."""
-    return planned_from(experiment, batch_stages, size, noise_multiplier, "planned", None)
-
-
-def planned_from(
+def planned(
     experiment: Experiment,
-    batch_stages: tuple[tuple[int, int], ...],
+    batch_stages: BatchStages,
     size: int,
     noise_multiplier: float,
-    origin: str,
-    epoch: ledger.Epoch | None,
+    origin: str = "planned",
+    epoch: Epoch | None = None,
 ) -> Segments:
-    """What the schedule enters from the first step of `epoch` on, in the ledger called `origin`; `None` is a run not begun."""
+    """What the schedule enters from the first step of `epoch` on, in the ledger called `origin`; all of it where no epoch has begun."""
     segments: Segments = []
     begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
     first = 0
@@ -211,7 +210,7 @@ def planned_from(
     return segments
 
 
-def _noise(experiment: Experiment, batch_stages: tuple[tuple[int, int], ...], size: int) -> float:
+def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> float:
     noise = experiment.noise
     if isinstance(noise, Multiplier):
         return noise.noise_multiplier
@@ -270,10 +269,8 @@ def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.C
     composed = {own: accounting.compose(charges, own, privacy.adjacency, orders)}
     for other in ("pld", "rdp"):
         if other != own and privacy.delta >= accounting.SMALLEST_DELTA[other]:
-            try:
+            with suppress(ConfigError):
                 composed[other] = accounting.compose(charges, other, privacy.adjacency)
-            except ConfigError:
-                continue
     return composed
 
 

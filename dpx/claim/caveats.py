@@ -1,6 +1,7 @@
 """What a statement does not promise: what it assumes, what it leaves out, and which numbers bound nothing."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from dpx.audit.declarations import Canaries
@@ -109,9 +110,8 @@ def unsupported(
     sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
 ) -> list[dict[str, Any]]:
     """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one where there are `reasons`."""
-    numbers: list[dict[str, Any]] = []
-    if reasons:
-        numbers += [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in epsilon.items()]
+    against = epsilon if reasons else {}
+    numbers = [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in against.items()]
     if sampler.assumed is not None:
         numbers += _under_assumed_sampler(sampler, delta, segments)
     if isinstance(accountant, GdpClt):
@@ -128,12 +128,10 @@ def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
     numbers = []
     for accountant in ("pld", "rdp"):
-        try:
+        # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
+        with suppress(ConfigError):
             value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
-        except ConfigError:
-            # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
-            continue
-        numbers.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
+            numbers.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
     return numbers
 
 

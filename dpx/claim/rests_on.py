@@ -24,14 +24,14 @@ class Part(NamedTuple):
     kind: str
 
 
-def parts(declared: Any, key: str = "") -> list[Part]:
+def parts(declared: Any) -> list[Part]:
     """Every part of `declared` whose class is not dpx's own."""
-    return list(_parts(declared, key))
+    return list(_parts(declared, ""))
 
 
 def of(declared: Any) -> tuple[str, ...]:
     """The packages whose code `declared` rests on, by name; none where all of it is dpx's own."""
-    return joined(part.package for part in _parts(declared, ""))
+    return joined(part.package for part in parts(declared))
 
 
 def joined(*names: Iterable[str]) -> tuple[str, ...]:

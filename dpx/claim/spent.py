@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpx.claim.calibration import Calibrated, compositions, planned_from
+from dpx.claim.calibration import Calibrated, compositions, planned
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, events, ledger, loss_grid, origins
 from dpx.privacy.declarations import Accountant, Privacy
@@ -56,15 +56,11 @@ class Spent:
         return [{"event": describe(events.event(release, self._adjacency, own)), "count": count} for release, count in self._charges]
 
 
-def _steps(segment: dict[str, Any]) -> set[int]:
-    return {step for first, count in segment["steps"] for step in range(first, first + count)}
-
-
 def spent_facts(experiment: Experiment, segments: Segments, own: Segments) -> dict[str, Any]:
     """What the ledger holds so far, and when that is a claim; `own` are the run's own steps among `segments`."""
     spent = Spent(experiment.accountant, experiment.privacy, segments)
     return {
-        "steps": len({step for segment in own for step in _steps(segment)}),
+        "steps": len({step for _, step, _ in ledger.decode(own)}),
         "charged_steps": spent.steps,
         "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
         "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
@@ -90,7 +86,7 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     """
     assert calibrated.noise_multiplier is not None
     origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
-    to_come = planned_from(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, epoch)
+    to_come = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, epoch)
     return ledger.join(*([entered.segments()] if entered else origins.charged(begins_from)), to_come)
 
 

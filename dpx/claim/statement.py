@@ -108,14 +108,13 @@ def _claim(
         "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan{ancestors}",
         "epsilon_at": whole.table(deltas(privacy.delta, calibrated.size)) if is_proved else [],
         "unsupported": unsupported(experiment.sampler, experiment.accountant, privacy.delta, why_not, epsilon, whole_segments),
-        "planned": {"steps": experiment.steps, "epsilon": {} if by else _finite(calibrated.epsilon)},
+        "planned": {
+            "steps": experiment.steps,
+            "epsilon": {} if by else {name: accounting.finite(value) for name, value in calibrated.epsilon.items()},
+        },
         "spent": spent_facts(experiment, segments, entered.own_segments() if entered is not None else []) | ({"epsilon": {}} if by else {}),
         "ledger": ledger_facts(entered, segments, whole),
     }
-
-
-def _finite(epsilon: dict[str, float]) -> dict[str, float | None]:
-    return {name: accounting.finite(value) for name, value in epsilon.items()}
 
 
 _OF_A_TRIAL = {
