@@ -93,7 +93,8 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path])
     leaves = parameters_of(parent, receiver.train)
     unchanged = isinstance(init, FromRun) and open_parent(init).origins == parent.origins
     require(unchanged, parent.asked, "went on while its weights were read", "Wait for it to end")
-    weights.require_shapes(parent.asked, receiver.shapes, _shaped(leaves))
+    own = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
+    weights.require_shapes(parent.asked, receiver.shapes, own)
     weights.require_finite(parent.asked, leaves)
     first = dataclasses.replace(origins[0], weights=weights.checksum(leaves))
     return Start((first, *origins[1:]), weights.nested(leaves), parent.private)
@@ -137,10 +138,6 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
     return origins, parent
 
 
-def _shaped(leaves: weights.Leaves) -> dict[str, tuple[tuple[int, ...], Any]]:
-    return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
-
-
 def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None) -> Origin:
     checkpoint = Checkpoint(init.path)
     require_not_exported(checkpoint)
@@ -171,12 +168,13 @@ def require_not_exported(checkpoint: Checkpoint) -> None:
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
     """Weights mean nothing under another vocabulary."""
     known = tokenizer.vocabulary_checksum(checkpoint.folder)
-    require(
-        known is None or known == store.manifest.vocabulary_checksum,
-        checkpoint.asked,
-        "was trained with another vocabulary than this run's data is cut with",
-        f"Add data.vocabulary.path={checkpoint.folder}",
-    )
+    if known is not None:
+        _require_vocabulary_of(store, checkpoint.asked, known, f"Add data.vocabulary.path={checkpoint.folder}")
+
+
+def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) -> None:
+    is_same = checksum == store.manifest.vocabulary_checksum
+    require(is_same, asked, "was trained with another vocabulary than this run's data is cut with", fix)
 
 
 def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str) -> None:
@@ -194,12 +192,8 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
     if theirs is None:
         fix = "Begin from its own folder and on the same prepared data, or train it again"
         raise ConfigError(parent.asked, "was made by a version that did not record its vocabulary", fix)
-    require(
-        theirs == store.manifest.vocabulary_checksum,
-        parent.asked,
-        "was trained with another vocabulary than this run's data is cut with",
-        "Bring its vocabulary.txt, which lies in its data's folder, by data.vocabulary.path",
-    )
+    fix = "Bring its vocabulary.txt, which lies in its data's folder, by data.vocabulary.path"
+    _require_vocabulary_of(store, parent.asked, theirs, fix)
 
 
 def _relation(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Relation:

@@ -4,10 +4,11 @@ Released weights carry a checksum of each parameter and the names of those that 
 so is a file that holds another run's weights under the name of public ones. A parameter that was changed by a bit is not.
 """
 
+import contextlib
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,44 +87,37 @@ def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
     """`{name: (shape, dtype)}` of the arrays in an .npz file, read from their headers without loading them.
 
     Raises `ConfigError` where the file is missing, damaged or no .npz."""
-    _require_npz(file)
     shapes = {}
-    try:
-        with zipfile.ZipFile(file) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as member:
-                    version = np.lib.format.read_magic(member)
-                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                    shape, _, dtype = read(member)
-                shapes[name.removesuffix(".npy")] = (shape, dtype)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise _damaged(file) from error
+    with _reading(file), zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(member)
+            shapes[name.removesuffix(".npy")] = (shape, dtype)
     return shapes
 
 
 def read_file(file: Path) -> Leaves:
     """The arrays of an .npz; nothing in it is executed. Raises `ConfigError` where it is cut short."""
-    _require_npz(file)
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise _damaged(file) from error
+    with _reading(file), np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
-def _require_npz(file: Path) -> None:
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raises `ConfigError` for a file that is no .npz, or that fails to be read as one here."""
     asked = f"init.file={file}"
     is_release = any((place / METADATA).is_file() for place in (file, file / PARAMS, file / "release" / PARAMS))
     fix = f"Begin from that run, with what it cost: init=run init.run={file}"
     require(not is_release, asked, "holds weights that a run of dpx released", fix)
     require(file.exists(), asked, "no such file", "Name an .npz of float32 arrays by path")
     require(file.is_file(), asked, "is a folder", "Name an .npz of float32 arrays by path")
-
-
-def _damaged(file: Path) -> ConfigError:
-    return ConfigError(
-        f"init.file={file}", "is cut short, or no .npz of arrays", "Write it with numpy.savez, each parameter under its path"
-    )
+    try:
+        yield
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        fix = "Write it with numpy.savez, each parameter under its path"
+        raise ConfigError(asked, "is cut short, or no .npz of arrays", fix) from error
 
 
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
