@@ -88,8 +88,12 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_checkpoint(params / METADATA), None
     if telemetry.is_file():
-        # A line cut short by a kill was not whole when it could be seen, and its step is charged with the others.
-        lines = [json.loads(line) for line in telemetry.read_text().splitlines() if line.endswith("}")]
+        # A last line cut short by a kill was not whole when it could be seen, and its step is charged with the others.
+        *whole, _ = telemetry.read_text().split("\n")
+        try:
+            lines = [json.loads(line) for line in whole]
+        except ValueError as error:
+            raise ConfigError(telemetry, "was changed by hand", OR_MOVE) from error
         marks = {json.dumps(line.get("ledger")): mark_of(line.get("ledger")) for line in lines}
         yield from ((f"{place}/telemetry.jsonl", mark, None) for mark in marks.values())
 

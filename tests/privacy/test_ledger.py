@@ -1,5 +1,6 @@
 """The ledger loses nothing that could have been seen, and charges each release once."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import dp_accounting
 import pytest
 
+from dpx.claim import agreement
 from dpx.declaration import ConfigError
 from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
@@ -231,6 +233,24 @@ def test_a_mark_is_a_place_in_one_ledger_alone(tmp_path):
     short.append(7, entry())
     assert "has another line" in short.missing(late)
     assert "is another one" in fill(tmp_path / "other", range(4)).missing(early)
+
+
+def test_released_lines_are_held_against_the_ledger_wherever_a_kill_cut_the_last_one(tmp_path):
+    with_steps = fill(tmp_path / "private" / "ledger", range(3))
+    mark, released = with_steps.mark, tmp_path / "release" / "telemetry.jsonl"
+    assert mark is not None
+    released.parent.mkdir()
+    line = json.dumps({"epoch": 0, "step": 2, "ledger": mark.as_json()})
+    for kept in range(len(line)):
+        released.write_text(f"{line}\n{line[:kept]}")
+        found = agreement.check(tmp_path)
+        assert found is not None and found.identity == with_steps.identity
+    released.write_text(line.replace(mark.digest, "00") + "\n")
+    with pytest.raises(ConfigError, match=f"another line {mark.position}"):
+        agreement.check(tmp_path)
+    released.write_text(f"{line[:-1]}\n{line}\n")
+    with pytest.raises(ConfigError, match="changed by hand"):
+        agreement.check(tmp_path)
 
 
 def test_the_digest_that_leaves_is_keyed(tmp_path):
