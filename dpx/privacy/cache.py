@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -26,10 +27,11 @@ def key(question: dict[str, Any]) -> str:
 
 
 def read(name: str) -> float | None:
-    """The stored number, or `None` when there is none that can be read."""
+    """The stored number; `None` when there is none that can be read, or that a noise multiplier can be."""
     try:
         stored = json.loads((folder() / "calibration" / f"{name}.json").read_text())
-        return float(stored["noise_multiplier"])
+        value = float(stored["noise_multiplier"])
+        return value if 0 < value < math.inf else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

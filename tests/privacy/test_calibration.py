@@ -112,7 +112,10 @@ def test_a_calibration_is_named_by_its_question_the_formula_and_the_accountants_
     assert len({name, *others, cache.key(question)}) == 4
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"noise_multiplier": "x"}', '{"noise_multiplier": 0.01}'])
+NO_MULTIPLIER = [f'{{"noise_multiplier": {value}}}' for value in ('"x"', "0.01", "0", "-1", "NaN", "Infinity")]
+
+
+@pytest.mark.parametrize("text", ["", "{", *NO_MULTIPLIER])
 def test_a_damaged_or_wrong_cache_is_not_believed(own_cache, text):
     first = dpx.privacy.noise_multiplier(**claim())
     (path,) = (own_cache / "calibration").iterdir()
