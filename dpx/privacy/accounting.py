@@ -222,9 +222,9 @@ def bucketed(charges: Charges, rates: int | None = None) -> Charges:
     return _rounded(charges, rates or RATES_MAX, up=True)
 
 
-def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", rates: int | None = None) -> float:
-    """By how much `bucketed` can raise epsilon at `delta`, by Renyi accounting: its distance to the same buckets rounded down."""
-    ends = [compose(_rounded(charges, rates or RATES_MAX, up=up), "rdp", adjacency).epsilon(float(delta)) for up in (True, False)]
+def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", rates: int | None = None, accountant: str = "rdp") -> float:
+    """By how much `bucketed` can raise epsilon at `delta`, by `accountant`: its distance to the same buckets rounded down."""
+    ends = [compose(_rounded(charges, rates or RATES_MAX, up=up), accountant, adjacency).epsilon(float(delta)) for up in (True, False)]
     return ends[0] - ends[1]
 
 

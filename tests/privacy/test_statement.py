@@ -9,12 +9,13 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
+from dpx.batch_schedule import Linear
 from dpx.claim import calibration, caveats, statement
 from dpx.claim.calibration import calibrate
 from dpx.claim.reasons import reasons_against
 from dpx.data.declarations import Vocabulary
 from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
-from dpx.privacy import closed_form
+from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
@@ -54,6 +55,20 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
     assert listed == pytest.approx(theirs, rel=1e-9)
     (entered,) = document["ledger"]["runs"]
     assert (entered["q"], entered["noise_multiplier"], entered["steps"]) == (64 / N, 1.0, [[0, 7]])
+
+
+@pytest.mark.parametrize("privacy", [{}, {"unit": "document", "rows_per_unit_max": 2}, {"adjacency": "replace_one"}])
+def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypatch, privacy):
+    monkeypatch.setattr(accounting, "RATES_MAX", 3)
+    experiment = small(steps=6, batch_schedule=Linear(start=20, end=400, ramp_steps=6), privacy=privacy)
+    calibrated = calibrate(experiment, N)
+    document = statement.build(experiment, None, calibrated)
+    rounded = document["ledger"]["rates_rounded_up"]
+    assert rounded["distinct"] == 6 and rounded["composed"] == 3
+    charges = ledger.releases(calibration.planned(experiment, calibrated.batch_stages, N, 1.0))
+    by = "rdp" if "rdp" in document["epsilon"] else "pld"
+    exact = accounting.compose(charges, by, experiment.privacy.adjacency).epsilon(1e-6)
+    assert exact < document["epsilon"][by] <= exact + rounded["epsilon_error_at_most"]
 
 
 def test_the_events_listed_are_those_of_the_runs_own_accountant(small, tmp_path):
