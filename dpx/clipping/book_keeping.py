@@ -44,7 +44,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> C
 
 
 def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) -> tuple[Array, list[Any], list[Any], Any]:
-    """(losses_B, what each op has by itself, all squared norms, the sum of gradients), for this cotangent of the losses."""
+    """(losses_B, each op's own squared norms, all squared norms, the sum of gradients), for this cotangent of the losses."""
     losses_B, records, _ = recorded(program, cotangent_B, given)
     by_path = program.by_path(given)
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
@@ -72,7 +72,7 @@ def _as_stored(leaf: Array) -> Array:
 
 
 def is_finite(records: dict[Site, Any], units: int) -> Array:
-    """Which units have nothing but finite numbers in the records of ops whose norm may overlook one that the sum does not."""
+    """Which units have only finite numbers in the records, of ops whose norm may be finite where their sum is not."""
     finite_U = jnp.ones((units,), bool)
     for site, record in records.items():
         if site.op.norm_sees_all:

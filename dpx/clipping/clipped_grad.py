@@ -28,7 +28,7 @@ Readers = Mapping[str, list[Reader]]
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """How one parameter's gradients are had: by which route, read by which primitives, and how many bytes an example are kept of them."""
+    """How one parameter's per-example gradients are computed: the route, the primitives that read it, and the bytes kept per example."""
 
     path: str
     route: Route
@@ -52,12 +52,12 @@ def clipped_grad(
 ) -> ClippedSum | list[Taken]:
     """sum_b c_b grad_b, where `loss(params, example)` is the loss of one example: a number, or (number, counts); c_B = weights(norms_B).
 
-    `batch` holds examples along the first axis of every array; `example` has that axis no more. Any JAX code will do: products and
-    lookups are clipped as by `dpx.clipped_sum`, and a parameter with any other reader gets a copy for each example (exact, at the cost
-    of a gradient for each). `strict` refuses copies; `explain` computes nothing and returns the route of every parameter. `frozen` is as
-    for `dpx.clipped_sum`: the loss takes it with `params` as one nested dict, and nothing is kept for it.
-    Raises `ConfigError` for a loss that is not one floating number, parameters that are not floating, and copies where `strict`; with
-    `frozen` (which may be empty) also for a parameter that is in both trees, or that no path from the loss reaches.
+    Every array of `batch` is [B, ...], and `example` is one row of it, without the first axis. The loss may be any JAX code: where a
+    parameter is multiplied or looked up, it is clipped as by `dpx.clipped_sum`; a parameter that is read in any other way is copied for
+    each example, which is exact and costs one gradient an example. `strict` refuses copies. `explain` computes nothing and returns the
+    route of every parameter. `method`, `kept_bytes`, `rows_per_unit` and `frozen` are as for `dpx.clipped_sum`.
+    Raises `ConfigError` for a loss that is not one floating number, for parameters that are not floating, and for copies where `strict`;
+    with `frozen` (which may be empty) also for a parameter that is in both trees, or that no path from the loss reaches.
     """
     examples = batch_size(batch)
     if frozen is not None:
@@ -149,7 +149,7 @@ def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
 
 
 def _is_copied(readers: list[Reader]) -> bool:
-    """Whether one copy at the start serves better than an op at each reader, or is all that is known."""
+    """Whether the parameter is copied once for each example, instead of becoming an op at each of its readers."""
     if len(readers) == 1 and not readers[0].is_repeated:
         return False
     return not readers or not all(reader.is_matrix for reader in readers)

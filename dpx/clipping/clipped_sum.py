@@ -39,18 +39,18 @@ def clipped_sum(
     """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B); float32 even
     where parameters come in bfloat16.
 
-    Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. `vmap` takes any loss;
-    `traced` does too, row by row (`dpx.clipped_grad`);
-    `ghost` and `book_keeping` take one whose parameters all go through ops (`dpx.clipping.ops`). `kept_bytes` bounds the
-    per-example weight gradients kept, and what a fused stack of layers leaves between its passes comes off it; `fused=False` keeps
-    models from using their hand-scheduled blocks.
-    With `rows_per_unit` R > 1, each R rows in a row are one unit: its loss is the sum of its rows' losses (padding rows stand in
-    none), and the norm clipped is that of the sum of their gradients. A unit with a non-finite gradient contributes zero as a whole.
-    With `frozen`, a nested dict like `params`, the loss takes both as one tree: what is in `params` is trained, what is `frozen`
-    rests. Nothing is recorded, kept or summed for what rests, and nothing below the lowest trained parameter is differentiated.
-    Raises `ConfigError` for an unknown method, naming the parameter that no op, or more than one, claims, and naming an op that
-    has no rule for units of several rows; with `frozen` (which may be empty) also for a parameter that is in both trees, or that
-    no path from the loss reaches.
+    Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. The methods `vmap` and `traced`
+    (row by row, `dpx.clipped_grad`) take any loss; `ghost` and `book_keeping` take one whose parameters all go through ops
+    (`dpx.clipping.ops`), and try it on random rows first unless `checked` is false (`dpx.clipping.separate`). `kept_bytes` bounds the
+    bytes of per-example weight gradients kept, less what a fused stack of layers keeps between its passes; with `fused=False` models
+    do not use their hand-scheduled blocks.
+    With `rows_per_unit` R > 1, every R consecutive rows are one unit: its loss is the sum of its rows' losses, padding rows left out,
+    and the norm clipped is that of the sum of their gradients. A unit with a non-finite gradient contributes zero as a whole.
+    With `frozen`, a nested dict like `params`, the loss takes both merged into one tree, and only `params` is trained. Nothing is
+    recorded, kept or summed for frozen parameters, and nothing below the lowest trained parameter is differentiated.
+    Raises `ConfigError` for an unknown method, for a parameter that no op claims or whose uses have no joint rule, and for an op that
+    has no rule for units of several rows; with `frozen` (which may be empty) also for a parameter that is in both trees, or that no
+    path from the loss reaches.
     """
     options: dict[str, Any] = dict(
         weights=weights, frozen=frozen, is_padding_B=is_padding_B, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit
@@ -74,8 +74,8 @@ def plain_sum(
 ) -> ClippedSum:
     """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum.
 
-    `fused` models run the blocks of book-keeping, clipping aside, so that the plain step is as fast as we can make it. `frozen` is as
-    for `clipped_sum`.
+    With `fused`, models run the same hand-scheduled blocks as under book-keeping, without the clipping, so that the plain step is a fair
+    baseline. `frozen` and `rows_per_unit` are as for `clipped_sum`.
     """
     check_untracked(params, frozen, batch)
     examples = batch_size(batch)

@@ -42,7 +42,7 @@ class Reader:
 
 @dataclasses.dataclass
 class Followed:
-    """A parameter, or a layer of one, as it is, and the view of it that has been taken."""
+    """A parameter, or one layer of it, and the view of it that the equations so far have taken."""
 
     value: Any
     path: str
@@ -78,7 +78,7 @@ class Tracer:
         return self._copy(Followed(value, path, view), "copies") if path in self.copied else Followed(value, path, view)
 
     def plain(self, value: Any, primitive: str) -> Any:
-        """A copy of what is still followed."""
+        """`value`, or a copy for each example where it is a parameter that is still followed."""
         if not isinstance(value, Followed):
             return value
         route = "elementwise" if primitive in {p.name for p in ELEMENTWISE} else "copies"
@@ -190,13 +190,13 @@ class Tracer:
 
 
 def _is_product(eqn: Any) -> bool:
-    """Whether a `dot_general` is one of floating numbers, and of any."""
+    """Whether a `dot_general` multiplies floating numbers, and at least one."""
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     return all(aval.size and jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
 
 
 def _of_layer(view: View) -> View:
-    """A view of a stack, as it is of one layer: it only casts."""
+    """The view of one layer, from a view of the whole stack that only casts."""
     return View(view.steps, view.shape[1:], view.dtype)
 
 
@@ -209,7 +209,7 @@ def _tuples(dimensions: Any) -> Any:
 
 
 def _of_one(op: Op, leaves: Any, inputs: tuple) -> Any:
-    """An op's output for one example, by that of a batch of one."""
+    """An op's output for one example, computed as a batch of one."""
     batch = tuple(x[None] for x in inputs) or (jnp.zeros((1,)),)
     return op.forward(leaves, batch)[0][0]
 
@@ -261,7 +261,7 @@ def _of_any(*_: Any, bodies: tuple, count: int) -> list[Any]:
 
 
 def _chosen(given: Any, axes: Any, *, bodies: tuple, count: int) -> Any:
-    """One branch where all examples take the same (a loop's round, say); else all of them, and a choice by example."""
+    """One branch where all examples take the same (by a loop's round, for example); else all branches, and a choice by example."""
     index, tick, *rest = given
 
     def branch(jaxpr: core.Jaxpr, start: int) -> Any:

@@ -1,7 +1,7 @@
 """A parameter's per-example gradient, as each use of the parameter gives it, and the norm of the sum over several uses.
 
-The norm of a sum is not had from the norms of its parts: products between uses count too. A table that is looked up and decoded,
-say, is clipped 12 % too weakly without them, with no symptom.
+The squared norm of a sum is not the sum of the squared norms: products between uses count too. Without them a table that is both
+looked up and decoded is clipped 12 % too weakly, and no other symptom shows it.
 
 B: examples, T: tokens (of all uses where uses are joined), p, d: a matrix's rows and columns, n: rounds of a loop.
 """
@@ -38,19 +38,19 @@ class Whole(NamedTuple):
 
 Form = Outer | Rows | Whole
 
-# Where a lookup and a decoder cancel, float32 leaves this much of their squares: what is called smaller is called this large.
+# Where a lookup and a decoder cancel, rounding in float32 is about this share of their squares: a smaller result is raised to it.
 ROUNDING = 2.0**-22
 
 
 class Use(NamedTuple):
-    """One use's gradient, and its squared norm where the op has that from elsewhere."""
+    """One use's gradient, and its squared norm `own_B` [B] where the op has computed it already."""
 
     form: Form
     own_B: Array | None = None
 
 
 def merged(form: Form, rounds: int) -> Form:
-    """Arrays [n, ..., B, ...] with `rounds` leading axes of a loop's rounds: one use that sees all of them."""
+    """The sum of a use over the rounds of loops: arrays [n, ..., B, ...], whose first `rounds` axes are loops, as one use [B, ...]."""
     if isinstance(form, Whole):
         return Whole(form.values.sum(tuple(range(rounds))))
 
@@ -110,7 +110,7 @@ def _concatenated(uses: list[Use]) -> Form:
 def _outer_square(form: Outer) -> Float[Array, " B"]:
     (_, T, p), d = form.a.shape, form.g.shape[-1]
     if p >= norms.WIDE_ROWS:
-        # A vocabulary's width: a mean of that would be another pass over it.
+        # As wide as a vocabulary: centring would take another pass over it.
         return jnp.maximum(norms.symmetric(form.a, form.g)[0], 0)
     if norms.choose(T, p, d, False) == "gram":
         return norms.gram(form.a, form.g)

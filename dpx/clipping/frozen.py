@@ -32,9 +32,9 @@ def _merged(params: Any, frozen: Any, path: str) -> Any:
 
 
 def bound(losses_fn: Any, frozen: Any) -> Any:
-    """`losses_fn` with the `frozen` parameters filled in: takes the trained tree alone, and the batch as before.
+    """`losses_fn` with the `frozen` parameters filled in: it takes the trained tree and the batch.
 
-    What is returned raises `ConfigError` where a parameter is in both trees."""
+    The returned function raises `ConfigError` where a parameter is in both trees."""
     if not jax.tree.leaves(frozen):
         return losses_fn
     frozen = jax.tree.map(jnp.asarray, frozen)
@@ -42,6 +42,6 @@ def bound(losses_fn: Any, frozen: Any) -> Any:
 
 
 def missing(error: Exception) -> ConfigError:
-    """What is said where a loss fails with the parameters it was given in two trees."""
+    """The error for a loss that fails on parameters that were given in two trees."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
     return ConfigError("params and frozen", f"are together not what the loss takes ({type(error).__name__}: {first})", FIX)

@@ -30,8 +30,8 @@ class Squares(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Norms before clipping, which examples count (and which, padding among them, are finite), and their clip weights: by group, or
-    (under "") of all."""
+    """Norms before clipping; which examples count; which are finite, padding included; and the clip weights by group, or under "" where
+    all parameters are clipped together."""
 
     norms_B: Float[Array, " B"]
     is_counted_B: Bool[Array, " B"]
@@ -55,15 +55,16 @@ def group(path: str, layer: Layer) -> str:
 
 
 def is_stacked(path: str) -> bool:
-    """Whether its first axis is that of the layers."""
+    """Whether the first axis of the parameter at `path` is that of the layers."""
     top, _, rest = path.partition("/")
     return top == LAYERS and not rest.split("/")[0].isdigit()
 
 
 def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Array) -> Clipped:
-    """Examples that are padding or not finite weigh exactly zero. Float32 squares overflow at norms of 1e19: not finite.
+    """Norms and clip weights. Examples that are padding or not finite weigh exactly zero; so do norms of 1e19 and more, whose squares
+    overflow float32.
 
-    Squares that are sums with products between uses of a parameter may round below zero: they are zero then.
+    Squares that include products between uses of a parameter may round below zero; they count as zero then.
     """
     total_B = sum((part.total_B for part in squares), jnp.zeros_like(losses_B))
     is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)
@@ -77,7 +78,7 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
 
 
 def _finite(clip: Any, is_counted_B: Array) -> Array:
-    """C / norm is infinite where there is no gradient: infinity times zero would be in every sum."""
+    """`clip`, zero where it is not finite: C / norm is infinite where there is no gradient, and infinity times zero is NaN."""
     return jnp.where(is_counted_B & jnp.isfinite(clip), clip, 0)
 
 

@@ -1,7 +1,7 @@
 """Which squared norms an op has by itself, and which only together with other uses of the same parameter.
 
-A part of an op is *apart* if nothing else reads its parameters, and no loop uses them again: its norm is the op's own. All other
-parameters are *shared*: the norm of each is that of the sum over its uses (forms.py).
+A part of an op is *apart* if nothing else reads its parameters and no loop uses them more than once: its norm is the op's own. All
+other parameters are *shared*: the norm of each is that of the sum of the gradients of its uses (forms.py).
 
 U: units.
 """
@@ -26,7 +26,7 @@ from dpx.declaration import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a site's op: the places of its leaves among all of the op's, less those that the op knows to rest."""
+    """Part `number` of a site's op; `places` are those of its leaves among all of the op's, without leaves the op knows to rest."""
 
     site: Site
     number: int
@@ -93,7 +93,8 @@ def parts_of(site: Site) -> list[Part]:
 
 
 def norms_of(program: Program, per_layer: bool) -> Norms:
-    """Raises `ConfigError` for a parameter that no op reads, and for uses of one whose cross-term nobody knows."""
+    """Raises `ConfigError` for a parameter that no op reads, and for one with several uses where an op has no rule for the products
+    between them."""
     parts = [part for site in program.sites for part in parts_of(site) if part.is_trained]
     uses: Uses = {}
     for part in parts:
@@ -151,7 +152,7 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
 
 
 def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array, ...]]) -> list[Squares]:
-    """All squared norms. `own`: what an op has by itself, one array a part; `records` of the sites whose parameters are shared."""
+    """All squared norms. `own(site)`: an op's own squared norms, one array a part; `records`: of the sites with shared parameters."""
     squared = [Squares(part.first.path, own(part.site)[part.number], part.layer) for part in norms.apart]
     cache: dict[Site, dict[str, Form]] = {}
     for (path, _), uses in norms.shared.items():
@@ -160,13 +161,13 @@ def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tup
 
 
 def _static(site: Site) -> tuple[Any, Any]:
-    """Shapes of leaves and of the record of one round."""
+    """The shapes of an op's leaves, and those of its record in one round of the loops around it."""
     inner = len(site.loops)
     return site.shapes, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[inner:], leaf.dtype), site.record)
 
 
 def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
-    """[..., U]: axes of the loops along the parameter in front."""
+    """The squared norm of the sum over all uses, [..., U], with the axes of the loops along the parameter in front."""
     ready, alone = [], []
     for use in uses:
         part, _, reference = use
@@ -191,7 +192,7 @@ def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, c
 
 
 def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
-    """The op's parameters, axes of the loops along them in front; zeros for those whose value no norm or sum needs."""
+    """The op's parameters, with the axes of the loops along them in front; zeros where no norm or sum needs the value."""
     shapes, tree = jax.tree.flatten(site.shapes)
     values = [
         jnp.zeros(shape.shape, shape.dtype) if reference is None else reference.of(by_path[reference.path])
@@ -207,7 +208,7 @@ def axes(site: Site, depth: int) -> Any:
 
 
 def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array, ...]:
-    """What the op has by itself, axes of the loops in front."""
+    """The op's own squared norms, one array [*loops, U] a part."""
     run = site.op.squared_norm
     for depth in reversed(range(len(site.loops))):
         run = jax.vmap(run, in_axes=(axes(site, depth), 0))
@@ -215,7 +216,7 @@ def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array, ...]:
 
 
 def part_weights(clipped: groups.Clipped, site: Site) -> tuple[Array, ...]:
-    """The weights of each part, (*loops, U); [L, U] within, for an op that is stacked."""
+    """The clip weights of each part, [*loops, U]; [*loops, L, U] for an op that is stacked."""
     weights, units = [], clipped.is_counted_B.shape[0]
     for part in parts_of(site):
         shape = (*site.loops, units)

@@ -1,4 +1,4 @@
-"""The clipped sum of a loss that takes the whole microbatch: by `vmap`, or by what the ops of its traced program leave behind.
+"""The clipped sum of a loss that takes the whole microbatch: by `vmap`, or from the records that the ops of its traced program keep.
 
 B: examples (rows), U: units of R rows each (of one, unless said), L: stacked layers.
 """
@@ -34,7 +34,7 @@ def sum_by(
     rows_per_unit: int = 1,
     checked: bool = True,
 ) -> ClippedSum:
-    """As `dpx.clipped_sum`, by `vmap`, `ghost` or `book_keeping`; raises what it raises."""
+    """`dpx.clipped_sum` by `vmap`, `ghost` or `book_keeping`, with its arguments and errors."""
     check_untracked(params, frozen, batch)
     examples = batch_size(batch)
     is_padding_B = jnp.zeros((examples,), bool) if is_padding_B is None else is_padding_B
@@ -57,7 +57,8 @@ def sum_by(
 
 
 def check_untracked(*trees: Any) -> None:
-    """Where `shard_map` tracks what varies, the gradient of a parameter that does not is a sum over devices, taken before any clip."""
+    """Raises `ConfigError` inside a `shard_map` that tracks varying values: there the gradient of a replicated parameter is summed over
+    devices before anything is clipped."""
     axes = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in _varying(leaf)})
     reason = "tracks what varies, and would add gradients up over devices before they are clipped"
     require(not axes, f"shard_map over {', '.join(axes)}", reason, "Use jax.shard_map(..., check_vma=False)")

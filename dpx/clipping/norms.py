@@ -84,7 +84,7 @@ def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Fl
 
 
 def _counted_twice(strip_Bij: Array) -> Float[Array, " B"]:
-    """The sum of a strip that starts with a block on the diagonal; what is right of that stands below it too."""
+    """The sum of a strip that starts with a block on the diagonal; what is right of the block counts twice, by symmetry."""
     i = strip_Bij.shape[1]
     return strip_Bij[:, :, :i].sum((1, 2)) + 2 * strip_Bij[:, :, i:].sum((1, 2))
 
@@ -117,8 +117,8 @@ def gram(a_BTp: Array, g_BTd: Array) -> Float[Array, " B"]:
 
 
 def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
-    """sum_b A_b^T G_b, float32 or wider. Of float32 the narrower factor comes first: XLA's CPU backend writes that one out transposed,
-    with all that computes it."""
+    """sum_b A_b^T G_b, float32 or wider. In float32 the narrower factor comes first: XLA's CPU backend writes out the first one
+    transposed, together with what computes it."""
     at_least_f32 = jnp.promote_types(a_BTp.dtype, jnp.float32)
     if a_BTp.dtype == at_least_f32 and a_BTp.shape[-1] > g_BTd.shape[-1]:
         return jnp.einsum("btd,btp->dp", g_BTd, a_BTp, precision=precision, preferred_element_type=at_least_f32).T

@@ -24,12 +24,12 @@ class Op:
     floating arrays (integers travel as float32, exact below 2^24). The leaves fall into `parts`; each has its own squared
     norm, [B] (or [L, B] if the op is `stacked`), so that parts may be clipped apart.
 
-    Where what is clipped is a unit of several rows, inputs hold rows and records units: an op that can says so by a field
-    `rows_per_unit: int = 1`, and its records' leading axis is the unit, the products between its rows included.
+    Where what is clipped is a unit of several rows, inputs hold rows and records hold units. An op that supports this has a field
+    `rows_per_unit: int = 1`: the leading axis of its records is the unit, and products between its rows are in its norms.
 
-    Where only some leaves are trained, an op that can says so by a field `resting: tuple[str, ...] = ()`, the names of the
-    others: it records nothing for them, and its norms, sums and gradients are of the rest (sums hold nothing, or None, for
-    them). Any other op records as ever, and is asked for the `gradients` of what is trained.
+    Where only some leaves are trained, an op that supports this has a field `resting: tuple[str, ...] = ()` with the names of the
+    others: it records nothing for them, and its norms, sums and gradients leave them out (a sum may hold None for them). Any other
+    op records all leaves, and its `gradients` are asked for those that are trained.
     """
 
     name: str = "op"
@@ -37,7 +37,7 @@ class Op:
     stacked: bool = False
     rows_per_unit = 1
     resting: tuple[str, ...] = ()
-    # Whether a norm is not finite wherever the sum would not be. Where that is not known, records are looked through.
+    # Whether the norm is non-finite whenever the sum would be. Where this is not certain, records are searched for such numbers.
     norm_sees_all = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
@@ -63,11 +63,11 @@ class Op:
         return name not in self.resting
 
     def trained(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        """Of something by leaf, what is of trained ones."""
+        """The entries of `leaves` that belong to trained leaves."""
         return {name: leaf for name, leaf in leaves.items() if self.trains(name)} if self.resting else leaves
 
     def values_needed(self) -> tuple[str, ...]:
-        """Resting leaves whose values `squared_norm` or `weighted_sum` need; of all others they see zeros."""
+        """Names of resting leaves whose values `squared_norm` or `weighted_sum` need; all other resting leaves reach them as zeros."""
         return ()
 
     def tokens(self, x: Array) -> Array:
@@ -99,9 +99,9 @@ class Op:
         raise NotImplementedError
 
     def gradients(self, shapes: Any, record: Any) -> dict[str, Form]:
-        """Each leaf's per-example gradient, by its place in `leaves`, in a form that meets others of the same parameter (forms.py).
+        """Each leaf's per-example gradient, by its place in `leaves`, in a form that can be joined with other uses (forms.py).
 
-        Asked for where a parameter is used more than once, or only some of the leaves are parameters. {}: there is no such rule.
+        Called where a parameter is used more than once, or only some of the leaves are trained. An op without such a rule returns {}.
         `shapes` are those of the leaves.
         """
         return {}
@@ -121,7 +121,7 @@ class Op:
         return jax.tree.map(lambda leaf: zero_unless(jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0]), leaf), record)
 
     def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
-        """`weighted_sum` over the rows kept alone, whatever stands in the others."""
+        """`weighted_sum` over the kept rows only; the others may hold anything."""
         return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
 
     def by_unit(self, record: Any, units: int) -> list[Array]:
@@ -129,7 +129,7 @@ class Op:
         return [leaf.reshape(units, leaf.size // units) for leaf in jax.tree.leaves(record)]
 
     def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
-        """Whether all that a unit's sum is made from is finite, its norm being so or not."""
+        """Whether everything that a unit's sum is computed from is finite, whatever its norm is."""
         return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
 
 

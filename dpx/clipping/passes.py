@@ -17,7 +17,7 @@ from dpx.clipping.probes import Op, leaf_names
 
 # record: the tap's cotangent is the record. norm: it is the squared norms, and the sums' is the gradient, weighted by whatever cotangent
 # came in. joint: record and sums (for norms that take several ops). weighted: the tap holds weights, and the sums' cotangent is the
-# gradient weighted by them, rows of weight zero masked. plain: the sums' alone. through: nothing, of an op that trains nothing.
+# gradient weighted by them, rows of weight zero masked. plain: the sums' alone. through: nothing, for an op that trains nothing.
 Pass = Literal["record", "norm", "joint", "weighted", "plain", "through"]
 
 
@@ -63,7 +63,7 @@ def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
 
 
 def _finite_squares(op: Op, values: Any, record: Any) -> tuple:
-    """NaN for a unit whose sum would not be finite: once the pass is over there is nothing left to look at."""
+    """The squared norms, NaN for a unit whose sum would not be finite: no record outlives the pass, so this is the last time to look."""
     squares = op.squared_norm(values, record)
     if op.norm_sees_all:
         return squares

@@ -1,4 +1,4 @@
-"""How parametrised ops are known in a traced loss: parameters travel wrapped, and an op that meets wrapped ones binds `op_p`.
+"""How parametrised ops are recognised in a traced loss: parameters are passed wrapped, and an op that is given such ones binds `op_p`.
 
 `op_p` is a primitive of ours that nothing else can write, so a walk over the traced program (readers.py) sees which op reads which
 parameter, and that nothing else does. It has no rule for differentiation or for batching on purpose: an op inside a `jax.grad` or a
@@ -57,7 +57,7 @@ class ProbeSession:
 
 @register_pytree_with_keys_class
 class Probed:
-    """A parameter on its way through a loss. What is done to its value outside an op is seen in the traced program, and refused."""
+    """A parameter on its way through a loss. Any use of it outside an op is refused, here or when the traced program is read."""
 
     def __init__(self, value: Any, path: str, session: ProbeSession):
         self.value, self.path, self.session = value, path, session
@@ -82,7 +82,7 @@ class Probed:
         return self.value.dtype
 
     def __getitem__(self, index: Any) -> "Probed":
-        """One layer of a stack, say; whether an op can make something of it is seen in the program."""
+        """A part of the parameter, such as one layer of a stack; readers.py decides whether an op can take it."""
         return Probed(self.value[index], self.path, self.session)
 
     def __getattr__(self, name: str) -> Any:
@@ -99,7 +99,7 @@ class Probed:
 
 
 class _NoArray(ConfigError, AttributeError):
-    """What is asked for as an attribute may be asked for in vain."""
+    """Also an `AttributeError`, so that `hasattr` and `getattr` with a default work on wrapped parameters."""
 
 
 def leaf_names(leaves: Any) -> list[str]:
@@ -117,7 +117,7 @@ def session_of(params: Any) -> ProbeSession | None:
 
 
 def check(parameter: Any, condition: bool, value: str, reason: str, fix: str) -> None:
-    """Raises `ConfigError` unless `condition`, where the parameter is wrapped: bare ones may do whatever jax has a meaning for."""
+    """Raises `ConfigError` unless `condition`, if the parameter is wrapped; with bare parameters jax itself decides what is allowed."""
     require(condition or session_of(parameter) is None, value, reason, fix)
 
 
@@ -151,9 +151,9 @@ op_p.multiple_results = True
 
 
 def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = None) -> Any:
-    """The op's outputs. Leaves may be wrapped or bare: bare ones are constants, which nothing trains.
+    """The op's outputs. Leaves may be wrapped or bare; bare ones are constants and are not trained.
 
-    Where all are bare, an op that knows of `resting` leaves stands in the program of a `session` all the same: for its backward pass.
+    If all are bare, the op is bound only where a `session` is given, so that the backward pass is still the op's own.
     """
     session = session_of(leaves) or session
     if session is None:

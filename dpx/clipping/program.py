@@ -27,7 +27,7 @@ from dpx.parameter_path import path_name
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """`losses_fn(params and frozen, batch)` as a program whose parameters all go through ops: `sites`, those that train something."""
+    """`losses_fn(params and frozen, batch)` as a traced program whose trained parameters all go through ops, at its `sites`."""
 
     closed: core.ClosedJaxpr
     outputs: Any
@@ -94,7 +94,7 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
 
 
 def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
-    """Raises what the loss raises with bare parameters, if it does."""
+    """Raises what the loss raises with bare parameters, if it fails there too."""
     try:
         jax.eval_shape(losses_fn, rest.merged(params, frozen), batch)
     except Exception as error:

@@ -17,12 +17,13 @@ from dpx.clipping.program import Program, with_counts
 from dpx.clipping.readers import bodies_of
 from dpx.declaration import ConfigError
 
-# What has a derivative of zero wherever it has one; integers and truth values have none by their type.
+# Primitives whose derivative is zero wherever it exists; integers and truth values have none by their type.
 FLAT = (primitives.stop_gradient_p, primitives.sign_p, primitives.floor_p, primitives.ceil_p, primitives.round_p)
 
 
 def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
-    """Raises `ConfigError`, naming it, for a parameter that no path from the losses reaches; of nothing where `frozen` is None."""
+    """Raises `ConfigError` for a parameter of `params` that no differentiable path from the losses reaches; checks nothing where `frozen`
+    is None."""
     if frozen is None:
         return
 
@@ -39,7 +40,7 @@ def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
 
 
 def check_program(program: Program) -> None:
-    """As `check`, of a program that is traced already; its first output is the losses."""
+    """As `check`, for a program that is traced already, whose first output is the losses."""
     check_reached(program.closed.jaxpr, program.paths)
 
 
@@ -75,7 +76,7 @@ def _through(eqn: Any, outputs: list[bool]) -> list[bool]:
 
 
 def _settled(body: core.Jaxpr, consts: int, carry: int, outputs: list[bool]) -> list[bool]:
-    """Of a loop: what one round's carry depends on is wanted of the round before."""
+    """`_reached` of a loop: what a round's carry depends on is wanted of the round before, until nothing new is."""
     wanted = list(outputs)
     while True:
         reached = _reached(body, wanted)

@@ -1,7 +1,7 @@
 """Ops for what plain JAX does with a parameter: multiply by it, look rows of it up, or anything else.
 
-A view is what stands between a parameter and its reader: reshapes, transposes, casts and slices. All of them are linear, and keep
-what is left of a gradient as long as it was; the way back spreads it over the parameter.
+A view is what stands between a parameter and its reader: reshapes, transposes, casts and slices. All of them are linear, and a
+gradient of the view has the same norm as the gradient of the parameter that it is written back to.
 
 B: examples, U: units, E: batch axes of a product (experts, say), T: positions, p: contracted, d: the parameter's other axes.
 """
@@ -43,7 +43,7 @@ class View:
         return parameter
 
     def back(self, gradient: Array, like: Any) -> Array:
-        """What a gradient of the view is of the parameter, float32 or wider."""
+        """A gradient of the view as one of the parameter `like`, float32 or wider."""
         promoted = jax.ShapeDtypeStruct(like.shape, gradient.dtype)
         return jax.linear_transpose(partial(self, with_casts=False), promoted)(gradient)[0]
 
@@ -227,7 +227,8 @@ class Copied(Op):
 
 
 def is_lookup(eqn: Any, view: View) -> bool:
-    """Whether a gather takes whole rows of a table by one id each; what else an index says, of axes taken whole, must not matter."""
+    """Whether a gather takes whole rows of a table by one id each. An index may have further entries only if they change nothing: those
+    of axes that are taken whole, in the mode that clips."""
     numbers, shape, mode = eqn.params["dimension_numbers"], view.shape, eqn.params["mode"]
     whole_rows = eqn.params["slice_sizes"] == (1, *shape[1:]) and numbers.start_index_map[:1] == (0,)
     is_plain = not numbers.operand_batching_dims and numbers.collapsed_slice_dims in ((0,), ())

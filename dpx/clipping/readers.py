@@ -1,7 +1,7 @@
 """Who reads which parameter: a walk over the traced loss, before anything is computed.
 
 Values of parameters are followed through calls, loops over stacked layers, branches, remat and indexing of a stack. An op that meets
-them is a site; anything else that reads one is refused by name, since its part of the gradient would not be in the norm.
+them is a site; anything else that reads a parameter is refused by name, since its part of the gradient would not be in the norm.
 
 B: examples, U: units.
 """
@@ -18,7 +18,7 @@ from dpx.clipping.probes import ELSEWHERE, Op, leaf_names, op_p
 from dpx.clipping.sites import Layer, Reference, Site, is_narrow, made
 from dpx.declaration import ConfigError
 
-# What stands at an equation that matters: a site, or the scopes of its bodies, by the equation's place.
+# By an equation's place: the site that it is, or the scopes of its bodies, if there are sites in them.
 Scope = dict[int, Any]
 Labels = dict[core.Var, Reference]
 
@@ -180,7 +180,7 @@ def _trained(reference: Reference | None) -> Reference | None:
 
 
 def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Reference | None, ...]:
-    """What each leaf is whose value an op's norms and sums need."""
+    """By leaf, the parameter whose value an op's norms and sums need; None where they need none."""
     references, needed = [], op.values_needed()
     for name, reference in zip(leaf_names(values), held, strict=True):
         is_known = reference is not None and reference.cut is None

@@ -24,8 +24,8 @@ In bfloat16 two activations (after GELU, after a LayerNorm) are recomputed when 
 same rounding as for the norm. Two compilations may differ in its last float32 bit, and then a number on the edge is rounded to its
 other neighbour, 2^-8 away: m is 2^-8 there.
 
-Ghost clipping has all activations and cotangents again, by a second pass that another compilation may round otherwise: nothing is
-proved of it. Measured in bfloat16: up to 4.3e-4 of C beyond C (1 - m), a ninth of m.
+Ghost clipping computes all activations and cotangents a second time, and that pass may be compiled, and so rounded, differently:
+nothing is proved for it. Measured in bfloat16: up to 4.3e-4 of C beyond C (1 - m), a ninth of m.
 """
 
 MARGINS = {"float32": 2.0**-10, "bfloat16": 2.0**-8}

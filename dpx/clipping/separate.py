@@ -1,8 +1,8 @@
-"""Whether a loss keeps examples apart: tried out when it is built, since shapes cannot say it (tokens may be as many as examples).
+"""Whether a loss keeps examples apart. Shapes cannot tell (there may be as many tokens as examples), so it is tried when it is traced.
 
-An example's loss must depend on its own row alone, and what an op records in an example's row must be that example's. Random
-parameters and rows stand in for what is not known yet: of one unit's loss nothing may come back in any other unit's records, and
-the norms and the sum of two units must be those of each alone, by autodiff.
+An example's loss must depend on its own row alone, and what an op records in an example's row must be that example's. On random
+parameters and rows, the loss of one unit must leave nothing in any other unit's records, and the norms and the sum of two units must
+be those of each unit alone, by autodiff.
 
 B: examples, U: units.
 """
@@ -23,7 +23,7 @@ from dpx.clipping.joint import Norms
 from dpx.clipping.program import Program, check_losses, with_counts
 from dpx.declaration import ConfigError
 
-# What rounding may make of a norm; what is clipped wrongly is further off on random rows.
+# Relative error that rounding may cause in a norm, with narrow types (True) or without; a wrong op is further off on random rows.
 TOLERANCE = {False: 2e-3, True: 0.1}
 
 
@@ -40,8 +40,8 @@ class Draw:
     random: Any = None
 
 
-# 0 and 1 are within any table, class or sequence. The first unit's zeros tell a largest id over the batch from its own; lengths of 1
-# and more divide, masks of nothing but true leave no row without a token, and positive numbers have roots.
+# 0 and 1 are valid ids, classes and positions anywhere. Zeros in the first unit reveal a largest id that is taken over the batch. Where
+# integers start at 1 they can be divided by and no row is all masked, and positive numbers have roots and logarithms.
 DRAWS = (
     Draw(0, 0, 2, False, False),
     Draw(1, 0, 2, True, True),
@@ -50,12 +50,12 @@ DRAWS = (
     Draw(4, 1, 4, False, False),
 )
 
-# The losses themselves are kept, so that no other takes their place in memory.
+# The losses are kept alive, so that no other loss can get the same id.
 _found_separate: dict[tuple, Any] = {}
 
 
 class _Together(NamedTuple):
-    """What one cotangent of the losses leaves: by site, every unit's squared norms; norms of all uses; losses and the sum."""
+    """The result of one backward pass: every unit's squared norms by site, its whole norm, the losses, and the sum of gradients."""
 
     own: list[Any]
     norms_U: Any
@@ -69,7 +69,7 @@ _Trial = list[tuple[_Together, tuple[Any, Any]]]
 
 def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
     """Raises `ConfigError`, naming the op, where examples are not apart."""
-    # A program in print does not say which rules its functions have.
+    # Programs that print alike may differ in the derivative rules of their functions, so the loss is part of the key.
     key = (id(losses_fn), str(program.closed.jaxpr))
     if key in _found_separate:
         return
@@ -147,7 +147,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
     together, alone = (jax.jit(function, compiler_options=quick) for function in (together, alone))
 
     def trial(drawn: Draw) -> _Trial:
-        # A trial is of its own, also where the loss is being traced into a program of somebody else's.
+        # A trial is computed at once, even where the loss is being traced inside somebody's `jit`.
         with jax.ensure_compile_time_eval():
             known: dict[int, Any] = {}
             params, frozen = jax.tree.map(lambda leaf: _parameter(leaf, drawn), (program.params, program.frozen))
@@ -185,7 +185,7 @@ def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, lis
 
 
 def _parameter(leaf: Any, drawn: Draw) -> Any:
-    """As large as keeps deep programs finite; what is frozen may be of another type, and is itself."""
+    """Random values, small enough that deep programs stay finite; a frozen leaf that is not floating keeps its own."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return _stand_in(leaf, drawn, 0) if isinstance(leaf, Tracer) else leaf
     spread = max(0.05, leaf.shape[-2] ** -0.5) if leaf.ndim > 1 else 0.5
@@ -193,7 +193,7 @@ def _parameter(leaf: Any, drawn: Draw) -> Any:
 
 
 def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
-    """What a loss closes over: itself where it is known, one stand-in for both programs where it is traced."""
+    """A value that a loss closes over: itself where it is concrete; where it is traced, one random stand-in for both programs."""
     if not isinstance(leaf, Tracer):
         return leaf
     return known.setdefault(id(leaf), _stand_in(leaf, drawn, 0))

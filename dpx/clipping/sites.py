@@ -22,8 +22,8 @@ class Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A parameter, or a part of it: what was taken of its leading axes, an index or a loop. `cut`: an index not yet squeezed.
-    `rests`: it is frozen, and may be read by anything."""
+    """A parameter, or a part of it. `taken`: what was taken along each of its leading axes, an index or the layers of a loop; `cut`: an
+    index whose axis is not squeezed yet. `rests`: it is frozen, so anything may read it."""
 
     path: str
     taken: tuple[int | Layer, ...] = ()
@@ -36,7 +36,7 @@ class Reference:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The loops that run along it; in any other around it, it is used in every round."""
+        """The loops that run along its axes; in all other loops around it, it is used in every round."""
         return tuple(entry.depth for entry in self.taken if isinstance(entry, Layer))
 
     def of(self, parameter: Any) -> Any:
@@ -46,10 +46,12 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """An op at one place of the program. `leaves`: what each is, None for one that is not trained; `loops`: lengths of those around.
+    """An op at one place of the program.
 
-    `shapes`: of the leaves as the op sees them; `record`: its shapes, the loops' axes first. `is_narrow`: whether the op rounds to less
-    than float32 anywhere on its way, though its record may be wider. `values`: what norms and sums need the value of, by leaf.
+    `shapes`: its leaves as the op sees them; `leaves`: the parameter that each of them is, None where it is not trained; `loops`: the
+    lengths of the loops around it, outermost first; `record`: the shapes of its record, the loops' axes first; `is_narrow`: whether
+    the op computes anything in less than float32, even if its record is wider; `values`: the parameters whose values its norms and
+    sums need, by leaf.
     """
 
     op: Op
@@ -81,7 +83,7 @@ def is_narrow(dtype: Any) -> bool:
 
 
 def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ...], units: int, known: tuple) -> Site:
-    """Raises `ConfigError` for an op that breaks its contract."""
+    """The site of `op`; raises `ConfigError` for an op whose shapes or types break the contract of `dpx.clipping.op.Op`."""
 
     def record_of(values, inputs):
         outputs, residuals = op.forward(values, inputs)

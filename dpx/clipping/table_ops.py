@@ -20,8 +20,8 @@ F32 = jnp.float32
 
 
 class Tie(NamedTuple):
-    """What `tied_lookup` hands on to `decode`. Nothing depends on it: that a table is both looked up and decoded is seen in the traced
-    loss, and the products between both are in the norm whether it arrives or not."""
+    """What `tied_lookup` hands on to `decode`. Nothing depends on it: the traced loss shows that a table is both looked up and decoded,
+    and the products between both are in the norm whether a `Tie` is passed or not."""
 
     id_BT: Any
     gathered_BMT: Any
@@ -82,8 +82,8 @@ def tied_lookup(table: Any, id_BT: Array, decoded: int, dtype: Any = F32) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Decode(Op):
-    """h @ table^T (+ bias) at M positions; logits float32 or wider. The table is a part of its own: where it is looked up as well, it
-    belongs with the embeddings.
+    """h @ table^T (+ bias) at M positions; logits float32 or wider. The table is a part of its own, because a table that is also looked up
+    is clipped with the embeddings.
     """
 
     norm_sees_all = True

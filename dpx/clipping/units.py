@@ -18,7 +18,7 @@ from dpx.declaration import require
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """`rows` R of each unit, and which rows are padding: they stand in no unit's loss."""
+    """`rows`: the number R of rows of each unit; `is_padding_B`: the rows that are left out of every unit's loss."""
 
     rows: int
     is_padding_B: Bool[Array, " B"]
@@ -40,7 +40,7 @@ class Units:
     def filled(self, batch: Any) -> Any:
         """`batch` with a copy of a real row of the same unit in place of each padding row (of any unit, where its own has none).
 
-        A copy's loss weighs zero, and what it computes is as finite as its unit: zero times it stays zero.
+        The copy's loss has weight zero. What it computes is finite wherever the copied row's is, so that zero times it is zero.
         """
         if self.rows == 1:
             return batch
@@ -56,5 +56,5 @@ class Units:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, self.rows, *leaf.shape[1:]).sum(1), real)
 
     def of_rows(self, values_U: Float[Array, " U"]) -> Float[Array, " B"]:
-        """Each row its unit's value; padding rows zero."""
+        """Each unit's value for every one of its rows; zero for padding rows."""
         return jnp.where(self.is_padding_B, 0, jnp.repeat(values_U, self.rows))
