@@ -47,7 +47,8 @@ def check(folder: Path) -> Ledger | None:
 
 
 def before_training(folder: Path) -> Ledger | None:
-    """As `check`, for a run that begins or goes on: without a ledger the folder must hold nothing of a run, or that would be forgotten."""
+    """As `check`, for a run that begins or goes on: also raises where there is no ledger but anything of a run in the folder, whose
+    charges would be forgotten."""
     held = [name for name, _, _ in _artefacts(folder)] + _keys(folder)
     if held and not (folder / LEDGER).is_file():
         raise _disagreement(folder, "is not there", held)
@@ -65,7 +66,7 @@ def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigErr
 
 
 def _keys(folder: Path) -> list[str]:
-    """Root secrets: one is drawn only after the ledger has been made."""
+    """Files of root secrets. Each is drawn after the ledger was made, so they show that there was one."""
     return [f"private/{path.name}" for path in sorted((folder / "private").glob("root_secret_*"))]
 
 
@@ -103,7 +104,8 @@ def _mark_of_checkpoint(path: Path) -> Mark | None:
 
 
 def _unmarked(ledger: Ledger, content: Any) -> str | None:
-    """Why an artefact without a mark does not follow from `ledger`: from before there were chains, a statement still lists its steps."""
+    """Why an artefact without a mark does not follow from `ledger`, in words; `None` where it may. A statement from before there were
+    chains still lists its steps."""
     if not ledger.was_unchained:
         return "is a chain, and that names no line of it"
     stated: Segments = (content or {}).get("ledger", {}).get(SEGMENTS, [])

@@ -41,10 +41,8 @@ class Calibrated:
 
 
 def calibrate(experiment: Experiment, size: int) -> Calibrated:
-    """Checks the claim against `size`, the counted number of what is drawn (rows, or units), and solves for the noise; raises
-    `ConfigError`.
-
-    Where nothing was counted yet `size` is the declared number.
+    """Checks the claim and solves for the noise. `size` is the counted number of what is drawn (rows, or units), or the declared one
+    where nothing was counted yet. Raises `ConfigError` for a claim that cannot stand.
     """
     batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
     if not experiment.is_private:
@@ -76,8 +74,8 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
 
 
 def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
-    """Raises `ConfigError` for a mechanism or a sampler from outside that says by none of `methods` itself what a step of it costs: another
-    draw or other noise under an inherited claim would be charged for what it is not."""
+    """Raises `ConfigError` for a mechanism or a sampler from outside that defines none of `methods` itself: with an inherited one its steps
+    would be charged as those of another draw or other noise."""
     kinds = [kind for kind in type(part).__mro__ if rests_on.package_of(kind) != packages.OWN]
     require(
         rests_on.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
@@ -88,7 +86,9 @@ def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
 
 
 def check_claim(experiment: Experiment, size: int) -> int:
-    """The public N of the claim: `data.declared_size` where given, and always under `add_remove`; and the canaries of an audit."""
+    """The public N of the claim: `data.declared_size`, which `add_remove` requires, or else `size`, plus the places of an audit's canaries.
+
+    Raises `ConfigError` for a size, a delta or a relation that the claim cannot have."""
     privacy, declared = experiment.privacy, experiment.data.declared_size
     require(
         privacy.adjacency != "add_remove" or declared is not None,

@@ -44,7 +44,7 @@ def not_covered(experiment: Experiment) -> list[str]:
 
 
 def _of_table(data: Data) -> list[str]:
-    """What is read of labelled rows without protection, and what a row of them is not."""
+    """Labelled rows that are read without protection, and what the protection of a row does not extend to."""
     source = data.source
     if not isinstance(source, Table):
         return []

@@ -39,7 +39,7 @@ def refuted(verdict: dict[str, Any] | None) -> list[str]:
 
 
 def chosen_late(entered: Ledger | None) -> list[str]:
-    """Why a composition stands on nothing: parts of the plan that were chosen when results had been seen."""
+    """Why a composition is not proved: parts of the plan that were chosen after results had been seen."""
     names = entered.chosen_after_results if entered is not None else []
     why = "composition of releases that are chosen so is proved under a budget declared beforehand alone (Rogers et al. 2016)"
     return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []

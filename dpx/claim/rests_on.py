@@ -61,7 +61,7 @@ def of_guarantee(said: str) -> tuple[str, ...] | None:
 
 
 def words(by: tuple[str, ...]) -> list[str]:
-    """Why an epsilon is no bound of dpx's, in one sentence; none where `by` is."""
+    """Why an epsilon is no bound that dpx has proved, in one sentence; empty where `by` is empty."""
     named = " and ".join(f"{name} {packages.version_of(name)}" for name in by)
     return [f"the word of {named}: code that the claim rests on, and that dpx has neither proved nor tested"] if by else []
 
@@ -95,7 +95,7 @@ def _parts(value: Any, key: str) -> Iterator[Part]:
 
 
 def package_of(kind: type) -> str:
-    """The top-level name of the code that `kind` is of. What merely says that it is dpx's, and does not stand there, is not."""
+    """The top-level package that `kind` is defined in; "unknown" for a class that names a module of dpx but is not found there."""
     root = kind.__module__.partition(".")[0]
     looked_up: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):

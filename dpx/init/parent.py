@@ -104,7 +104,7 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
 
 
 def _copied(asked: str, init: FromRun, release: Path) -> Parent:
-    """A run of which only what it released is there."""
+    """A run of which only a copy of its `release/` is there."""
     require(init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Leave it out, or name the run's folder")
     place = _released(asked, release)
     require((release / "privacy.json").is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
@@ -144,7 +144,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
 
 
 def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:
-    """What its weights are of."""
+    """What its weights belong to: model, task, trained part and vocabulary size."""
     return declared.model, declared.task, declared.train, declared.model.vocabulary_size or declared.data.vocabulary.size
 
 
@@ -169,7 +169,7 @@ def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
 
 
 def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document: dict[str, Any]) -> list[str]:
-    """Why the parent has no guarantee: found again from its parts, beside what it stated."""
+    """Why the parent has no guarantee: what its parts show, and what its statement says."""
     manifest = known[0] if known else None
     reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
     began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]

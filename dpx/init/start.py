@@ -27,7 +27,7 @@ ADAPTERS = "layers/lora/"
 
 @dataclasses.dataclass(frozen=True)
 class Receiver:
-    """Of the run that starts from them, what its starting parameters must fit. `vocabulary_size`: rows of its word table."""
+    """What the starting parameters of a run must fit. `vocabulary_size`: the number of rows of its word table."""
 
     model: AnyModel
     task: Task
@@ -153,7 +153,7 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
 
 
 def _require_trained(taken: Taken, train: Trained) -> None:
-    """What was made new is random: where it rests, what is learnt would be read out by random numbers."""
+    """Raises `ConfigError` where a parameter that is made new, so random, would rest: the model would be read out by random numbers."""
     resting = [path for path in taken.made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
     require(not resting, f"train={train.kind}", f"{', '.join(resting[:2])} would be made new, and rest as it was drawn", fix)
@@ -178,7 +178,7 @@ def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) ->
 
 
 def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str) -> None:
-    """What a model computes of its parameters, where their shapes do not tell it."""
+    """Raises `ConfigError` where two models of the same shapes compute something else from their parameters."""
     for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset"):
         one, other = getattr(theirs, name, None), getattr(model, name, None)
         require(one == other, f"model.{name}={other}", f"{asked} is of a model with {one}", f"Use {named}, or other weights")
@@ -233,6 +233,6 @@ def _is_apart(other: Store | None, store: Store) -> bool:
 
 
 def same_weights(origins: Iterable[Origin], noted: Iterable[Origin]) -> bool:
-    """Whether a run that begins once more reads the weights that its ledger says it began from."""
+    """Whether a run that is started again reads the same weights that its ledger notes it began from."""
     known = {(origin.identity, origin.weights) for origin in noted if origin.weights}
     return all((origin.identity, origin.weights) in known for origin in origins if origin.weights)

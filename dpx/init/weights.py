@@ -1,4 +1,4 @@
-"""Starting parameters as they lie on disk: read to the host, held against the model's shapes and against what they say of themselves.
+"""Starting parameters as they lie on disk: read to the host, and checked against the model's shapes and the checksums they carry.
 
 Released weights carry a checksum of each parameter and the names of those that were trained (`facts`), so that a damaged copy is found, and
 so is a file that holds another run's weights under the name of public ones. A parameter that was changed by a bit is not.
@@ -52,7 +52,8 @@ def checksum(leaves: Leaves) -> str:
 
 
 def facts(params: Any, trained: Iterable[str]) -> dict[str, Any]:
-    """What released weights say of themselves; `trained` names the leaves that the run's noise went into. Constants name no run."""
+    """The checksums that released weights carry, and the paths of `trained` leaves among them. A leaf of one constant is not listed as
+    trained: it would identify no run."""
     leaves = by_path(params)
     telling = [path for path in sorted(trained) if path in leaves and leaves[path].size and np.ptp(leaves[path]) > 0]
     return {"weights": checksums(leaves), "trained": telling}
@@ -78,7 +79,7 @@ def require_shapes(place: str, expected: Shapes, given: Mapping[str, tuple[tuple
 
 
 def require_finite(place: str, leaves: Leaves) -> None:
-    """Raises `ConfigError` naming the first parameter that holds no number somewhere."""
+    """Raises `ConfigError` naming the first parameter that holds a value that is not finite."""
     for path, leaf in sorted(leaves.items()):
         require(bool(np.isfinite(leaf).all()), place, f"holds values of {path} that are not finite", "Give other weights")
 

@@ -1,8 +1,8 @@
-"""What a clip is: a norm, the weights that hold examples to it, and what it carries from step to step. It is part of the claim; how the
-clipped sum is computed is `clipping`.
+"""What a clip is: a norm, the weights that hold examples to it, and its state from step to step. It is part of the claim; how the clipped
+sum is computed is declared as `clipping`.
 
-A clip answers for itself: `weights` under jit, `initial_state`, `in_force`, `draw` and `next_clipping_norm` where the norm moves, `release`
-for the ledger, `released`, `releases` and `explanation` for what is shown. All but the weights stand here for a norm that stays.
+A clip gives `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that moves; `release` for the
+ledger; `released`, `releases` and `explanation` for what is shown. `Clip` implements all but the weights, for a norm that stays.
 
 Shape legend: B examples, K groups of parameters clipped apart.
 """
@@ -60,11 +60,11 @@ class Clip:
         return {}
 
     def releases(self) -> list[str]:
-        """What a run gives away of the clip under its claim, in words."""
+        """What the run publishes of the clip, paid for by its claim, in words."""
         return []
 
     def explanation(self) -> str:
-        """What gradients are held to, in words."""
+        """The norm that gradients are clipped to, in words."""
         return f"norm {self.clipping_norm:.4g}"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`mechanism=discrete_gaussian`: integer sums and integer noise, which have no low-order bits to tell anything.
+"""`mechanism=discrete_gaussian`: integer sums and integer noise, which have no low-order bits that could leak anything.
 
 Each microbatch's clipped sum is rounded to the grid, coordinate by coordinate, and is an exact integer from there on: integers add up over
 microbatches and devices in any order. An example lies in one microbatch, whichever the device, so it reaches one rounded sum: before
@@ -20,7 +20,7 @@ from dpx.mechanism.exact_draws import discrete_gaussian
 from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
 from dpx.randomness import RootSecret
 
-# Clamped coordinates are no further apart than before, and conversion to int32 is defined for them.
+# Clamping moves no two coordinates further apart, and makes the conversion to int32 well defined.
 LARGEST = 2.0**30
 
 
@@ -107,7 +107,7 @@ class DiscreteGaussian(Mechanism):
         return to_grid(total, self.spacing(clipping_norm))
 
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
-        """`deviation` is not needed: the integers were drawn with theirs, which holds the grid's part of the sensitivity too."""
+        """`deviation` is not used: the integers were drawn with a deviation that includes the grid's share of the sensitivity."""
         return NoisySum(*with_grid_noise(total, drawn, self.spacing(clipping_norm)), state)
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What a mechanism is: one declaration that says everything of itself, in one file (`dpx.mechanism.dp_sgd` is the plainest).
+"""What a mechanism is: one declaration in one file (`dpx.mechanism.dp_sgd` is the simplest).
 
-The step, the loop, calibration, the plan and the statement ask these questions of whichever mechanism a config names; none of them knows
-which ones there are. A new mechanism is a file like those, a YAML that names its class, and a test. In the order in which a run asks:
+The step, the loop, calibration, the plan and the statement call these methods of whichever mechanism a config names; none of them knows
+which ones there are. A new mechanism is such a file, a YAML that names its class, and a test. In the order in which a run calls them:
 
 1. `check`, `release`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
 2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
@@ -58,8 +58,8 @@ class NoisySum(NamedTuple):
 
 
 class Mechanism:
-    """The questions, answered for float32 noise without a memory wherever most mechanisms answer alike; `release`, `draw` and
-    `noisy_sum` each answers for itself."""
+    """The base of every mechanism. Its defaults are right for float32 noise that is independent from step to step; every private mechanism
+    gives its own `release`, `draw` and `noisy_sum`."""
 
     if TYPE_CHECKING:
 
@@ -78,18 +78,19 @@ class Mechanism:
         """Raises `ConfigError` for what the proof does not cover."""
 
     def release(self) -> dict[str, Any]:
-        """The fields of a ledger entry that are the mechanism's (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise.
+        """The mechanism's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise.
 
-        Every private mechanism says this for itself: a claim is not inherited.
+        Every private mechanism defines this itself, since a claim is not inherited: raises `ConfigError` where it does not.
         """
         reason = "does not say what a step of it costs: it has no release"
         raise ConfigError(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it release() (dpx/docs/extending.md)")
 
     def event(self, noise_multiplier: float, adjacency: str) -> "DpEvent | None":
-        """The dp-accounting event of one step in which every example takes part, between neighbours under `adjacency`, of whom one example
-        differs: it moves the clipped sum by the clipping norm at most, or by twice that under `replace_one`.
+        """The dp-accounting event of one step in which every example takes part, between neighbours under `adjacency` that differ in one
+        example, which moves the clipped sum by at most the clipping norm, or by twice that under `replace_one`.
 
-        `None` for the distributions that `release` can name. An event of its own is its package's word, composed and never checked here.
+        `None` for the distributions that `release` can name. An event given here is composed as it is and not checked: the claim then
+        rests on the word of the mechanism's package.
         """
         return None
 

@@ -1,7 +1,8 @@
-"""Loss and accuracy that may be seen: sums over a step's examples, each held to a range, released with noise beside the gradient's sum.
+"""Loss and accuracy that may be published: sums over a step's examples, each clamped to a range, released with noise beside the gradients.
 
-An example's loss, held to 0..L, and its accuracy in 0..1 are centred: it moves their sums by L/2 and 1/2 at most, an example that is
-missing or not finite by nothing. Each sum gets noise of sqrt(2) z over its sensitivity, so both together have noise multiplier z.
+An example's loss, clamped to 0..L, and its accuracy in 0..1 are centred, so an example moves their sums by L/2 and 1/2 at most, and one
+that is missing or not finite does not move them. Each sum gets noise of deviation sqrt(2) z times its sensitivity, so that both together
+have noise multiplier z.
 
 Shape legend: B examples.
 """
@@ -21,7 +22,7 @@ def count_name(value: str) -> str:
 
 
 class Telemetry:
-    """What is measured while training, where none of it is released."""
+    """The base of every telemetry: nothing that is measured while training is released."""
 
     is_released: ClassVar[bool] = False
 
@@ -46,7 +47,7 @@ class Telemetry:
         return {"telemetry_noise_multiplier": None}
 
     def releases(self) -> list[str]:
-        """What a run gives away by it under its claim, in words."""
+        """What the run publishes by it, paid for by its claim, in words."""
         return []
 
 
@@ -59,7 +60,7 @@ class SecretTelemetry(Telemetry):
 
 @declaration
 class ReleasedTelemetry(Telemetry):
-    """Each step also releases its mean loss (each example's held to 0..`loss_limit`) and its mean accuracy, with noise.
+    """Each step also releases its mean loss (each example's clamped to 0..`loss_limit`) and its mean accuracy, with noise.
 
     `noise_multiplier` is that of both values together, over their joint sensitivity (`dpx.mechanism.telemetry`).
     """

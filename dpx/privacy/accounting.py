@@ -92,7 +92,8 @@ class _Losses(pld.PLDAccountant):
         return min(1.0, bound + self._allowed(bound))
 
     def _allowed(self, delta: float) -> float:
-        # Below a thousandth of delta it moves epsilon by less than a grid does, and anyone can recompute the statement to the last digit.
+        # A margin below a thousandth of delta moves epsilon by less than the grid does; without it anyone can recompute a statement to
+        # its last digit.
         return self._margin if self._margin > 1e-3 * delta else 0.0
 
 
@@ -106,7 +107,7 @@ _SAMPLED = (
 
 
 def _is_noisy(event: Any) -> bool:
-    """Whether the losses are those of a Gaussian, drawn with some probability; dp-accounting has branches of its own for the rest."""
+    """Whether it is a sampled Gaussian release with noise; dp-accounting has branches of its own for everything else."""
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return event.standard_deviation > 0 and any(event.sensitivities)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -176,7 +177,7 @@ def compose(
 
 
 def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:
-    """Raises `ConfigError` for an event that a package gave and the accountant has no bound for."""
+    """Raises `ConfigError` where the accountant has no bound for an event that a package gave."""
     event, relation = events.composed(charges, adjacency, accountant), events.RELATION[adjacency]
     known = (pld.PLDAccountant(relation) if accountant == "pld" else rdp.RdpAccountant(neighboring_relation=relation)).supports(event)
     if not known:
@@ -302,5 +303,5 @@ def quiet() -> Iterator[None]:
 
 
 def finite(value: float) -> float | None:
-    """JSON has no infinity: `None` says that no finite bound was found."""
+    """`value` for JSON, which has no infinity: `None` where no finite bound was found."""
     return value if math.isfinite(value) else None

@@ -53,7 +53,7 @@ class Filter:
 
     @property
     def accountant(self) -> str:
-        """Under which name its epsilon is stated."""
+        """The name under which its epsilon is stated."""
         return "rdp" if self.kind == "renyi" else "zcdp"
 
     @property
@@ -65,7 +65,7 @@ class Filter:
         return renyi_limit(self.epsilon, self.delta, self.order)
 
     def cost(self, charges: Charges) -> float:
-        """What `charges` take of `limit`; raises `ConfigError` where they have no such cost. Costs add up."""
+        """How much of `limit` the `charges` use; costs add up. Raises `ConfigError` where they have no such cost."""
         if not charges:
             return 0.0
         if self.kind == "zcdp":

@@ -124,7 +124,7 @@ class Ledger:
         )
 
     def note_origins(self, origins: Iterable[Origin]) -> None:
-        """Notes where the starting parameters come from, or what is worse about it than was known; on disk when this returns."""
+        """Notes origins of the starting parameters that are new, or about which something worse is known; on disk when this returns."""
         worse = [origin for origin in merged(self.origins, origins) if origin not in self.origins]
         if worse:
             self._add(*({"from": origin.as_line()} for origin in worse))
@@ -156,7 +156,7 @@ class Ledger:
 
     @property
     def data(self) -> list[str | None]:
-        """Checksums of the prepared data that its steps, inherited ones included, drew from; `None` stands for some that nobody knows."""
+        """Checksums of the prepared data that its steps, inherited ones included, drew from; `None` stands for unknown data."""
         own = [epoch.fingerprint.get("data") for epoch in self.epochs] or [None]
         return list(dict.fromkeys([*own, *self._inherited_data, *([None] if self.was_unchained else [])]))
 
@@ -269,7 +269,7 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
 
 
 def _of_package(segment: dict[str, Any]) -> Release:
-    """A step whose whole event a package gave, for one example; the ledger holds it, so that the package need not be there."""
+    """The charge of a step whose whole event a package gave, for one example; the ledger holds the event, so the package is not needed."""
     require(
         rows_clipped_apart(segment) == 1 and all(segment.get(name) is None for name in AUXILIARY),
         f"the event that {segment.get('by')} gives",

@@ -19,7 +19,7 @@ FINENESS = 1 / 6
 
 # Points of one privacy loss distribution: eight bytes each, a few tens of them alive while composing.
 POINTS_MAX = 1_000_000
-# Points of one step, each of them inverted on its own: 3 s in all. A mixture is inverted numerically, 12 s for 100,000.
+# Points of one step, each computed on its own: 3 s in all. A mixture's are found numerically, 12 s for 100,000.
 STEP_POINTS_MAX = {"poisson": 250_000, "group": 100_000}
 
 SKETCH_POINTS = 5_000
@@ -105,7 +105,7 @@ def _joined(release: Release, count: int) -> tuple[Release, int]:
 
 
 def _seen(release: Release, count: int, adjacency: str) -> tuple[float, float, int]:
-    """Reach and variance of one step's loss, and how many of them are composed."""
+    """Reach and variance of one step's privacy loss, and the number of such steps composed."""
     one, times = _joined(release, count)
     rows = one.rows_per_unit if one.kind == "group" else 1
     sigma = one.noise_multiplier / (2 if adjacency == "replace_one" else 1)
@@ -114,7 +114,8 @@ def _seen(release: Release, count: int, adjacency: str) -> tuple[float, float, i
 
 
 def _reach_when_truncated(release: Release) -> float:
-    """A full batch replaces a row, at twice the sensitivity and the rate of a row in full batches (as dp-accounting composes it)."""
+    """The reach of a step whose batch is full: there a row replaces another one, at twice the sensitivity and at the rate of a row in
+    full batches, as dp-accounting composes it. 0 for other samplers."""
     size, cap, q = release.size, release.cap, release.sampling_probability
     if release.kind != "truncated_poisson" or size is None or cap is None or cap >= size:
         return 0.0
@@ -125,7 +126,8 @@ def _reach_when_truncated(release: Release) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _loss(sigma: float, q: float, rows: int) -> tuple[float, float]:
-    """Between which losses one step's lie, and their variance: `j` of a unit's rows are drawn, with chances `w`, and shift the sum by j."""
+    """The width of the interval that holds one step's privacy losses, and their variance; `j` of a unit's `rows` are drawn with binomial
+    `weights` and shift the sum by j."""
     j = np.arange(rows + 1.0)
     with np.errstate(all="ignore"):
         logs = binom.logpmf(j, rows, q)
@@ -142,7 +144,7 @@ def _loss(sigma: float, q: float, rows: int) -> tuple[float, float]:
 
 
 def _width(reach: float, variance: float, total: int) -> float:
-    """Between which losses a composition's lie, as dp-accounting cuts it."""
+    """The width of the interval that holds a composition's privacy losses, as dp-accounting truncates it."""
     if total == 1:
         return reach
     order = min(_ORDERS[1] / reach, max(_ORDERS[0] / reach, math.sqrt(2 * _LOG_CUT / variance)))

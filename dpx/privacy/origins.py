@@ -16,7 +16,7 @@ from dpx.privacy.declarations import Privacy
 from dpx.privacy.segments import SEGMENTS, join
 
 Relation = Literal["same", "overlapping", "unknown", "disjoint"]
-# From what is composed for certain to what is not.
+# All but the last are composed with the run's own charges.
 _WORST_FIRST: tuple[Relation, ...] = ("unknown", "overlapping", "same", "disjoint")
 
 WORDS = {
@@ -72,7 +72,7 @@ class Origin:
         return json.loads(json.dumps(line))
 
     def as_released(self) -> dict[str, Any]:
-        """As a statement holds it: nothing that tells of the data."""
+        """As a statement holds it, without checksums of the data."""
         line = self.as_line()
         if self.kind == "file":
             word = "the user's word that nothing of the protected data went into it" if self.provenance == "public" else None
@@ -82,12 +82,12 @@ class Origin:
 
 
 def of_line(line: dict[str, Any]) -> Origin:
-    """What `as_line` was of."""
+    """The origin that `as_line` wrote."""
     return Origin(**{"segments" if name == SEGMENTS else name: value for name, value in line.items()})
 
 
 def of_released(node: dict[str, Any]) -> Origin:
-    """What `as_released` was of, for a run that knows no more of it: its data may be any."""
+    """The origin that `as_released` wrote, for a run that knows nothing else about it: its data counts as unknown."""
     names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "against", "data", "is_checked"} | {SEGMENTS}
     return of_line({name: value for name, value in node.items() if name in names})
 
@@ -135,7 +135,7 @@ def reasons(origins: Iterable[Origin]) -> list[str]:
 
 
 def assumptions(origins: Iterable[Origin]) -> list[str]:
-    """What must hold for the claim of a run that starts from `origins`."""
+    """What must be true for the claim of a run that starts from `origins` to hold, in sentences."""
     premises = []
     for origin in origins:
         if origin.kind == "file":
@@ -174,7 +174,7 @@ def in_words(released: dict[str, Any]) -> str:
 
 
 def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
-    """What one protected unit is, as far as two runs must agree on it to be charged together."""
+    """What one protected unit is: two runs must agree on all of it to be charged together."""
     source = dataclasses.asdict(data)["source"]
     names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
     # What of another package's source tells documents apart is not known here, so all of it must agree.

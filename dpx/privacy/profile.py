@@ -16,7 +16,8 @@ SMALLEST_DELTA = 1e-10
 
 
 class Profile:
-    """delta(eps) of `composed` on a grid that ends where delta falls below `SMALLEST_DELTA`. Every value errs to the attacker's side."""
+    """delta(eps) of `composed` on a grid of epsilons that ends where delta falls below `SMALLEST_DELTA`. Whatever is read from it errs in
+    the attacker's favour."""
 
     def __init__(self, composed: Composition, points: int = 200):
         end = 1.0
@@ -31,7 +32,7 @@ class Profile:
         return float(self.deltas[0])
 
     def type_two_error(self, alpha: float) -> float:
-        """f(alpha), from below: supporting lines of the grid's epsilons."""
+        """A lower bound on f(alpha): the maximum of the supporting lines at the grid's epsilons."""
         lines = np.concatenate(
             [1 - self.deltas - np.exp(np.minimum(self.epsilons, 700)) * alpha, np.exp(-self.epsilons) * (1 - self.deltas - alpha)]
         )

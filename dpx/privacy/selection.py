@@ -47,7 +47,9 @@ def draw(mean: float | int, shape: float | int) -> int:
 
 
 def quantile(uniform: float, mean: float, shape: float) -> int:
-    """The smallest number whose distribution function is above `uniform`, in [0, 1)."""
+    """The smallest number of repetitions whose distribution function is above `uniform`, a number in [0, 1).
+
+    Raises `ConfigError` for a mean below 1 and for a `uniform` outside [0, 1)."""
     require(mean >= 1, f"mean={mean}", "a search has a trial on average", "Use 1 or more")
     require(0 <= uniform < 1, f"uniform={uniform}", "not a probability below 1", "Draw from [0, 1)")
     number, probability, ratio = _first(mean, shape)

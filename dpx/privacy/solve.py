@@ -1,4 +1,4 @@
-"""The smallest noise multiplier that keeps a target: bracketed by cheap bounds, never above the target."""
+"""The smallest noise multiplier whose epsilon is at most a target: bracketed by cheap bounds, and never below it."""
 
 import functools
 import math
@@ -54,7 +54,7 @@ def solve(
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
     require(bool(charges), "stages=[]", "no step is charged", "Give at least one stage")
     accounting.check_delta(delta, accountant)
-    # What has no bound is refused before anything is solved for.
+    # Raises for charges without a bound before anything is solved.
     events.composed(charges, adjacency, accountant)
     question = {
         "charges": [[repr(release), count] for release, count in events.merge(charges)],
@@ -128,7 +128,7 @@ def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -
 
 
 def _by_losses(coarse: Spent, fine: Spent, target: Real, guess: float) -> float:
-    """A coarse grid finds the place (its answer is never too small), the run's own grid, at each noise its own, the value."""
+    """A coarse grid, whose answer is never too small, brackets the noise; the grids that statements use, one for each noise, refine it."""
     upper = _refine(coarse, target, *_bracket(coarse, target, guess, 1.1), tolerance=1e-3)
     return _refine(fine, target, *_bracket(fine, target, upper, 1.003))
 

@@ -16,7 +16,7 @@ IN_PASSES = ("shuffled", "deterministic", "balls_in_bins")
 
 
 def steps_per_pass(sampling_probability: float) -> int:
-    """ceil(1/q), unharmed by the last bits of q = B/N."""
+    """ceil(1/q), whatever the last bits of q = B/N are rounded to."""
     return math.ceil(1 / sampling_probability * (1 - 1e-12))
 
 

@@ -22,7 +22,8 @@ Assumed = Literal["poisson"] | None
 
 
 class Sampler:
-    """The questions, answered where most samplers answer alike. N counts what is drawn (rows, or units), q = B/N, B the expected batch."""
+    """The base of every sampler, with the defaults most of them share. N counts what is drawn (rows, or units), B is the expected batch
+    size, q = B/N."""
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -38,7 +39,7 @@ class Sampler:
     depends_on_size: ClassVar[bool] = False
     # Whether its bounds are proved for integer noise too.
     covers_integer_noise: ClassVar[bool] = True
-    # Who takes part, in words, of a `{drawn}`.
+    # Who takes part in a step, in words; `{drawn}` stands for what is drawn.
     explanation: ClassVar[str]
 
     @property
@@ -64,13 +65,14 @@ class Sampler:
     def event(self, noisy: "DpEvent", size: int, batch: int, adjacency: str) -> "DpEvent | None":
         """The dp-accounting event of one whole step at N and B, where `noisy` is that of a step in which every example takes part.
 
-        `None` where `release` names a kind that the table of events knows; of a mechanism's own event that is not enough.
+        `None` where `release` names a kind that the table of events knows. For a mechanism with an event of its own only Poisson sampling
+        is known there (`dpx.claim.calibration`).
         """
         return None
 
 
 def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0) -> np.ndarray:
-    """`sampler.draw`, for a probability that is one; raises `ConfigError` for any other."""
+    """`sampler.draw`; raises `ConfigError` for a sampling probability outside 0..1."""
     require(
         0 <= sampling_probability <= 1,
         f"q={sampling_probability}",
