@@ -23,7 +23,6 @@ from dpx.clipping.units import Units
 
 def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
     """See `dpx.clipped_sum`. Clipping per layer, narrow types, or a non-finite example make the second pass weigh op by op instead."""
-    params = program.params
     per_layer = getattr(weights, "per_layer", False)
     by_path = program.by_path()
 
@@ -34,7 +33,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> C
         return program(kind, dict(zip(program.sites, probes, strict=True)), sums)
 
     probes = [_zeros(site.record if kind(site) == "joint" else _norm_shapes(site, by_path)) for site in program.sites]
-    losses_B, backward, counts = jax.vjp(losses, zero_sums(params), probes, has_aux=True)
+    losses_B, backward, counts = jax.vjp(losses, zero_sums(program.params), probes, has_aux=True)
     _, records = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
     records = dict(zip(program.sites, records, strict=True))
     losses_B, counts = units.summed((losses_B, counts))
@@ -52,7 +51,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> C
         def total(sums: Any) -> Any:
             return units.summed(program(lambda _: "weighted", parts, sums)[0]).sum()
 
-        return jax.grad(total)(zero_sums(params))
+        return jax.grad(total)(zero_sums(program.params))
 
     # A second pass in bfloat16 would round the weighted cotangents anew: up to 0.3 % beyond the clipping norm.
     if program.is_narrow or per_layer:

@@ -130,13 +130,9 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
 
     def together(params: Any, frozen: Any, batch: Any, consts: Any, cotangent_B: Any) -> _Together:
         losses_B, own, squares, total = unclipped(program, norms, cotangent_B, (params, frozen, batch, consts))
+        own = [jnp.stack([square.sum(tuple(range(square.ndim - 1))) for square in of_site]) for of_site in own]
         norms_U = jnp.sqrt(jnp.maximum(sum(entry.total_B for entry in squares), 0))
-        return _Together(
-            [jnp.stack([square.sum(tuple(range(square.ndim - 1))) for square in of_site]) for of_site in own],
-            norms_U,
-            losses_B.reshape(-1, rows).sum(1),
-            total,
-        )
+        return _Together(own, norms_U, losses_B.reshape(-1, rows).sum(1), total)
 
     def alone(params: Any, frozen: Any, row: Any, consts: Any) -> Any:
         run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))

@@ -55,12 +55,9 @@ class Banded(Mechanism):
             f"a row may come back while mechanism.bands={self.bands} steps share its noise",
             f"Use sampler.cycle={self.bands} or more",
         )
-        for is_refused, value in (
-            (declared.clip.is_adaptive, f"clip={declared.clip.kind}"),
-            (declared.telemetry.is_released, "telemetry=released"),
-        ):
-            reason = "the joint release with correlated noise is not proved here"
-            require(not is_refused, f"mechanism=banded, {value}", reason, "Leave one of them out")
+        reason, fix = "the joint release with correlated noise is not proved here", "Leave one of them out"
+        require(not declared.clip.is_adaptive, f"mechanism=banded, clip={declared.clip.kind}", reason, fix)
+        require(not declared.telemetry.is_released, "mechanism=banded, telemetry=released", reason, fix)
 
     def release(self) -> dict[str, Any]:
         """Gaussian: columns of C have norm 1, so what a row adds to C x is held to the clipping norm."""
