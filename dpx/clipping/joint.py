@@ -132,7 +132,7 @@ def _check_read(program: Program, uses: Uses) -> None:
 def _check_rules(path: str, uses: list[Reading]) -> None:
     for use in uses:
         site = use.part.site
-        if use.name not in jax.eval_shape(site.op.gradients, *_static(site)):
+        if use.name not in jax.eval_shape(site.over_loops(partial(site.op.gradients, site.shapes)), site.record):
             names = sorted({other.part.site.op.name for other in uses})
             how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} again and again, or in part"
             raise ConfigError(path, f"{how}, and {site.op.name} has no rule for the products between uses", ELSEWHERE)
@@ -158,12 +158,6 @@ def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tup
     for (path, _), uses in norms.shared.items():
         squared.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(uses[0].reference)))
     return squared
-
-
-def _static(site: Site) -> tuple[Any, Any]:
-    """The shapes of an op's leaves, and those of its record in one round of the loops around it."""
-    inner = len(site.loops)
-    return site.shapes, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[inner:], leaf.dtype), site.record)
 
 
 def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:

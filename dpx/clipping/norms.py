@@ -69,18 +69,16 @@ def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Fl
     `strip(start, end, *arrays)` gives rows start to end of each product, from column start on; `arrays` are [B,T,...].
     """
 
-    def cut(count: int) -> Callable[..., tuple[Array, ...]]:
+    def cut(count: int, *arrays: Array) -> tuple[Array, ...]:
         edges = [round(i * T / count) for i in range(count + 1)]
-
-        def summed(*arrays: Array) -> tuple[Array, ...]:
-            by_strip = [strip(start, end, *arrays) for start, end in zip(edges[:-1], edges[1:], strict=True)]
-            return tuple(sum(map(_counted_twice, strips[1:]), _counted_twice(strips[0])) for strips in zip(*by_strip, strict=True))
-
-        return summed
+        by_strip = [strip(start, end, *arrays) for start, end in zip(edges[:-1], edges[1:], strict=True)]
+        return tuple(sum(map(_counted_twice, strips[1:]), _counted_twice(strips[0])) for strips in zip(*by_strip, strict=True))
 
     T = arrays[0].shape[1]
     count, on_cpu = (1, 1) if whole else (blocks(T), blocks_on_cpu(T))
-    return cut(count)(*arrays) if count == on_cpu else jax.lax.platform_dependent(*arrays, cpu=cut(on_cpu), default=cut(count))
+    if count == on_cpu:
+        return cut(count, *arrays)
+    return jax.lax.platform_dependent(*arrays, cpu=functools.partial(cut, on_cpu), default=functools.partial(cut, count))
 
 
 def _counted_twice(strip_Bij: Array) -> Float[Array, " B"]:

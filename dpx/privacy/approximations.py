@@ -14,13 +14,9 @@ from dpx.privacy.events import Release
 
 def gdp_clt_mu(charges: Charges) -> float:
     """The limit's Gaussian-DP parameter; infinite where exp(1/sigma^2) overflows."""
-    squares = []
-    for release, count in charges:
-        exponent = release.noise_multiplier**-2
-        if exponent > 700:
-            return math.inf
-        squares.append(count * release.sampling_probability**2 * math.expm1(exponent))
-    return math.sqrt(math.fsum(squares))
+    if any(release.noise_multiplier**-2 > 700 for release, _ in charges):
+        return math.inf
+    return math.sqrt(math.fsum(n * release.sampling_probability**2 * math.expm1(release.noise_multiplier**-2) for release, n in charges))
 
 
 def gdp_clt_epsilon(charges: Charges, delta: Real) -> float:
