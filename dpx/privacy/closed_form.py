@@ -32,10 +32,12 @@ def epsilon(mu: float, target_delta: float) -> float:
 
 def mu(target_epsilon: float | int, target_delta: float) -> float:
     """Largest mu with `delta(mu, target_epsilon) <= target_delta`, rounded down in its last digits."""
-    low, high = 1e-9, 1.0
+    low, high, tolerance = 1e-9, 1.0, 1e-13
+    while delta(low, target_epsilon) > target_delta:
+        low, tolerance = low * 1e-6, tolerance * 1e-6
     while delta(high, target_epsilon) < target_delta:
         high *= 2
-    return root(lambda value: delta(value, target_epsilon) - target_delta, low, high, 1e-13) * (1 - 1e-10)
+    return root(lambda value: delta(value, target_epsilon) - target_delta, low, high, tolerance) * (1 - 1e-10)
 
 
 def type_two_error(mu: float, alpha: float) -> float:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from dpx.privacy import closed_form
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
 from dpx.privacy.profile import Profile
@@ -36,3 +37,10 @@ def test_the_curve_is_decreasing_and_convex():
     values = np.array([profile.type_two_error(alpha) for alpha in np.linspace(0, 1, 41)])
     assert (np.diff(values) <= 1e-12).all() and (np.diff(values, 2) >= -1e-9).all() and values[-1] == 0
     assert profile.true_positive_rate(0.01) - 0.01 <= profile.advantage
+
+
+@pytest.mark.parametrize("q", [1e-9, 1e-8, 1e-6])
+def test_a_step_that_tells_next_to_nothing_has_a_gaussian_parameter(q):
+    profile = Profile(compose([(Release(noise_multiplier=2.0, sampling_probability=q), 1)]))
+    mu = profile.gdp_parameter()
+    assert closed_form.delta(mu, 0.0) == pytest.approx(profile.advantage, rel=1e-3)
