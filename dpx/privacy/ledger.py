@@ -72,6 +72,8 @@ class Ledger:
         self._known: set[tuple[str, int, LedgerEntry]] = set()
         old = _lines_without_chain(self.path)
         self._chain = Chain(self.path, {"ledger": FORMAT}) if old is None else None
+        if self._chain:
+            _require_format(self.path, self._chain.first.get("ledger"), FORMAT)
         self.identity = self._chain.name if self._chain else str(old[0]["ledger"]) if old else ""
         self._read(self._chain.lines if self._chain else old[1:] if old else [])
 
@@ -240,9 +242,12 @@ def _lines_without_chain(path: Path) -> list[Any] | None:
         lines = [json.loads(line) for line in whole]
     except ValueError as error:
         raise ConfigError(path, "is not a ledger, or was changed by hand", "Restore the file") from error
-    known = lines[0].get("format") == 1
-    require(known, path, f"is in format {lines[0].get('format')}, not 1 or {FORMAT}", "Use the version of dpx that wrote it")
+    _require_format(path, lines[0].get("format"), 1)
     return lines
+
+
+def _require_format(path: Path, found: Any, known: int) -> None:
+    require(found == known, path, f"is in format {found}, not 1 or {FORMAT}", "Use the version of dpx that wrote it")
 
 
 def releases(segments: Segments) -> list[tuple[Release, int]]:

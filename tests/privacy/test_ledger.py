@@ -13,6 +13,7 @@ from dpx.claim import agreement
 from dpx.declaration import ConfigError
 from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
+from dpx.privacy.chain import Chain
 from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
 
 from .unchained import unchain
@@ -80,6 +81,13 @@ def test_a_torn_tail_is_dropped_and_written_over(tmp_path, lost):
 def test_what_is_no_ledger_is_refused(tmp_path, text):
     (tmp_path / "ledger").write_text(text)
     with pytest.raises(ConfigError):
+        Ledger(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("facts", [{"ledger": 3}, {"trials": 1}])
+def test_a_chain_of_another_format_is_no_ledger(tmp_path, facts):
+    Chain(tmp_path / "ledger", facts).close()
+    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 1 or 2"):
         Ledger(tmp_path / "ledger")
 
 
