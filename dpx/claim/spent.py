@@ -30,7 +30,7 @@ class Spent:
         self.accountants = list(self._composed)
 
     def epsilon(self, accountant: str, delta: float | None = None) -> float | None:
-        """`None` where no finite bound is known."""
+        """Epsilon at `delta`, by default the declared one; `None` where no finite bound is known."""
         delta = self._delta if delta is None else delta
         if not self._charges:
             return 0.0
@@ -43,7 +43,8 @@ class Spent:
         return [{"delta": delta, "epsilon": {name: self.epsilon(name, delta) for name in self.accountants}} for delta in at]
 
     def rounding(self) -> dict[str, Any] | None:
-        """What rounding a ramp of sampling rates up costs in epsilon at most; `None` where every rate is composed as it is."""
+        """What rounding a ramp of sampling rates up can add to epsilon, by Renyi accounting, or by the run's own accountant where Renyi
+        accounting has no bound; `None` where every rate is composed as it is."""
         if len(self._charges) == len(self._exact):
             return None
         # Renyi accounting is the quickest, but has no bound for some releases.
