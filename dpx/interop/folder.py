@@ -49,12 +49,12 @@ def read_json(file: Path) -> dict[str, Any]:
     return document
 
 
-def weight_files(folder: Path) -> dict[str, list[str] | None]:
-    """The files with the names of the tensors each should hold, `None` where a single file holds all. Refuses pickles."""
+def weight_files(folder: Path) -> dict[str, list[str]]:
+    """The files, each with the names of the tensors that an index says it holds: none where there is no index. Refuses pickles."""
     if (folder / INDEX).is_file():
         return _of_index(folder)
     if (folder / WEIGHTS).is_file():
-        return {WEIGHTS: None}
+        return {WEIGHTS: []}
     pickles = sorted(file.name for file in folder.glob("*") if file.name.endswith(_PICKLES))
     if pickles:
         reason = f"holds its weights as {pickles[0]}, which can run code when it is read"
@@ -65,17 +65,17 @@ def weight_files(folder: Path) -> dict[str, list[str] | None]:
     )
 
 
-def _of_index(folder: Path) -> dict[str, list[str] | None]:
+def _of_index(folder: Path) -> dict[str, list[str]]:
     names = read_json(folder / INDEX).get("weight_map")
     is_map = isinstance(names, dict) and bool(names) and all(isinstance(file, str) for file in names.values())
     require(is_map, folder / INDEX, "names no file of any tensor", "Copy the file again")
     assert isinstance(names, dict)
-    by_file: dict[str, list[str] | None] = {}
+    by_file: dict[str, list[str]] = {}
     for name, file in names.items():
         is_beside = Path(file).name == file and file.endswith(".safetensors")
         require(is_beside, folder / INDEX, f"names {file}, which is no safetensors file beside it", "Copy the checkpoint again")
         require((folder / file).is_file(), folder / file, f"is not there, but {INDEX} names it", "Copy the checkpoint again")
-        (by_file.setdefault(file, []) or []).append(name)
+        by_file.setdefault(file, []).append(name)
     return by_file
 
 

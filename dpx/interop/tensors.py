@@ -25,10 +25,10 @@ class Tensors:
         for name, promised in weight_files(folder).items():
             self._read_header(folder / name, promised)
 
-    def _read_header(self, file: Path, promised: list[str] | None) -> None:
+    def _read_header(self, file: Path, promised: list[str]) -> None:
         with _open(file) as opened:
             there = list(opened.keys())
-            for name in promised or ():
+            for name in promised:
                 require(name in there, file, f"lacks {name}, which its index names", "Copy the checkpoint again")
             for name in there:
                 part = opened.get_slice(name)

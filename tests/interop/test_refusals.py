@@ -86,6 +86,8 @@ def test_shards_by_their_index(folder: Path):
     checkpoint = Checkpoint(str(folder))
     leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
     np.testing.assert_array_equal(leaves["embeddings/word"], held["embeddings.word_embeddings.weight"])
+    tensors.write(folder / "model-2.safetensors", {name: held[name] for name in names[9:-1]})
+    assert f"model-2.safetensors: lacks {names[-1]}, which its index names" in refused(folder)
     (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
     assert f"model-2.safetensors: is not there, but {INDEX} names it" in refused(folder)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../../elsewhere.safetensors"}}))
