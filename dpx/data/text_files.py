@@ -44,7 +44,7 @@ class TextFilesSource:
             require(not is_empty, file, "is empty", "Remove it from data.source.paths, or give it text")
 
     def _documents(self, file: Path) -> Iterator[Document]:
-        if ".jsonl" in file.suffixes[-2:]:
+        if file.name.endswith((".jsonl", ".jsonl.gz")):
             for number, line in lines(file):
                 yield self._record(f"{file}:{number}", line)
         elif self._declared.document_per == "line":

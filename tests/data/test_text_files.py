@@ -55,6 +55,12 @@ def test_a_text_file_is_one_document_or_one_a_line(tmp_path: Path):
     assert read(path) == [(("one", "two"), None)]
 
 
+def test_the_end_of_a_files_name_says_what_it_holds(tmp_path: Path):
+    path = tmp_path / "notes.jsonl.txt"
+    path.write_text("a line\n")
+    assert read(path) == [(("a line",), None)]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
