@@ -8,16 +8,16 @@ by id or class).
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from dpx.data.declarations import Data
-from dpx.data.schema import Schema, classes, require_gives, texts
+from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import ConfigError, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
 from dpx.task.metrics import of_confusion
-from dpx.task.protocol import OneText, PackageTask
+from dpx.task.protocol import OneText, PackageTask, require_columns
 
 
 @declaration
@@ -27,6 +27,10 @@ class MaskedLanguageModel:
     At most `max_masked_positions` positions, `masking_rate` of the real tokens, are predicted. `masking="bert"` replaces them by
     80 % [MASK], 10 % random, 10 % unchanged (Devlin et al. 2019); `"always_mask"` by [MASK] alone.
     """
+
+    metric: ClassVar[str] = "mlm_accuracy"
+    counts: ClassVar[tuple[str, ...]] = ("mlm_correct", "mlm_predicted", "next_sentence_correct")
+    accuracy_counts: ClassVar[tuple[str, str | None]] = ("mlm_correct", "mlm_predicted")
 
     next_sentence: bool
     max_masked_positions: int = 20
@@ -42,18 +46,6 @@ class MaskedLanguageModel:
             "Give a positive number",
         )
         require(0 < self.masking_rate < 1, f"task.masking_rate={self.masking_rate}", "not a rate", "Use a value between 0 and 1")
-
-    @property
-    def metric(self) -> str:
-        return "mlm_accuracy"
-
-    @property
-    def counts(self) -> tuple[str, ...]:
-        return ("mlm_correct", "mlm_predicted", "next_sentence_correct")
-
-    @property
-    def accuracy_counts(self) -> tuple[str, str | None]:
-        return "mlm_correct", "mlm_predicted"
 
     @property
     def pooled_outputs(self) -> int:
@@ -93,26 +85,18 @@ class MaskedLanguageModel:
             segments = getattr(model, "segments", 0)
             reason = f"model {model.name} has no second segment to tell the pair apart"
             require(segments == 2, f"model.segments={segments}", reason, "Use task=mlm")
-        _require_columns(self, data)
+        require_columns(self, data)
 
 
 @declaration
 class CausalLanguageModel(OneText):
     """Every next token from those before it: mean cross-entropy over an example's real next tokens."""
 
+    metric: ClassVar[str] = "next_token_accuracy"
+    counts: ClassVar[tuple[str, ...]] = ("next_token_correct", "next_token_predicted", "next_token_nats")
+    accuracy_counts: ClassVar[tuple[str, str | None]] = ("next_token_correct", "next_token_predicted")
+
     name: Literal["causal_lm"] = "causal_lm"
-
-    @property
-    def metric(self) -> str:
-        return "next_token_accuracy"
-
-    @property
-    def counts(self) -> tuple[str, ...]:
-        return ("next_token_correct", "next_token_predicted", "next_token_nats")
-
-    @property
-    def accuracy_counts(self) -> tuple[str, str | None]:
-        return "next_token_correct", "next_token_predicted"
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
         return _most_frequent_token(answers, frequent_token)
@@ -139,12 +123,15 @@ class CausalLanguageModel(OneText):
         self.parameter_shapes(model, 1)
         reason = "two segments side by side are not running text"
         require(data.pairs == "none", f"data.pairs={data.pairs} with task=causal_lm", reason, "Use data.pairs=none")
-        _require_columns(self, data)
+        require_columns(self, data)
 
 
 class _Labels:
     """What every task whose rows carry a label has in common."""
 
+    metric: ClassVar[str] = "accuracy"
+    counts: ClassVar[tuple[str, ...]] = ("correct",)
+    accuracy_counts: ClassVar[tuple[str, str | None]] = ("correct", None)
     name: str
 
     @property
@@ -153,18 +140,6 @@ class _Labels:
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
         raise NotImplementedError
-
-    @property
-    def metric(self) -> str:
-        return "accuracy"
-
-    @property
-    def counts(self) -> tuple[str, ...]:
-        return ("correct",)
-
-    @property
-    def accuracy_counts(self) -> tuple[str, str | None]:
-        return "correct", None
 
     def masked_positions(self, sequence_length: int) -> int:
         return 0
@@ -179,7 +154,7 @@ class _Labels:
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
         """Raises `ConfigError` where rows carry no label, or others than are declared."""
-        _require_columns(self, data)
+        require_columns(self, data)
 
 
 @declaration
@@ -229,12 +204,6 @@ class MultipleChoice(_Labels):
 
 
 Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice | PackageTask
-
-
-def _require_columns(task: "Task | _Labels", data: Data) -> None:
-    given = data.columns
-    if given is not None:
-        require_gives(given, task.columns(data.sequence_length, data.vocabulary.size), data.name, task.name)
 
 
 def _most_frequent_token(answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:

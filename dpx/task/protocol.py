@@ -43,6 +43,12 @@ class TwoPartObjective(Objective, Protocol):
     def features(self, params: Any, batch: Any) -> Any: ...
 
 
+def require_columns(task: Any, data: Any) -> None:
+    """Raises `ConfigError` where the rows of `data` lack a column that `task` reads, or hold it in another form."""
+    if data.columns is not None:
+        require_gives(data.columns, task.columns(data.sequence_length, data.vocabulary.size), data.name, task.name)
+
+
 class OneText:
     """What tasks share that read a text of one segment and decode over the vocabulary."""
 
@@ -98,8 +104,7 @@ class PackageTask(OneText):
 
     def require_fits(self, model: Any, data: Any) -> None:
         """Raises `ConfigError` where the model or the rows cannot be learnt from in this way."""
-        if data.columns is not None:
-            require_gives(data.columns, self.columns(data.sequence_length, data.vocabulary.size), data.name, self.name)
+        require_columns(self, data)
 
     def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:
         """The task for `model`; `special` has the ids `pad_id`, `unk_id`, `cls_id`, `sep_id` and `mask_id`."""
