@@ -3,8 +3,9 @@
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -29,6 +30,11 @@ class SpecialIds:
     cls_id: int
     sep_id: int
     mask_id: int
+
+    @classmethod
+    def of(cls, ids: Any) -> "SpecialIds":
+        """Those of anything that has all five, such as a store's manifest."""
+        return cls(*(getattr(ids, field.name) for field in fields(cls)))
 
 
 def fit(texts: Iterable[str], size: int) -> list[str]:
@@ -77,8 +83,7 @@ def tokenizer_of(tokens: list[str]) -> Tokenizer:
 
 
 def special_ids(tokens: list[str]) -> SpecialIds:
-    pad, unknown, first, separator, mask = (tokens.index(token) for token in SPECIAL_TOKENS)
-    return SpecialIds(pad_id=pad, unk_id=unknown, cls_id=first, sep_id=separator, mask_id=mask)
+    return SpecialIds(*map(tokens.index, SPECIAL_TOKENS))
 
 
 def _alphabet(counts: Counter[str], size: int) -> list[str]:

@@ -11,15 +11,18 @@ from dpx.init.weights import Leaves
 from dpx.interop.folder import CONFIG, WEIGHTS
 from dpx.interop.layouts import LAYOUTS
 from dpx.models.shape import AnyModel, Bert, Decoder
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
+from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task, label_names
 
-_WORDS: dict[type, str] = {MaskedLanguageModel: "ForMaskedLM", Classification: "ForSequenceClassification"}
-_CHOICE = "ForMultipleChoice"
+_HEADS: dict[type, str] = {
+    MaskedLanguageModel: "ForMaskedLM",
+    Classification: "ForSequenceClassification",
+    MultipleChoice: "ForMultipleChoice",
+}
 # The model's class without a head's ending, and endings by task.
 _CLASSES: dict[str, tuple[str, Mapping[type, str]]] = {
-    "bert": ("Bert", {**_WORDS, MultipleChoice: _CHOICE}),
-    "roberta": ("Roberta", {**_WORDS, MultipleChoice: _CHOICE}),
-    "distilbert": ("DistilBert", {**_WORDS, MultipleChoice: _CHOICE}),
+    "bert": ("Bert", _HEADS),
+    "roberta": ("Roberta", _HEADS),
+    "distilbert": ("DistilBert", _HEADS),
     "gpt2": ("GPT2", {CausalLanguageModel: "LMHeadModel", Classification: "ForSequenceClassification"}),
 }
 
@@ -52,8 +55,7 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     config |= {"tie_word_embeddings": model.tied, "initializer_range": model.initialiser_range}
     if isinstance(task, Classification | MultipleChoice):
         # Transformers' classes of choices give one value a text and read no label; how many texts a row has is said by these all the same.
-        count = task.choices if isinstance(task, MultipleChoice) else task.classes
-        names = list(labels) if labels else [str(number) for number in range(count)]
+        names = label_names(task, labels)
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     return Written(family, architecture, config, tensors)
 

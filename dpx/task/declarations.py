@@ -8,6 +8,7 @@ by id or class).
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -201,6 +202,12 @@ class MultipleChoice(_Labels):
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
         """Always the place that is right most often among the rows looked at."""
         return {"most_frequent_choice": _share(answers, int(np.argmax(answers[: self.choices])))}
+
+
+def label_names(task: Classification | MultipleChoice, declared: Sequence[str]) -> list[str]:
+    """The labels by number: as `declared` by the data, or the numbers themselves where it declares none."""
+    count = task.choices if isinstance(task, MultipleChoice) else task.classes
+    return list(declared) or [str(number) for number in range(count)]
 
 
 Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice | PackageTask

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dpx.data import vocabulary
 from dpx.models.bert import BertForPreTraining
 from dpx.models.dropout import record_keys
 from dpx.models.shape import Bert
@@ -16,16 +17,8 @@ from dpx.task.declarations import MaskedLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, decode_losses, dropout_keys
 from dpx.task.masking import SpecialIds, mask
 
-
-@dataclasses.dataclass(frozen=True)
-class Special:
-    """Special token ids by name, for callers without a store."""
-
-    pad_id: int
-    unk_id: int
-    cls_id: int
-    sep_id: int
-    mask_id: int
+# For callers without a store.
+Special = vocabulary.SpecialIds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,4 +85,4 @@ def segments(tokens: int, segment_start: Array, length: Array) -> Array:
 
 def objective(model: Bert, task: MaskedLanguageModel, vocabulary_size: int, special: SpecialIds) -> Objective:
     """The runtime of `task` for `model`; `special` is anything with the five ids, such as a store's manifest."""
-    return Objective(model, task, vocabulary_size, Special(special.pad_id, special.unk_id, special.cls_id, special.sep_id, special.mask_id))
+    return Objective(model, task, vocabulary_size, Special.of(special))

@@ -90,8 +90,7 @@ def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: Spe
             return NextTokens(model, task, vocabulary_size)
         case MaskedLanguageModel():
             require(not task.next_sentence, f"model={model.name}", "has no next-sentence classifier", "Use task=mlm")
-            named = mlm.Special(special.pad_id, special.unk_id, special.cls_id, special.sep_id, special.mask_id)
-            return MaskedTokens(model, task, vocabulary_size, named)
+            return MaskedTokens(model, task, vocabulary_size, mlm.Special.of(special))
         case Classification():
             return Classes(model, task, vocabulary_size)
     raise ConfigError(

@@ -26,7 +26,7 @@ from dpx.experiment import Experiment
 from dpx.init.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.shape import is_multiple_choice
-from dpx.task.declarations import Classification, MultipleChoice
+from dpx.task.declarations import Classification, MultipleChoice, label_names
 from dpx.task.objective import objective as make_objective
 from dpx.training.checkpoint import released
 
@@ -80,18 +80,18 @@ class Classifier:
 
 def of_run(experiment: Experiment, params: Path) -> Classifier:
     """Raises `ConfigError` for a run that is no classifier."""
-    task = _labelling(experiment.task)
+    task = experiment.task
+    if not isinstance(task, Classification | MultipleChoice):
+        raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
     store = prepare(experiment.data, experiment.privacy)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective: Any = make_objective(experiment.model, task, vocabulary, store.manifest)
     definition = store.folder / DEFINITION
     tokenizer = of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
     # A definition by itself does not say what the marks are; the store does.
-    marks = {field.name: getattr(store.manifest, field.name) for field in dataclasses.fields(SpecialIds)}
-    tokenizer = dataclasses.replace(tokenizer, special=SpecialIds(**marks))
+    tokenizer = dataclasses.replace(tokenizer, special=SpecialIds.of(store.manifest))
     choices = task.choices if isinstance(task, MultipleChoice) else None
-    count = task.choices if isinstance(task, MultipleChoice) else task.classes
-    labels = list(experiment.data.labels) or [str(number) for number in range(count)]
+    labels = label_names(task, experiment.data.labels)
     return Classifier(labels, choices, tokenizer, store.manifest.sequence_length, _logits(objective, released(params)))
 
 
@@ -110,12 +110,6 @@ def of_checkpoint(path: str) -> Classifier:
     require(not taken.made_new, checkpoint.asked, f"has no {', '.join(taken.made_new[:1])}", "Name a classifier, with its head")
     params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(taken)))
     return Classifier(labels, choices, tokenizer, min(512, model.positions), _logits(objective, params))
-
-
-def _labelling(task: Any) -> Classification | MultipleChoice:
-    if not isinstance(task, Classification | MultipleChoice):
-        raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
-    return task
 
 
 def _logits(objective: Any, params: Any) -> Callable[[dict[str, Any]], Any]:
