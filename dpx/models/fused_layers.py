@@ -27,12 +27,6 @@ from dpx.models import lora
 from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
 from dpx.models.shape import Model
 
-
-def gelu_of(model: Model) -> Any:
-    """The model's GELU, in the dtype of its argument."""
-    return partial(jax.nn.gelu, approximate=model.gelu == "tanh")
-
-
 # A longer program takes longer to compile than its loop costs.
 MOST_IN_LINE = 8
 
@@ -149,8 +143,7 @@ class LayerStack(Op):
 
     def input_cotangent(self, leaves, residuals, cotangent):
         saved, length, keys_B = residuals
-        if not self.is_loop:
-            return self._input_cotangent_apart(leaves, residuals, cotangent)
+        # Without a loop nothing is written over a residual, and each layer's record takes what it needs along.
         in_place = {residual: saved[residual] for residual in self.over.values()}
 
         def body(carry, xs):
@@ -158,26 +151,16 @@ class LayerStack(Op):
             p, r, layer = xs
             r = r | {name: lax.dynamic_index_in_dim(buffer, layer, keepdims=False) for name, buffer in in_place.items()}
             g_BTH, factors = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
-            record = self._record(factors)
+            record = self._record(factors) | ({} if self.is_loop else {name: r[name] for name in self.needed})
             over = {residual: factors[f"g_{weight}"] for weight, residual in self.over.items()}
             in_place = {name: lax.dynamic_update_index_in_dim(buffer, over[name], layer, 0) for name, buffer in in_place.items()}
             return (g_BTH, in_place), record
 
-        read_only = {name: value for name, value in saved.items() if name not in in_place}
+        read_only = {name: value for name, value in saved.items() if name not in in_place} if in_place else saved
         xs = (leaves, read_only, self.numbers)
         (g_BTH, in_place), record = self.over_layers(body, (cotangent, in_place), xs, reverse=True)
-        return (g_BTH, None, None), record | in_place | {name: read_only[name] for name in self.needed}
-
-    def _input_cotangent_apart(self, leaves: Any, residuals: Any, cotangent: Any) -> Any:
-        """The same without a loop: a record for each layer."""
-        saved, length, keys_B = residuals
-
-        def body(g_BTH, xs):
-            p, r, layer = xs
-            g_BTH, factors = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
-            return g_BTH, self._record(factors) | {name: r[name] for name in self.needed}
-
-        g_BTH, record = self.over_layers(body, cotangent, (leaves, saved, self.numbers), reverse=True)
+        if self.is_loop:
+            record = record | in_place | {name: read_only[name] for name in self.needed}
         return (g_BTH, None, None), record
 
     def _record(self, factors: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 from jaxtyping import Array
 
 from dpx.clipping.groups import LAYERS
@@ -29,15 +30,12 @@ class Settings(NamedTuple):
 
 def initial(shapes: Shapes, key: Any, spread: float) -> dict[str, Any]:
     """Kernels and the table from a normal of deviation `spread`, cut at two of them; norms' scales, offsets from one, at zero."""
-    params: dict[str, Any] = {}
-    for place, (path, shape) in enumerate(shapes.items()):
-        *names, last = path.split("/")
-        at = params
-        for name in names:
-            at = at.setdefault(name, {})
-        drawn = jax.nn.initializers.truncated_normal(spread)(jax.random.fold_in(key, place), shape)
-        at[last] = jnp.zeros(shape) if last == "scale" else drawn
-    return params
+    drawn = jax.nn.initializers.truncated_normal(spread)
+    params = {
+        path: jnp.zeros(shape) if path.endswith("/scale") else drawn(jax.random.fold_in(key, place), shape)
+        for place, (path, shape) in enumerate(shapes.items())
+    }
+    return unflatten_dict(params, sep="/")
 
 
 def hidden(settings: Settings, params: Any, tokens_T: Array) -> Array:

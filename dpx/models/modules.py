@@ -23,7 +23,8 @@ from dpx.clipping.groups import LAYERS
 from dpx.clipping.probes import apply, session_of
 from dpx.models import dropout as drop
 from dpx.models.attention import attend
-from dpx.models.fused_layers import gelu_of, layer_stack
+from dpx.models.fused_halves import Place
+from dpx.models.fused_layers import layer_stack
 from dpx.models.lora import adapted
 from dpx.models.shape import Model
 from dpx.models.trainable import BELOW
@@ -100,23 +101,19 @@ class Layer(nn.Module):
         model = self.model
         lora = self.variables.get("params", {}).get("lora", {})
 
+        place = Place(model, layer, length, keys_B)
+
         def projected(x: Array, name: str, features: int, spread: float = 1.0) -> Array:
-            return adapted(Dense(model, features, spread=spread, name=name)(x), x, lora, name, dropped)
-
-        def dropped(x: Array, site: int, rate: Any = None) -> Array:
-            return drop.of_tokens(x, keys_B, layer, site, model.dropout if rate is None else rate, length)
-
-        def dropped_probabilities(probs: Array) -> Array:
-            return drop.of_probabilities(probs, keys_B, layer, model.dropout)
+            return adapted(Dense(model, features, spread=spread, name=name)(x), x, lora, name, place.dropped)
 
         def attended(x_BTH: Array) -> Array:
             qkv_BT3H = projected(x_BTH, "qkv", 3 * model.width)
-            context_BTH = attend(qkv_BT3H, length, model.heads, dropped_probabilities, model.causal)
-            return dropped(projected(context_BTH, "attention_out", model.width, spread), drop.ATTENTION_OUT)
+            context_BTH = attend(qkv_BT3H, length, model.heads, place.dropped_probabilities, model.causal)
+            return place.dropped(projected(context_BTH, "attention_out", model.width, spread), drop.ATTENTION_OUT)
 
         def fed_forward(x_BTH: Array) -> Array:
-            up_BTF = gelu_of(model)(projected(x_BTH, "up", model.feed_forward))
-            return dropped(projected(up_BTF, "down", model.width, spread), drop.OUTPUT)
+            up_BTF = jax.nn.gelu(projected(x_BTH, "up", model.feed_forward), approximate=model.gelu == "tanh")
+            return place.dropped(projected(up_BTF, "down", model.width, spread), drop.OUTPUT)
 
         # GPT-2 shrinks what each half adds to the residual stream as the stack grows.
         spread = (2 * model.layers) ** -0.5 if model.causal else 1.0

@@ -6,6 +6,7 @@ in the row of another, and a parameter whose gradient has no product form gets a
 Shape legend: T tokens, V vocabulary, K classes.
 """
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 Shapes = dict[str, tuple[int, ...]]
@@ -64,14 +65,13 @@ class ExampleModel:
 
     def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
         """Operations of one example's forward pass; by default every parameter counts in every token's product."""
-        return 2 * _count(self.parameter_shapes(vocabulary_size, outputs=outputs)) * sequence_length
+        return 2 * count(self.parameter_shapes(vocabulary_size, outputs=outputs)) * sequence_length
 
     def activations(self, vocabulary_size: int, sequence_length: int) -> int:
         """Numbers that one example keeps for the backward pass; by default a copy of what `clipping=traced` may copy, and the logits."""
-        return _count(self.parameter_shapes(vocabulary_size)) + 2 * vocabulary_size * sequence_length
+        return count(self.parameter_shapes(vocabulary_size)) + 2 * vocabulary_size * sequence_length
 
 
-def _count(shapes: Shapes) -> int:
-    import math
-
+def count(shapes: Shapes) -> int:
+    """How many numbers parameters of these shapes hold."""
     return sum(math.prod(shape) for shape in shapes.values())

@@ -3,12 +3,12 @@
 Shape legend: V vocabulary, H width, F feed-forward, L layers; layers are stacked on a leading axis.
 """
 
-import math
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
 from dpx.models.protocol import ExampleModel
 from dpx.models.protocol import Shapes as Shapes
+from dpx.models.protocol import count as count
 
 
 @declaration
@@ -24,6 +24,7 @@ class Bert:
     """
 
     causal: ClassVar[bool] = False
+    gelu: ClassVar[Literal["exact", "tanh"]] = "exact"
 
     name: str
     layers: int
@@ -47,10 +48,6 @@ class Bert:
         check_sizes(self)
         require(0 <= self.segments <= 2, f"model.segments={self.segments}", "rows have two segments at most", "Use 0, 1 or 2")
         require(self.position_offset >= 0, f"model.position_offset={self.position_offset}", "before the table", "Use 0 or more")
-
-    @property
-    def gelu(self) -> Literal["exact", "tanh"]:
-        return "exact"
 
     def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
         """Every parameter's path and shape: with the masked-LM head (and `next_sentence`'s), or a classifier of `outputs` values."""
@@ -138,10 +135,6 @@ def check_sizes(model: Model) -> None:
     require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward")
     require(model.width % model.heads == 0, f"model.heads={model.heads}", f"does not divide width {model.width}", "Use width/64 heads")
     require(0 <= model.dropout < 1, f"model.dropout={model.dropout}", "not a rate", "Use 0 <= rate < 1")
-
-
-def count(shapes: Shapes) -> int:
-    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def dense_shapes(path: str, inputs: int, outputs: int) -> Shapes:
