@@ -6,7 +6,7 @@ from typing import Literal
 from dpx.data.keyed import SPLITS, Split
 from dpx.data.labelled import Table, require_labels
 from dpx.data.protocol import PackageSource
-from dpx.data.schema import Schema, classes, texts
+from dpx.data.schema import Schema, classes, running_text, texts
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Privacy
 
@@ -34,8 +34,7 @@ class _RunningText:
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
         """Marked texts and, of pairs, whether the second truly follows the first."""
-        of_text = texts(sequence_length, vocabulary_size)
-        return of_text | {"is_next": classes(2)} if is_paired else of_text
+        return running_text(sequence_length, vocabulary_size, is_paired)
 
 
 @declaration

@@ -3,10 +3,13 @@
 import contextlib
 import glob
 import gzip
+import hashlib
 import io
+import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpx.declaration import ConfigError, require
 
@@ -60,6 +63,20 @@ def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -
                 raise ConfigError(place, f"byte {error.start + 1} of the line is not UTF-8", "Convert the file to UTF-8") from None
             if keep_blank or line.strip():
                 yield number, line
+
+
+def parsed(place: str, line: str) -> Any:
+    """The JSON of a line that stands at `place`; raises `ConfigError` for one that is no JSON."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(place, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+
+
+def digest_of(file: Path) -> bytes:
+    """SHA-256 of the bytes of a file; raises `ConfigError` where it cannot be read."""
+    with reading(file), file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
 
 
 def _opened(file: Path) -> io.BufferedIOBase:

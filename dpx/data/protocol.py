@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpx.data.schema import Schema, classes, texts
+from dpx.data.schema import Schema, running_text
 
 
 class PackageSource:
@@ -23,8 +23,7 @@ class PackageSource:
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
         """What rows hold; by default those of running text. A source of labelled `Example`s says `label` too, and has `labels`."""
-        of_text = texts(sequence_length, vocabulary_size)
-        return of_text | {"is_next": classes(2)} if is_paired else of_text
+        return running_text(sequence_length, vocabulary_size, is_paired)
 
     def open(self) -> Any:
         """A `dpx.data.documents.Source`: `documents()` yields `Document`s or `Example`s, the same at every pass; `fingerprint()` is a text

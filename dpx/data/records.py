@@ -2,15 +2,13 @@
 fields by column."""
 
 import csv
-import hashlib
 import importlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpx.data.files import LONGEST_LINE, lines, named, reading
+from dpx.data.files import LONGEST_LINE, digest_of, lines, named, parsed, reading
 from dpx.data.hub_rows import HubRows
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
@@ -32,8 +30,7 @@ class FileRows:
 
     def digest(self) -> bytes:
         """Hash of its bytes."""
-        with reading(self.file), self.file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").digest()
+        return digest_of(self.file)
 
     def records(self) -> Iterator[Record]:
         return records(self.file)
@@ -59,6 +56,7 @@ def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:
 
 
 def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
+    """What a record holds in the column `field`. Raises `ConfigError`, naming `where` it stands, for a record without that column."""
     if field not in record:
         there = ", ".join(map(str, list(record)[:8]))
         raise ConfigError(where, f"has no column {field!r}, only {there}", "Name the columns with data.source.text_field, label_field, ...")
@@ -66,6 +64,7 @@ def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
 
 
 def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
+    """A record's label, as text. Raises `ConfigError` where it is missing, or neither text nor a whole number."""
     value = value_of(where, record, field)
     require(value is not None and value != "", where, f"has no label under {field!r}", "Give every row its label")
     is_label = isinstance(value, str | int) and not isinstance(value, bool)
@@ -74,6 +73,7 @@ def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
 
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
+    """A record's text. Raises `ConfigError` where it is missing, empty or longer than `LONGEST_LINE` characters."""
     value = value_of(where, record, field)
     require(isinstance(value, str) and bool(value.strip()), where, f"has an empty text under {field!r}", "Give it text, or remove the row")
     require(len(value) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
@@ -105,6 +105,7 @@ def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None
 
 
 def records(file: Path) -> Iterator[Record]:
+    """The records of a file in order. Raises `ConfigError` where there is none, or one cannot be read."""
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
     is_empty = True
     for record in {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):
@@ -116,10 +117,7 @@ def records(file: Path) -> Iterator[Record]:
 def _jsonl(file: Path) -> Iterator[Record]:
     for number, line in lines(file, longest=LONGEST_LINE):
         where = f"{file}:{number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(where, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+        record = parsed(where, line)
         require(isinstance(record, dict), where, "is no JSON object", "Write one JSON object a line")
         yield where, record
 

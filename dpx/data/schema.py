@@ -48,6 +48,12 @@ def texts(sequence_length: int, vocabulary_size: int, choices: int | None = None
     return {"tokens": tokens, "segment_start": place, "length": place}
 
 
+def running_text(sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
+    """`texts` and, of pairs, `is_next`."""
+    of_text = texts(sequence_length, vocabulary_size)
+    return of_text | {"is_next": classes(2)} if is_paired else of_text
+
+
 def classes(count: int) -> Column:
     """One of `count` values a row."""
     return Column("uint8" if count <= 2**8 else "uint16" if count <= 2**16 else "uint32", (), count)

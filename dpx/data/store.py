@@ -12,7 +12,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -83,7 +83,7 @@ class Manifest:
         """This manifest, `checksum` filled in; what only says where the content came from is left out of it."""
         content = {name: value for name, value in self.as_json().items() if name not in {"key", "settings", "checksum"}}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return Manifest(**{**_shallow(self), "checksum": digest})
+        return replace(self, checksum=digest)
 
     @property
     def vocabulary_checksum(self) -> str:
@@ -109,18 +109,12 @@ class Manifest:
         try:
             manifest = Manifest.of_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(
-                folder, f"is not a finished store ({type(error).__name__})", "Delete the folder to prepare it again"
-            ) from None
+            raise ConfigError(folder, f"is not a finished store ({type(error).__name__})", _AGAIN) from None
         require(manifest.with_checksum().checksum == manifest.checksum, folder / MANIFEST, "was changed after it was written", _AGAIN)
         return manifest
 
 
 _AGAIN = "Delete the folder to prepare it again"
-
-
-def _shallow(manifest: Manifest) -> dict[str, Any]:
-    return {field.name: getattr(manifest, field.name) for field in fields(manifest)}
 
 
 # Whose a row is, by the place of the unit's id; no part of the row.

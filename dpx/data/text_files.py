@@ -1,14 +1,13 @@
 """The user's own text: `.txt` and `.jsonl` files, plain or gzipped, and folders of them."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from dpx.data.declarations import TextFiles
 from dpx.data.documents import Document
-from dpx.data.files import lines, named, reading
+from dpx.data.files import digest_of, lines, named, parsed
 from dpx.declaration import ConfigError, require
 
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
@@ -30,8 +29,7 @@ class TextFilesSource:
         """Hash of the bytes of every file, in the order read."""
         whole = hashlib.sha256()
         for file in self._files:
-            with reading(file), file.open("rb") as opened:
-                whole.update(hashlib.file_digest(opened, "sha256").digest())
+            whole.update(digest_of(file))
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Document]:
@@ -59,10 +57,7 @@ class TextFilesSource:
 
     def _record(self, place: str, line: str) -> Document:
         declared = self._declared
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(place, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+        record = parsed(place, line)
         if not isinstance(record, dict) or not isinstance(record.get(declared.text_field), str):
             raise ConfigError(place, f"holds no text under {declared.text_field!r}", "Name the field with data.source.text_field")
         unit_id = None

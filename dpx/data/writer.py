@@ -61,20 +61,15 @@ class SplitWriter:
         self._files = {name: HashedFile(folder / f"{split}.{name}") for name in self._kept}
         self._unit_file = HashedFile(folder / f"{split}.units.jsonl")
         self._priority_file = HashedFile(folder / f"{split}.priority") if limit is not None else None
-        self._units = 0
         self._some_unit_came_again = False
-        self.row_count = 0
+        self.row_count = self.unit_count = 0
         self.token_counts = np.zeros(vocabulary_size, np.int64)
-
-    @property
-    def unit_count(self) -> int:
-        return self._units
 
     def add_unit(self, unit_id: str) -> int:
         """The number of a unit that is new to this split."""
         self._unit_file.write((json.dumps(unit_id) + "\n").encode())
-        self._units += 1
-        return self._units - 1
+        self.unit_count += 1
+        return self.unit_count - 1
 
     def add_document(self, unit: int, rows: Columns, priority: Callable[[int], int], *, again: bool) -> None:
         """Appends a document's rows. When there are too many, those of the lowest `priority` (64 bits, by row number) are kept.

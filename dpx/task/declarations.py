@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dpx.data.declarations import Data
-from dpx.data.schema import Schema, classes, texts
+from dpx.data.schema import Schema, classes, running_text, texts
 from dpx.declaration import ConfigError, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
 from dpx.task.metrics import of_confusion
@@ -54,8 +54,7 @@ class MaskedLanguageModel:
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
         """What is read of a row."""
-        of_text = texts(sequence_length, vocabulary_size)
-        return of_text | {"is_next": classes(2)} if self.next_sentence else of_text
+        return running_text(sequence_length, vocabulary_size, self.next_sentence)
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
         return _most_frequent_token(answers, frequent_token)
