@@ -1,5 +1,6 @@
 """Expected batch size as a function of the step (Anil et al. 2021, section 5.2)."""
 
+import itertools
 from collections.abc import Sequence
 
 from dpx.declaration import declaration, require
@@ -77,11 +78,4 @@ BatchSchedule = Constant | Staged | Linear
 
 def stages(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
     """`(expected batch size, consecutive steps)` pairs covering `steps` steps, equal neighbours merged."""
-    merged: list[list[int]] = []
-    for step in range(steps):
-        size = schedule.at(step)
-        if merged and merged[-1][0] == size:
-            merged[-1][1] += 1
-        else:
-            merged.append([size, 1])
-    return tuple((size, count) for size, count in merged)
+    return tuple((size, len(list(equal))) for size, equal in itertools.groupby(map(schedule.at, range(steps))))

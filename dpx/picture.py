@@ -10,52 +10,50 @@ Scale = Literal["linear", "log", "category"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lines:
+class _Axes:
+    """What every panel has: the table that it draws, the column or columns across, and what is written on it."""
+
+    table: str
+    x: str | tuple[str, ...]
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lines(_Axes):
     """One line for each column of `y`, times one for each value of the column `by`. `marks` are columns drawn without a line.
 
     `where` keeps rows whose column has that value. `x` may be several columns, joined; that is a category. `names` renames columns
     in the legend.
     """
 
-    table: str
-    x: str | tuple[str, ...]
     y: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     by: str = ""
     where: tuple[str, object] | None = None
-    title: str = ""
-    x_label: str = ""
-    y_label: str = ""
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
     names: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arrows:
+class Arrows(_Axes):
     """An arrow at each (`x`, `y`) on doubling axes, whose parts are the columns `right` and `up`: 1 is a whole doubling."""
 
-    table: str
     x: str
     y: str
     right: str
     up: str
-    title: str = ""
-    x_label: str = ""
-    y_label: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cells:
+class Cells(_Axes):
     """`value` written and shaded at each pair of (`x`, `y`)."""
 
-    table: str
     x: str
     y: str
     value: str
-    title: str = ""
-    x_label: str = ""
-    y_label: str = ""
 
 
 Panel = Lines | Arrows | Cells
