@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpx.declaration import require
@@ -95,18 +96,12 @@ def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter
 def _tensors(module: str, of: list[_Adapter]) -> dict[str, np.ndarray]:
     """`lora_A` [r, p] and `lora_B` [d, r] of one module in each layer, r the sum of its adapters' ranks."""
     a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in of], axis=1)
-    b_Lrd = np.concatenate([_placed(target, p["b"]) for target, p in of], axis=1)
+    b_Lrd = np.concatenate([np.asarray(target.placed(jnp.asarray(p["b"]))) for target, p in of], axis=1)
     tensors = {}
     for layer in range(len(a_Lrp)):
         tensors[f"{module.format(layer)}.lora_A.weight"] = a_Lrp[layer]
         tensors[f"{module.format(layer)}.lora_B.weight"] = b_Lrd[layer].T
     return tensors
-
-
-def _placed(target: Target, b_Lrc: np.ndarray) -> np.ndarray:
-    """A target's B [L, r, c] among all outputs of its module [L, r, d]."""
-    own = b_Lrc.shape[-1]
-    return np.pad(b_Lrc, [(0, 0), (0, 0), (target.part * own, (target.parts - target.part - 1) * own)])
 
 
 def _pattern(module: str) -> str:

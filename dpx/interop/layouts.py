@@ -92,18 +92,20 @@ _BERT_EMBEDDINGS = [
     *table("embeddings/position", "embeddings.position_embeddings"),
     *norm("embeddings/norm", "embeddings.LayerNorm"),
 ]
-_SEGMENTS = table("embeddings/segment", "embeddings.token_type_embeddings")
-_BERT_LAYER = [
+_BERT_BODY = (
+    *_BERT_EMBEDDINGS,
+    *table("embeddings/segment", "embeddings.token_type_embeddings"),
     *dense("layers/qkv", *(f"encoder.layer.{{}}.attention.self.{name}" for name in ("query", "key", "value"))),
     *dense("layers/attention_out", "encoder.layer.{}.attention.output.dense"),
     *norm("layers/attention_norm", "encoder.layer.{}.attention.output.LayerNorm"),
     *dense("layers/up", "encoder.layer.{}.intermediate.dense"),
     *dense("layers/down", "encoder.layer.{}.output.dense"),
     *norm("layers/output_norm", "encoder.layer.{}.output.LayerNorm"),
-]
+    *dense("pooler", "pooler.dense"),
+)
 BERT = Layout(
     prefix="bert.",
-    body=(*_BERT_EMBEDDINGS, *_SEGMENTS, *_BERT_LAYER, *dense("pooler", "pooler.dense")),
+    body=_BERT_BODY,
     heads=(
         *dense("mlm/transform", "cls.predictions.transform.dense"),
         *norm("mlm/norm", "cls.predictions.transform.LayerNorm"),
@@ -116,7 +118,7 @@ BERT = Layout(
 )
 ROBERTA = Layout(
     prefix="roberta.",
-    body=(*_BERT_EMBEDDINGS, *_SEGMENTS, *_BERT_LAYER, *dense("pooler", "pooler.dense")),
+    body=_BERT_BODY,
     heads=(
         *dense("mlm/transform", "lm_head.dense"),
         *norm("mlm/norm", "lm_head.layer_norm"),
