@@ -53,7 +53,7 @@ class Epochs:
         used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
         used += [entry.epoch for _, entry in self.ledger.entries()] if self.ledger.was_unchained else []
         number = max(used, default=-1) + 1
-        secret = self._draw(number)
+        secret = RootSecret.create(self._path(number)) if self.seed is None else self._seeded(number)
         epoch = Epoch(
             number=number,
             name=secrets.token_hex(8),
@@ -76,9 +76,6 @@ class Epochs:
         else:
             return None
         return secret if secret.tag == epoch.secret_tag else None
-
-    def _draw(self, number: int) -> RootSecret:
-        return RootSecret.create(self._path(number)) if self.seed is None else self._seeded(number)
 
     def _seeded(self, number: int) -> RootSecret:
         # Epochs and forks of a seeded run meet other sums, so they get other keys.
@@ -105,7 +102,7 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
     """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns. A new run begins from `start`."""
     folder, ledger = epochs.folder, epochs.ledger
     if not ledger.epochs and ledger.is_chained:
-        return _fork(epochs, checkpoints, step) if folder.fork else _fresh(epochs, step, start, "the run begins")
+        return _fork(epochs, checkpoints, step) if folder.fork else _fresh(epochs, step, start)
     changed = differences(ledger.epochs[-1].fingerprint, epochs.fingerprint) if ledger.epochs else []
     require(
         "claim" not in changed,
@@ -169,13 +166,13 @@ def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[s
     return None
 
 
-def _fresh(epochs: Epochs, step: Step, start: Start, why: str) -> RunStart:
+def _fresh(epochs: Epochs, step: Step, start: Start) -> RunStart:
     private = epochs.folder.private
     if start.private is not None:
         manifests.inherit(private, start.private)
     # What was spent on the weights is charged before they are here.
     epochs.ledger.note_origins(start.origins)
-    epoch, secret = epochs.open(0, None, why)
+    epoch, secret = epochs.open(0, None, "the run begins")
     key, given = secret.key("init"), resting.given(start.parameters)
     messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1]), *start.messages)
     return RunStart(epoch, 0, secret, step.init(key, *given), messages, resting.keep(private, step, key, *given))

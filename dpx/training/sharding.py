@@ -108,10 +108,6 @@ def at_rest(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.rest), layouts(tree, mesh))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, P())
-
-
 def computed_in(path: str, ndim: int, dtype: Any) -> Any:
     """What a parameter is gathered in: matrices and tables in the model's compute type, vectors (LayerNorm's, biases) in float32."""
     return dtype if ndim - path.startswith(STACKED) > 1 else jnp.float32

@@ -243,7 +243,7 @@ def _finish(
         clip_state = clip.next_clipping_norm(state.clip, counts, keys.get("count"), expected_batch)
         return State(params, moments, clip_state, noise_state), metrics
 
-    return jax.jit(finish, donate_argnums=(0,), out_shardings=(state_shardings, sharding.replicated(mesh)))
+    return jax.jit(finish, donate_argnums=(0,), out_shardings=(state_shardings, jax.sharding.NamedSharding(mesh, P())))
 
 
 def _norms(total: Any, noise_squares: Array, expected_batch: Array, params: Any) -> dict[str, Array]:
