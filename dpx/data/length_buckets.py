@@ -44,3 +44,12 @@ def by_width(longest_n: np.ndarray, widths: Sequence[int]) -> Iterator[tuple[int
         places = np.flatnonzero(bucket_n == bucket)
         if len(places):
             yield widths[bucket], places
+
+
+def in_batches(longest_n: np.ndarray, widths: Sequence[int], size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Of each width (`by_width`) batches of `size` places, with where they are padding: the last is filled up with its last place, so that
+    every width has one compiled program."""
+    for width, places in by_width(longest_n, widths):
+        for start in range(0, len(places), size):
+            numbers = np.arange(start, start + size)
+            yield width, places[np.minimum(numbers, len(places) - 1)], numbers >= len(places)

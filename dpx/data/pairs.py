@@ -7,6 +7,7 @@ document, so a document's rows are a function of that document and of the draws 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 Tokens = list[int]
 LEAST_TOKENS = 4  # a row with fewer words has nothing to predict from
@@ -23,7 +24,7 @@ class Row:
 
 def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random) -> list[Row]:
     """The document's tokens cut into windows of `room`, some of them shorter; no token is left out but a last short rest."""
-    tokens = [token for sentence in sentences for token in sentence]
+    tokens = list(chain(*sentences))
     rows = []
     start = 0
     while len(tokens) - start >= LEAST_TOKENS:
@@ -65,7 +66,7 @@ def _pair(sentences: Sequence[Tokens], start: int, end: int, target: int, draws:
         middle, elsewhere = end, 0  # a false pair of whole sentences would give the cut away, so these are only swapped
     else:
         middle = start + 1 + _below(end - start - 1, draws)
-        first, true_second = _joined(sentences[start:middle]), _joined(sentences[middle:end])
+        first, true_second = list(chain(*sentences[start:middle])), list(chain(*sentences[middle:end]))
         elsewhere = start + len(sentences) - middle - 1  # sentences neither in the first segment nor truly next
     is_next = draws.random() < 0.5
     if is_next:
@@ -88,10 +89,6 @@ def _collected(sentences: Sequence[Tokens], start: int, end: int, wanted: int) -
         tokens += sentences[start]
         start += 1
     return tokens
-
-
-def _joined(sentences: Sequence[Tokens]) -> Tokens:
-    return [token for sentence in sentences for token in sentence]
 
 
 def _fitting(sentences: Sequence[Tokens], room: int) -> list[Tokens]:

@@ -6,8 +6,14 @@ from dpx import packages
 from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
 from dpx.data.declarations import Source as Declared
 from dpx.data.documents import Document, Example, Source
+from dpx.data.embedded import EmbeddedSource
+from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
 from dpx.data.protocol import PackageSource
+from dpx.data.synthetic import SyntheticSource
+from dpx.data.synthetic_labels import SyntheticLabelsSource
+from dpx.data.table import TableSource
+from dpx.data.text_files import TextFilesSource
 from dpx.declaration import ConfigError
 
 
@@ -30,28 +36,16 @@ def open_source(declared: Declared) -> Source:
     """The reader of a declared source."""
     match declared:
         case Embedded():
-            from dpx.data.embedded import EmbeddedSource
-
             return EmbeddedSource()
         case TextFiles():
-            from dpx.data.text_files import TextFilesSource
-
             return TextFilesSource(declared)
         case Table():
-            from dpx.data.table import TableSource
-
             return TableSource(declared)
         case Synthetic():
-            from dpx.data.synthetic import SyntheticSource
-
             return SyntheticSource(declared)
         case SyntheticLabels():
-            from dpx.data.synthetic_labels import SyntheticLabelsSource
-
             return SyntheticLabelsSource(declared)
         case Hub():
-            from dpx.data.hub import HubSource
-
             return HubSource(declared)
         case PackageSource():
             return _OfPackage(declared)

@@ -77,11 +77,10 @@ def as_lines(vocabulary: list[str]) -> str:
 
 def _of_checkpoint(path: Path) -> tuple[Path, Path, Path] | None:
     """The definition (or tokens), and what says how they are used, of a checkpoint; `None` for a file of tokens or nothing."""
-    if path.is_file() and path.suffix == ".json":
-        return path, path.with_name("tokenizer_config.json"), path.with_name("special_tokens_map.json")
-    for name in (DEFINITION, _TOKENS_FILE) if path.is_dir() else ():
-        if (path / name).is_file():
-            return path / name, path / "tokenizer_config.json", path / "special_tokens_map.json"
+    candidates = [path / DEFINITION, path / _TOKENS_FILE] if path.is_dir() else [path] if path.suffix == ".json" else []
+    for file in candidates:
+        if file.is_file():
+            return file, file.with_name("tokenizer_config.json"), file.with_name("special_tokens_map.json")
     require(not path.is_dir(), path, f"holds no {DEFINITION} and no {_TOKENS_FILE}", "Name a checkpoint's folder, or a file of tokens")
     return None
 

@@ -3,33 +3,18 @@
 B: examples, T: tokens, M: masked positions.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
+from dpx.data.store import Manifest
+from dpx.data.vocabulary import SpecialIds
 from dpx.task.declarations import MaskedLanguageModel
 
-
-@runtime_checkable
-class SpecialIds(Protocol):
-    """The ids that are never predicted and never a random replacement; a store's manifest has them."""
-
-    @property
-    def pad_id(self) -> int: ...
-
-    @property
-    def unk_id(self) -> int: ...
-
-    @property
-    def cls_id(self) -> int: ...
-
-    @property
-    def sep_id(self) -> int: ...
-
-    @property
-    def mask_id(self) -> int: ...
+# Whatever has the ids that are never predicted and never a random replacement.
+Marks = SpecialIds | Manifest
 
 
 class Masked(NamedTuple):

@@ -9,16 +9,16 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.data import vocabulary
+from dpx.data.vocabulary import SpecialIds
 from dpx.models.bert import BertForPreTraining
 from dpx.models.dropout import record_keys
 from dpx.models.shape import Bert
 from dpx.task.declarations import MaskedLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, decode_losses, dropout_keys
-from dpx.task.masking import SpecialIds, mask
+from dpx.task.masking import Marks, mask
 
 # For callers without a store.
-Special = vocabulary.SpecialIds
+Special = SpecialIds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,6 @@ def segments(tokens: int, segment_start: Array, length: Array) -> Array:
     return ((position_T >= segment_start[..., None]) & (position_T < length[..., None])).astype(jnp.int32)
 
 
-def objective(model: Bert, task: MaskedLanguageModel, vocabulary_size: int, special: SpecialIds) -> Objective:
+def objective(model: Bert, task: MaskedLanguageModel, vocabulary_size: int, special: Marks) -> Objective:
     """The runtime of `task` for `model`; `special` is anything with the five ids, such as a store's manifest."""
     return Objective(model, task, vocabulary_size, Special.of(special))

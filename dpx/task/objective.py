@@ -8,11 +8,11 @@ from dpx.models.protocol import ExampleModel
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task import causal_lm, classification, mlm, one_example
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
-from dpx.task.masking import SpecialIds
+from dpx.task.masking import Marks
 from dpx.task.protocol import Objective, PackageTask
 
 
-def objective(model: AnyModel, task: Task, vocabulary_size: int, special: SpecialIds) -> Objective:
+def objective(model: AnyModel, task: Task, vocabulary_size: int, special: Marks) -> Objective:
     """`special` is anything with the five ids, such as a store's manifest. Raises `ConfigError` where task and model do not fit."""
     task.parameter_shapes(model, vocabulary_size)
     if isinstance(task, PackageTask):

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping.norms import at_least_float32
+from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.models.protocol import ExampleModel
 from dpx.models.trainable import whole
 from dpx.task import causal_lm, classification, mlm
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, token_losses
-from dpx.task.masking import SpecialIds
+from dpx.task.masking import Marks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Classes(OfExamples):
         return losses_1[0], {"correct": correct_1[0]}
 
 
-def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: SpecialIds) -> NextTokens | MaskedTokens | Classes:
+def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: Marks) -> NextTokens | MaskedTokens | Classes:
     """Raises `ConfigError` for a task that asks for more than a model of one example gives."""
     match task:
         case CausalLanguageModel():

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.data import length_buckets
 from dpx.data.keyed import Split
-from dpx.data.length_buckets import by_width
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.experiment import Experiment
@@ -81,10 +81,8 @@ def in_batches(
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """The first `count` rows of a split; the last batch of a width is filled up with its last row, as padding."""
     longest_n = store.lengths(split, np.arange(count), 1)
-    for width, places in by_width(longest_n, widths):
-        for start in range(0, len(places), batch_rows):
-            numbers = np.arange(start, start + batch_rows)
-            yield store.rows(split, places[np.minimum(numbers, len(places) - 1)], width), numbers >= len(places)
+    for width, places, is_padding_B in length_buckets.in_batches(longest_n, widths, batch_rows):
+        yield store.rows(split, places, width), is_padding_B
 
 
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.data.length_buckets import by_width, widths_of
+from dpx.data.length_buckets import in_batches, widths_of
 from dpx.data.prepare import prepare
 from dpx.data.rows import marked_examples
 from dpx.data.store import VOCABULARY
@@ -54,18 +54,11 @@ class Classifier:
         rows = self._rows(texts)
         longest_n = rows["length"].reshape(len(texts), -1).max(axis=1)
         shares = np.zeros((len(texts), len(self.labels)))
-        for width, places in by_width(longest_n, widths_of("auto", self.sequence_length)):
-            for start in range(0, len(places), _BATCH):
-                # The last batch is filled up with its last row, so that every width has one compiled program.
-                own = places[np.minimum(np.arange(start, start + _BATCH), len(places) - 1)]
-                batch = {
-                    "tokens": rows["tokens"][own, ..., :width],
-                    "segment_start": rows["segment_start"][own],
-                    "length": rows["length"][own],
-                }
-                batch |= {"label": np.zeros(_BATCH, np.int32), "record": np.arange(_BATCH, dtype=np.int32)}
-                scores_BK = np.asarray(jax.nn.softmax(self.logits(batch), axis=-1))
-                shares[own] = scores_BK
+        for width, own, _ in in_batches(longest_n, widths_of("auto", self.sequence_length), _BATCH):
+            batch = {name: values[own] for name, values in rows.items()}
+            batch |= {"label": np.zeros(_BATCH, np.int32), "record": np.arange(_BATCH, dtype=np.int32)}
+            batch["tokens"] = batch["tokens"][..., :width]
+            shares[own] = np.asarray(jax.nn.softmax(self.logits(batch), axis=-1))
         return shares
 
     def _rows(self, texts: Sequence[Texts]) -> dict[str, np.ndarray]:
