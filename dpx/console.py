@@ -10,7 +10,7 @@ from dpx.declaration import ConfigError
 
 
 def closed_pipe() -> ConfigError:
-    """The answer where the reader of standard output has gone (`| head`), to which nothing more is written."""
+    """The error to report where the reader of standard output has gone (`| head`). What is written there from now on is thrown away."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")

@@ -23,7 +23,8 @@ from dpx.tuning.declarations import Tune
 
 @declaration
 class Schedule:
-    """How often a run reports, evaluates and saves, in steps; none of it touches the claim."""
+    """How often, in steps, a run evaluates and saves, on how many held-out rows, and how many checkpoints stay. None of it touches the
+    claim."""
 
     evaluate_every: int = 100
     evaluation_rows: int = 10_000

@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def is_requested() -> bool:
-    """Whether a signal came."""
+    """Whether SIGINT or SIGTERM came since `install`."""
     return bool(_received)
 
 

@@ -14,7 +14,7 @@ from dpx.experiment import Experiment
 class Loaded:
     """`params` is the nested dict of the model's `parameter_shapes`; `privacy` the run's `privacy.json`.
 
-    `is_checked`: the run's ledger was there, and reaches as far as what follows from it. A release/ that was handed on cannot be checked.
+    `is_checked`: whether the release was compared with the run's ledger, which a copy of `release/` alone comes without.
     """
 
     experiment: Experiment

@@ -56,7 +56,7 @@ def listed() -> tuple[Package, ...]:
 
 
 def usable() -> tuple[Package, ...]:
-    """Those whose options and declarations may be named."""
+    """The listed packages that are not set aside: their options and declarations may be named."""
     return tuple(package for package in listed() if not package.set_aside)
 
 
@@ -66,7 +66,7 @@ def named(name: str) -> Package | None:
 
 
 def version_of(name: str) -> str:
-    """Of a listed package; "unlisted" for code that no package brings, such as a notebook's."""
+    """The version of a listed package; "unlisted" for code that no package brings, such as a notebook's."""
     package = named(name)
     return package.version if package else "unlisted"
 

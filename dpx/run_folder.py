@@ -15,7 +15,10 @@ from dpx.durable import write_durably
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """`path/release` (weights, privacy.json, config.yaml) and `path/private` (key, ledger, checkpoints, logs, metrics)."""
+    """`path/release` (weights, privacy.json, config.yaml) and `path/private` (key, ledger, checkpoints, logs, metrics).
+
+    `config_yaml` is the run's resolved config; `fork` is `<run folder>@<step>` of the run that it branches from, `None` for no fork.
+    """
 
     path: Path
     config_yaml: str = ""
@@ -31,7 +34,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a run was started in it, whose config then lies here."""
+        """Whether a run was started in it: its config is then in `release/`."""
         return (self.release / "config.yaml").is_file()
 
     @contextlib.contextmanager
@@ -64,7 +67,7 @@ class RunFolder:
 
 
 def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
-    """A document as it was written; raises `ConfigError` for one that is not JSON."""
+    """The JSON document in `path`. Raises `ConfigError`, whose last sentence is `fix`, where it is not JSON."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
@@ -72,5 +75,5 @@ def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_durably` of `value` as indented JSON with sorted keys kept in the order given."""
+    """Writes `value` to `path` as indented JSON, keys in the order given; durable when this returns."""
     write_durably(path, json.dumps(value, indent=2) + "\n")

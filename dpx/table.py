@@ -39,7 +39,7 @@ class Table:
         return path
 
     def shown(self) -> RichTable:
-        """For a terminal: five significant digits."""
+        """This table for a terminal, floats to five significant digits."""
         table = RichTable(*self.columns, title=self.title or self.name, title_justify="left")
         for row in self.rows:
             table.add_row(*(_cell(value) for value in row))

@@ -19,7 +19,7 @@ _CALLED = re.compile(r" (?:fusion|call)\(.*?(?:calls|to_apply)=%?([\w.\-]+)")
 
 
 def compiled_matmul_flops(text: str) -> int:
-    """Of `compiled.as_text()`, from its entry."""
+    """Matrix-product FLOPs, on one device, of the program whose `compiled.as_text()` is `text`."""
     bodies = computations(text)
     entry = next(name for name, body in bodies.items() if body.startswith("ENTRY"))
     known: dict[str, int] = {}

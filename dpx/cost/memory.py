@@ -55,7 +55,7 @@ class Memory:
         return self.at_rest + self.gathered + self.accumulator + self.mechanism + max(self.microbatch, self.update)
 
     def measured(self, temporaries: int) -> "Memory":
-        """With a compiler's own count of a microbatch's temporaries, beside which stands the sum that it comes to."""
+        """The same, with a microbatch as a compiler counts it: its `temporaries` (bytes) and the sum of its gradients."""
         return dataclasses.replace(self, microbatch=self.accumulator + temporaries)
 
 

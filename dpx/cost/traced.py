@@ -52,4 +52,5 @@ def temporary_bytes(function: Callable, *arguments: Any) -> int:
 
 
 def compiled_temporaries(compiled: Any) -> int:
+    """Bytes of temporary buffers of a compiled program, on one device."""
     return compiled.memory_analysis().temp_size_in_bytes

@@ -60,10 +60,12 @@ def classes(count: int) -> Column:
 
 
 def as_json(schema: Schema) -> dict[str, Any]:
+    """The schema as plain values, for a manifest."""
     return {name: asdict(column) | {"shape": list(column.shape)} for name, column in schema.items()}
 
 
 def from_json(plain: Mapping[str, Any]) -> Schema:
+    """The schema that `as_json` gave."""
     return {name: Column(**{**column, "shape": tuple(column["shape"])}) for name, column in plain.items()}
 
 

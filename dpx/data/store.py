@@ -206,11 +206,12 @@ class Store:
         return self._columns[split]["unit"][np.asarray(indices, dtype=np.int64)].astype(np.int64)
 
     def unit_ids(self, split: Split) -> list[str]:
+        """The name of every unit of a split, by its number."""
         with (self.folder / f"{split}.units.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
 
     def vocabulary(self) -> list[str]:
-        """Its tokens, by id."""
+        """The vocabulary's tokens, by id."""
         return (self.folder / VOCABULARY).read_text(encoding="utf-8").rstrip("\n").split("\n")
 
     def _opened(self, split: Split) -> dict[str, np.ndarray]:

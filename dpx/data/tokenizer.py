@@ -56,7 +56,7 @@ def of_path(path: Path, size: int) -> TextTokenizer:
 
 
 def fingerprint(path: Path) -> str | None:
-    """Of every file that the tokenizer at `path` is read from; `None` where there is none."""
+    """SHA-256 of every file that the tokenizer at `path` is read from; `None` where there is none."""
     files = _of_checkpoint(path)
     if files is None:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
@@ -72,6 +72,7 @@ def vocabulary_checksum(folder: Path) -> str | None:
 
 
 def as_lines(vocabulary: list[str]) -> str:
+    """A vocabulary as a file: one token a line, by id."""
     return "\n".join(vocabulary) + "\n"
 
 

@@ -34,8 +34,8 @@ _Adapter = tuple[Target, Mapping[str, np.ndarray]]
 
 
 def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves) -> Written:
-    """Of released parameters, adapters not merged. Raises `ConfigError` for a run without adapters or a named base model, and where that is
-    not what the run began from any more."""
+    """The adapters among a run's released parameters `leaves`, not merged. Raises `ConfigError` for a run without adapters or a named base
+    model, and where that model is no more what the run began from."""
     require(isinstance(train, Adapters), f"train={train.kind}", "trained no adapters that PEFT could add to a base model", _FIX)
     require(isinstance(init, FromCheckpoint), f"init={init.kind}", "names no base model for adapters", _FIX)
     assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)

@@ -56,7 +56,8 @@ def model_of(config: Mapping[str, Any], where: str) -> Model:
 
 
 def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], dict[str, Any]]:
-    """Its declaration and the values of its fields. Raises `ConfigError`, naming `where`, for what dpx has no model for."""
+    """The class of the model that a `config.json` declares, and the values of its fields. Raises `ConfigError`, naming `where`, for what
+    dpx has no model for."""
     family = config.get("model_type")
     if family not in _FAMILIES:
         raise ConfigError(where, f"is of model_type {family!r}, which is not read", f"Use one of {', '.join(sorted(_FAMILIES))}")

@@ -41,7 +41,8 @@ class Written:
 
 
 def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, labels: Sequence[str], special: Any) -> Written:
-    """Raises `ConfigError` for a model or a head that no class of transformers has; `special` has the ids of the marks."""
+    """The checkpoint of a model with the parameters `leaves`; `special` has the ids of the marks. Raises `ConfigError` for a model or a
+    head that no class of transformers has."""
     family = family_of(model, task)
     layout = LAYOUTS[family]
     parts = layout.parts(layout.prefix)
@@ -61,7 +62,7 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
 
 
 def family_of(model: AnyModel, task: Task) -> str:
-    """Of which family a model is, by what it computes."""
+    """The family (a key of `LAYOUTS`) of a model, by what it computes. Raises `ConfigError` where it is of none."""
     if isinstance(model, Decoder):
         return "gpt2"
     if not isinstance(model, Bert):

@@ -92,7 +92,7 @@ def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
 
 
 class BertFeatures(nn.Module):
-    """What a classifier reads of each text (`pooled`), its embeddings and layers: [B,H], or [B,C,H] for lengths [B,C]."""
+    """What a classifier reads of each text, by embeddings, layers and `pooled`: [B,H], or [B,C,H] for lengths [B,C]."""
 
     model: Bert
     vocabulary_size: int
@@ -105,7 +105,7 @@ class BertFeatures(nn.Module):
 class BertForClassification(nn.Module):
     """Logits of `outputs` values from each text's `pooled` token: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
-    `features` are what `BertFeatures` gave for the same texts, which are not read then.
+    Where `features` are given (what `BertFeatures` gave for the same texts), the texts are not read and may be `None`.
     """
 
     model: Bert

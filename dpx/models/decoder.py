@@ -47,7 +47,7 @@ class DecoderFeatures(nn.Module):
 class DecoderForClassification(nn.Module):
     """Logits of `outputs` values from the last token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
-    `features` are what `DecoderFeatures` gave for the same texts, which are not read then.
+    Where `features` are given (what `DecoderFeatures` gave for the same texts), the texts are not read and may be `None`.
     """
 
     model: Decoder

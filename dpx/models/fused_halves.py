@@ -44,8 +44,8 @@ class Place(NamedTuple):
 
 
 class Order(NamedTuple):
-    """How the halves make a layer. `sources`: the residual each weight's input is had from again, through its LayerNorm's gain
-    where the residual has the name of one."""
+    """How the halves make a layer. `sources`: the residual from which each weight's input is recomputed; where it has the name of a
+    LayerNorm, with that norm's gain and offset."""
 
     sources: dict[str, str]
     forward: Callable[[Place, Any, Array], tuple[Array, dict[str, Array]]]

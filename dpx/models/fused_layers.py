@@ -91,7 +91,7 @@ class LayerStack(Op):
 
     @cached_property
     def form(self) -> dict[str, norms.Form]:
-        """Of every kernel that is trained."""
+        """The form of the norm of every kernel that is trained, by weight."""
         return {weight: form for weight, form in zip(WEIGHTS, self.forms, strict=True) if self.trains(f"{weight}/kernel")}
 
     @property
@@ -106,16 +106,16 @@ class LayerStack(Op):
 
     @property
     def needed(self) -> set[str]:
-        """Residuals that the sums of weights are had from again."""
+        """Residuals from which inputs of weights are recomputed when their gradients are summed."""
         return {self.order.sources[weight] for weight, form in self.form.items() if form != "kept"}
 
     @property
     def numbers(self) -> Array:
-        """Of the layers, counted from the model's lowest."""
+        """Numbers of the layers, counted from the model's lowest."""
         return jnp.arange(self.model.layers) + self.first if self.first else jnp.arange(self.model.layers)
 
     def values_needed(self):
-        """Gains that inputs of weights are had from again."""
+        """LayerNorm parameters at rest with which inputs of weights are recomputed."""
         gains = [f"{source}/{leaf}" for source in sorted(self.needed) if source.endswith("norm") for leaf in ("scale", "bias")]
         return tuple(name for name in gains if not self.trains(name))
 

@@ -69,7 +69,8 @@ def has_dropout(params: Any) -> bool:
 
 
 def taken(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
-    """What the adapter `name` takes in of x, and of a cotangent of that what reaches x."""
+    """The input of the adapter `name`: x after its dropout. With a fixed mask it is linear, and takes a
+    cotangent of that input to x."""
     return drops(x_BTp, drop.ADAPTERS + list(TARGETS).index(name), p["dropout"]) if "dropout" in p else x_BTp
 
 
@@ -91,8 +92,8 @@ def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
 
 
 def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, drops: Drops) -> Array | None:
-    """What the adapters add to the cotangent of x, None without any. `factors` gets of each h, the cotangents of x A and of its outputs,
-    which are the other factors of its gradients, and what makes its input of x."""
+    """What the adapters add to the cotangent of x, None without any. `factors["lora"]` gets of each adapter h, the cotangents of x A and
+    of its outputs (from these its gradients follow), and the function that makes its input of x."""
     total = None
     for name, target, p in adapters_of(lora, weight):
         g_BTc = target.columns(g_BTd)

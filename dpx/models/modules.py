@@ -50,6 +50,8 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
+    """LayerNorm over the last axis, with a gain and an offset."""
+
     model: Model
 
     @nn.compact

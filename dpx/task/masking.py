@@ -18,6 +18,8 @@ Marks = SpecialIds | Manifest
 
 
 class Masked(NamedTuple):
+    """Tokens as they are shown, the positions that are asked for, their labels, and which of these are real (the others are filling)."""
+
     token_BT: Int[Array, "B T"]
     masked_position_BM: Int[Array, "B M"]
     label_BM: Int[Array, "B M"]
@@ -25,6 +27,7 @@ class Masked(NamedTuple):
 
 
 def special_ids(special: SpecialIds) -> tuple[int, ...]:
+    """The five ids, ascending, each once."""
     return tuple(sorted({special.pad_id, special.unk_id, special.cls_id, special.sep_id, special.mask_id}))
 
 

@@ -54,6 +54,8 @@ class OfExamples:
 
 @dataclasses.dataclass(frozen=True)
 class NextTokens(OfExamples):
+    """`causal_lm`: rows and counts are those of `causal_lm.Objective`."""
+
     batch, answers = causal_lm.Objective.batch, causal_lm.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:
@@ -63,6 +65,8 @@ class NextTokens(OfExamples):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens(OfExamples):
+    """`mlm` without next sentence: rows and counts are those of `mlm.Objective`."""
+
     special: SpecialIds
 
     batch, answers = mlm.Objective.batch, mlm.Objective.answers
@@ -74,6 +78,8 @@ class MaskedTokens(OfExamples):
 
 @dataclasses.dataclass(frozen=True)
 class Classes(OfExamples):
+    """`classification`: rows and counts are those of `classification.Objective`."""
+
     batch, answers = classification.Objective.batch, classification.Objective.answers
 
     def one(self, params: Params, example: Batch) -> tuple[Array, Counts]:

@@ -84,7 +84,7 @@ class Checkpoints:
             ) from fault
 
     def parts(self, steps_done: int) -> set[str]:
-        """Names of what was saved after `steps_done` steps: `State.saved`."""
+        """The names under which parts of the state were saved after `steps_done` steps (the keys of `State.saved`)."""
         return set(self._checkpointer.metadata(steps_done).metadata)
 
     def close(self) -> None:
@@ -108,7 +108,8 @@ def released(directory: Path) -> Any:
 
 
 def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
-    """Leaves with `shape` and `dtype` of a tree that `export` wrote, or that `Checkpoints.save` wrote as `part` of its state."""
+    """Leaves with `shape` and `dtype` of a tree that `export` wrote, or that `Checkpoints.save` wrote as `part` of its state. Raises
+    `ConfigError` where it is cut short."""
     try:
         shapes = ocp.metadata(str(directory.absolute())).metadata
         return shapes if part is None else shapes[part]
@@ -117,7 +118,7 @@ def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
 
 
 def on_host(directory: Path, part: str | None = None) -> Any:
-    """Such a tree as NumPy arrays. Raises `ConfigError` where it is cut short."""
+    """The tree of `shapes_on_disk` as NumPy arrays. Raises `ConfigError` where it is cut short."""
     shapes = shapes_on_disk(directory, part)
     like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
     context: Any = ocp.Context()

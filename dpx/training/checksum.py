@@ -18,7 +18,7 @@ _PLACE, _LEAF = 0x9E3779B1, 0x85EBCA77
 
 
 def checksum(tree: Any) -> UInt32[Array, "2"]:
-    """Of all leaves (float32 or 32-bit integers) of `tree`, in its own order; places are counted within each leaf."""
+    """The checksum of all leaves (float32 or 32-bit integers) of `tree`, in its own order; places are counted within each leaf."""
     sums = [_of_leaf(jnp.asarray(leaf), number) for number, leaf in enumerate(jax.tree.leaves(tree))]
     return jnp.sum(jnp.stack(sums), axis=0, dtype=jnp.uint32)
 

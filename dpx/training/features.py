@@ -1,7 +1,8 @@
-"""What a resting encoder makes of each text, computed once where the head alone is trained, and read in place of the texts from then on.
+"""Features: what an encoder at rest (frozen) makes of each text. Where the head alone is trained they are computed once, and read in place
+of the texts from then on.
 
-The features of protected rows are as protected as these: they lie under `private/` while the run goes on, and its end removes them. Lost or
-damaged they are computed again; if the last bits differ then, a replayed step sees that its sum does (`dpx.training.loop`).
+Features of protected rows are as secret as the rows: they lie under `private/` while the run goes on, and are deleted at its end. Lost or
+damaged ones are computed again; if their last bits differ then, a replayed step finds that its sum differs too (`dpx.training.loop`).
 
 Shape legend: N rows of the protected split, B rows at once.
 """
@@ -32,7 +33,7 @@ _MASK_KEY = np.zeros(2, np.uint32)  # these objectives draw nothing
 
 
 class WithFeatures(Store):
-    """`store`, whose protected rows hold `features` [..., H] in place of text."""
+    """`store` with `features` (float32 [..., H]) in place of the text of its protected rows; other splits are as they were."""
 
     def __init__(self, store: Store, features_N: np.ndarray):
         self.folder, self.manifest, self._columns = store.folder, store.manifest, store._columns
@@ -51,7 +52,8 @@ class WithFeatures(Store):
 
 
 def are_constant(objective: Any, trained: Any) -> bool:
-    """Whether each step would compute the same features again: nothing below the head is `trained`, and nothing is dropped there."""
+    """Whether each step would compute the same features again: the tree `trained` holds no parameter below the head, and there is no dropout
+    there."""
     is_head_alone = not {"embeddings", "layers"} & set(trained)
     return is_head_alone and isinstance(objective, TwoPartObjective) and objective.has_constant_features
 
@@ -69,7 +71,7 @@ def of_store(objective: TwoPartObjective, resting: Any, store: Store, widths: Se
 
 
 def remove(private: Path) -> None:
-    """Where a run has ended they are of no more use."""
+    """Deletes the features of a run that has ended."""
     shutil.rmtree(private / FOLDER, ignore_errors=True)
 
 

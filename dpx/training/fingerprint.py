@@ -66,7 +66,7 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def claim_checksum(experiment: Experiment) -> str:
-    """Of what must not change while a run goes on."""
+    """SHA-256 of `claim_of`, which must not change while a run goes on."""
     return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -15,7 +15,7 @@ from dpx.privacy.declarations import Privacy
 
 @dataclasses.dataclass(frozen=True)
 class GradientSum:
-    """`clip` is `None` without privacy. `clipping` says how the clipped sum is computed; so many rows are clipped as one."""
+    """`clip` is `None` without privacy. `clipping` says how the clipped sum is computed; `rows_per_unit` rows are clipped as one."""
 
     clip: Clip | None
     clipping: Clipping
@@ -23,12 +23,12 @@ class GradientSum:
 
     @classmethod
     def of(cls, mechanism: Mechanism, clip: Clip, clipping: Clipping, privacy: Privacy) -> "GradientSum":
-        """That of a declared run."""
+        """The gradient sum of a declared run."""
         return cls(clip if mechanism.is_private else None, clipping, privacy.rows_per_example)
 
     @property
     def method(self) -> Method:
-        """That of the clipped sum, or `plain`."""
+        """How the clipped sum is computed; `plain` without privacy."""
         return self.clipping.method if self.clip is not None else "plain"
 
     def __call__(

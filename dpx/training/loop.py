@@ -37,7 +37,7 @@ class Runtime:
     step: Step
     ledger: Ledger
     strategy: np.ndarray | None = None
-    # What rests, where microbatches are summed; empty where everything is trained.
+    # Resting (frozen) parameters, placed where microbatches are summed; empty where everything is trained.
     resting: Any = dataclasses.field(default_factory=dict)
 
 
@@ -65,7 +65,7 @@ Renewal = Callable[[int, State], tuple[Epoch, RootSecret, State]]
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and has after `done` steps, in `state`; everything of these steps has been shown."""
+    """The run has stopped, as the user asked, after `done` steps, which led to `state`; all metrics of them have been reported."""
 
     def __init__(self, done: int, state: State):
         super().__init__(done)
@@ -73,7 +73,7 @@ class Stopped(Exception):
 
 
 class AnotherSum(Exception):
-    """A replayed step does not come to the sum that its noise was added to before."""
+    """The clipped sum of a replayed step differs from the one that its noise was added to before."""
 
 
 def run(runtime: Runtime, run_start: RunStart, seen: Observer, renew: Renewal) -> State:

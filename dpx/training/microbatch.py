@@ -55,14 +55,14 @@ class Workload:
         return cls(objective, gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mechanism, experiment.mesh)
 
     def batch(self, examples: int) -> dict[str, jax.Array]:
-        """Synthetic rows of so many examples, as the loss takes them."""
+        """A batch of `examples` synthetic examples, as the loss takes it."""
         rows = synthetic_rows(
             self.objective.task, examples * self.gradient_sum.rows_per_unit, self.sequence_length, self.objective.vocabulary_size
         )
         return jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
 
     def memory(self, examples: int) -> Memory:
-        """Of a step with so many examples at a time, by arithmetic (`dpx.cost.memory`)."""
+        """Memory of a step with `examples` examples at a time, by arithmetic (`dpx.cost.memory`)."""
         of, trains = self.objective, resting.trains(self.train, self.objective)
         return step_memory(
             of.model,

@@ -72,7 +72,7 @@ class Classifier:
 
 
 def of_run(experiment: Experiment, params: Path) -> Classifier:
-    """Raises `ConfigError` for a run that is no classifier."""
+    """The classifier of a run and its released parameters `params`. Raises `ConfigError` for a run that is no classifier."""
     task = experiment.task
     if not isinstance(task, Classification | MultipleChoice):
         raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
@@ -89,7 +89,7 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
 
 
 def of_checkpoint(path: str) -> Classifier:
-    """Raises `ConfigError` for a checkpoint that is no whole classifier, or has no tokenizer."""
+    """The classifier in a checkpoint's folder or hub id. Raises `ConfigError` where it is no whole classifier, or has no tokenizer."""
     checkpoint = Checkpoint(path)
     named = checkpoint.config.get("id2label")
     require(isinstance(named, dict) and len(named) > 1, checkpoint.asked, "names no labels in its config.json", "Name a classifier")

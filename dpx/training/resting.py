@@ -1,4 +1,4 @@
-"""What rests in a run: drawn with its parameters, written once under `private/`, and placed on the devices once.
+"""The parameters that rest in a run (are frozen): drawn with the others, written once under `private/`, and placed on the devices once.
 
 Checkpoints hold what is trained alone. Resting parameters cannot be drawn anew when a run goes on: another noise epoch has another secret.
 """
@@ -41,7 +41,7 @@ def drawn(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[
 
 
 def trains(train: Trained, objective: Any) -> Trains:
-    """What of an objective's parameters trains, in numbers; nothing is allocated."""
+    """How many of an objective's parameters train and how many rest, from their shapes alone."""
     trained, resting = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
     layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
     depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
@@ -51,7 +51,7 @@ def trains(train: Trained, objective: Any) -> Trains:
 
 
 def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
-    """Draws what rests in a new run, or takes it from `start`, and writes it; empty where nothing does. What was written before stays."""
+    """Writes what rests in a new run, drawn with `key` or taken from `start`, unless it was written before; gives it as `placed` does."""
     path = private / FOLDER
     if step.has_resting and not path.exists():
         export(path, step.draw_resting(key, *given(start)), {})
@@ -64,7 +64,9 @@ def given(start: Any) -> tuple[Any, ...]:
 
 
 def inherit(private: Path, parent: Path, step: Any) -> Any:
-    """What rests in a fork is what rests in its parent."""
+    """Copies what rests in a fork from its parent, unless that was done before; gives it as `placed` does.
+
+    Raises `ConfigError` where the parent's is not there."""
     path = private / FOLDER
     if step.has_resting and not path.exists():
         require((parent / FOLDER).is_dir(), parent / FOLDER, "what rests in the parent is not there", "Restore it, or fork with train=all")
@@ -73,12 +75,12 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
 
 
 def placed(private: Path, step: Any) -> Any:
-    """What rests, on the devices and in the type it is computed in. Raises `ConfigError` where it is lost."""
+    """What rests, on the devices and in its compute type; empty where nothing does. Raises `ConfigError` where it is lost."""
     return step.place_resting(loaded(private)) if step.has_resting else {}
 
 
 def loaded(private: Path) -> Any:
-    """What rests, as it was drawn."""
+    """What rests, as it was drawn. Raises `ConfigError` where it is lost."""
     path = private / FOLDER
     require(path.is_dir(), path, "what rests in this run is not there, and cannot be drawn again", "Restore the folder, or begin a new run")
     return released(path)

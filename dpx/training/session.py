@@ -71,7 +71,7 @@ class Session:
     @classmethod
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
-        """Everything that can refuse does so before the first array of the model exists."""
+        """Prepares a run in `folder` and holds what it writes to open. Raises `ConfigError` before the first array of the model exists."""
         ready = get_ready(experiment, folder)
         audit, store, step, calibrated = experiment.audit, ready.store, ready.step, ready.calibrated
         with contextlib.ExitStack() as stack:
@@ -165,7 +165,7 @@ class Session:
         return self.evaluate(without(self._merged(state), CANARIES))
 
     def _tested(self, state: State) -> dict[str, Any]:
-        """Figures of the test set, where it is a split of its own: read here alone, after the last step."""
+        """Metrics of the test set, where it is a split of its own: it is read here alone, after the last step."""
         return {} if self.test_set is None else {"test": self.test_set()(without(self._merged(state), CANARIES))}
 
     def _merged(self, state: State) -> Any:

@@ -28,11 +28,11 @@ class State:
         return dataclasses.replace(self, noise=jax.tree.map(jnp.zeros_like, self.noise))
 
     def saved(self) -> dict[str, Any]:
-        """As checkpoints hold it."""
+        """The parts that this run has, by their names in a checkpoint."""
         parts = {name: getattr(self, field) for field, name in SAVED_AS.items()}
         return {name: part for name, part in parts.items() if part is not None}
 
 
 def restored(saved: dict[str, Any]) -> State:
-    """The state that `State.saved` was of."""
+    """The state whose `saved` this is."""
     return State(**{field: saved.get(name) for field, name in SAVED_AS.items()})
