@@ -52,7 +52,7 @@ class WithFeatures(Store):
 
 
 def are_constant(objective: Any, trained: Any) -> bool:
-    """Whether each step would compute the same features again: the tree `trained` holds no parameter below the head, and there is no dropout
+    """Whether each step would compute the same features again: the tree `trained` holds no parameter below the head, and nothing is dropped
     there."""
     is_head_alone = not {"embeddings", "layers"} & set(trained)
     return is_head_alone and isinstance(objective, TwoPartObjective) and objective.has_constant_features
