@@ -210,12 +210,9 @@ class LayerStack(Op):
         return (record["squares"] if self.is_loop else jnp.stack([layer["squares"] for layer in record]),)
 
     def weighted_sum(self, leaves, record, weights):
-        return self._summed(leaves, record, weights, None)
+        return self.masked_sum(leaves, record, weights, None)
 
-    def masked_sum(self, leaves, record, weights, keep_B):
-        return self._summed(leaves, record, weights, keep_B)
-
-    def _summed(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array | None) -> Any:
+    def masked_sum(self, leaves, record, weights, keep_B: Array | None):
         def body(_, xs):
             p, r, w_B = xs
             # Masked layer by layer, so that never more than one layer's record is copied.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from dpx.clipping.groups import LAYERS
 from dpx.declaration import ConfigError, require
@@ -88,7 +89,11 @@ def split(params: Any, selection: Selection) -> tuple[Any, Any]:
             raise ConfigError(name, "picks no parameter", f"The nearest are {nearest}")
     if selection.top is not None:
         params = _cut(params, selection.top)
-    return _kept(params, selection.picks, True), _kept(params, selection.picks, False)
+    leaves = flatten_dict(params, sep="/")
+    trained = {path for path in leaves if selection.picks(path) and not _is_constant(path)}
+    trainable = {path: leaf for path, leaf in leaves.items() if path in trained}
+    frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
+    return unflatten_dict(trainable, sep="/"), unflatten_dict(frozen, sep="/")
 
 
 def _cut(params: Any, count: int) -> Any:
@@ -102,20 +107,6 @@ def _cut(params: Any, count: int) -> Any:
         jax.tree.map(lambda leaf, part=part: leaf[part], params[LAYERS]) for part in (slice(have - count), slice(have - count, have))
     )
     return params | {LAYERS: above, BELOW: below}
-
-
-def _kept(params: Any, picks: Callable[[str], bool], is_trained: bool, path: str = "") -> Any:
-    """The part of a nested dict that is trained, or that rests, without what is empty then."""
-    leaves = {}
-    for name, leaf in params.items():
-        here = f"{path}/{name}".lstrip("/")
-        if isinstance(leaf, dict):
-            leaf = _kept(leaf, picks, is_trained, here)
-            if leaf:
-                leaves[name] = leaf
-        elif (picks(here) and not _is_constant(here)) is is_trained:
-            leaves[name] = leaf
-    return leaves
 
 
 def _is_constant(path: str) -> bool:
