@@ -3,6 +3,7 @@
 B: examples, T: tokens, M: masked positions.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -50,11 +51,7 @@ def mask(
 
     Places beyond an example's number point at position 0, have label 0 and `has_label_BM` false.
     """
-
-    def one(key, token_T, length):
-        return _mask_one(task, special, vocabulary_size, key, token_T, length)
-
-    return Masked(*jax.vmap(one)(key_B, token_BT, length_B))
+    return Masked(*jax.vmap(partial(_mask_one, task, special, vocabulary_size))(key_B, token_BT, length_B))
 
 
 def _mask_one(task: MaskedLanguageModel, special: SpecialIds, vocabulary_size: int, key, token_T, length):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -130,15 +130,10 @@ def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
     return rates
 
 
-def probe(call: Callable[[], Any], rounds: int = 2) -> float:
-    """Seconds of the fastest of `rounds` calls, after one that warms up."""
+def probe(call: Callable[[], Any]) -> float:
+    """Seconds of the faster of two calls, after one that warms up."""
     jax.block_until_ready(call())
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return min(timeit.repeat(lambda: jax.block_until_ready(call()), number=1, repeat=2))
 
 
 def _cache() -> Path:
