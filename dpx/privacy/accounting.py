@@ -80,7 +80,7 @@ class _Losses(pld.PLDAccountant):
         if not do_compose or not isinstance(event, _SAMPLED) or not _is_noisy(event):
             return super()._maybe_compose(event, count, do_compose)
         one = _losses_of_one(event, self._value_discretization_interval, self.neighboring_relation)
-        self._pld = self._pld.compose(one.self_compose(count))
+        self._pld = self._pld.compose((_dense(one) if count > _FEW else one).self_compose(count))
         return None
 
     def epsilon(self, delta: float) -> float:
@@ -114,6 +114,16 @@ def _is_noisy(event: Any) -> bool:
         inner = event.event
         return isinstance(inner, dp_accounting.GaussianDpEvent) and inner.noise_multiplier > 0 and event.sampling_probability > 0
     return isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent) and event.noise_multiplier > 0 and event.sampling_probability > 0
+
+
+# More compositions than these of two losses or more are composed as arrays by dp-accounting too.
+_FEW = 1000
+
+
+def _dense(losses: Any) -> Any:
+    """The same losses in arrays. dp-accounting decides on it by size ** count, which has millions of digits at millions of steps: seconds."""
+    of_adding = None if losses._symmetric else losses._pmf_add.to_dense_pmf()
+    return type(losses)(losses._pmf_remove.to_dense_pmf(), of_adding)
 
 
 # As many as a ramp has rates, and some; a distribution is a megabyte or less, four at most.

@@ -1,14 +1,21 @@
 """The ratio that a budget needs: near the exact one between nodes, the smaller branch, and none for no noise."""
 
+import functools
 import json
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dpx.config import build, recipes
 from dpx.privacy import loss_grid
+from dpx.run_folder import RunFolder
 from dpx.scaling import noise, published
+from dpx.scaling.measurements import Measurements
 from dpx.scaling.noise import Calibration
+
+from .synthetic import form_l2, rows_of
 
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "privacy" / "reference.json").read_text())}
 
@@ -25,6 +32,28 @@ def test_between_nodes_it_is_within_one_percent_of_the_exact_ratio(tmp_path, mon
     exact = [calibration.exact(*setting) for setting in settings]
     assert found == pytest.approx([one.ratio for one in exact], rel=0.01)
     assert is_fixed.tolist() == [one.chosen == "deterministic" for one in exact]
+
+
+PAPER = {"tiny": 4.6e6, "mini": 1.1e7, "small": 2.9e7, "medium": 4.1e7, "base": 1.1e8, "large": 3.352e8, "mega": 7.84e8}
+
+
+@pytest.mark.slow
+def test_figure_13_from_nothing_takes_two_minutes_of_two_processors(tmp_path, monkeypatch):
+    """Four sizes, five budgets and thirty computes on a made-up surface of the paper's grid, no noise solved before."""
+
+    def truth(parameters, steps, ratio):
+        return form_l2(parameters / 200, steps / 10, ratio * 100)
+
+    axes = {"parameters": PAPER, "ratios": 2.0 ** -np.arange(6, 24)[::-1], "steps": 1000.0 * np.arange(1, 129)}
+    Measurements.of([row | {"batch_size": 1024.0, "sequence_length": 512} for row in rows_of(truth, **axes)]).write(tmp_path / "losses.csv")
+    line = ["+experiment=mckenna_fig13_allocation_by_n", f"analysis.lab.measurements={tmp_path / 'losses.csv'}", "hydra.mode=RUN"]
+    experiment, job = build(recipes.compose(line))
+    monkeypatch.setenv("DPX_CACHE", str(tmp_path))
+    monkeypatch.setattr(noise, "_solved", functools.cache(lambda *_: {}))
+    began = time.process_time()
+    job(experiment, RunFolder(tmp_path / "run", ""))
+    assert time.process_time() - began < 240
+    assert len(list((tmp_path / "calibration").iterdir())) > 500
 
 
 def test_a_batch_larger_than_the_data_has_no_ratio_and_no_budget_no_noise():
