@@ -121,7 +121,7 @@ _FEW = 1000
 
 
 def _dense(losses: Any) -> Any:
-    """The same losses in arrays. dp-accounting decides on it by size ** count, which has millions of digits at millions of steps: seconds."""
+    """The same losses in arrays. dp-accounting decides on it by size ** count, an integer of millions of digits at millions of steps."""
     of_adding = None if losses._symmetric else losses._pmf_add.to_dense_pmf()
     return type(losses)(losses._pmf_remove.to_dense_pmf(), of_adding)
 

@@ -70,11 +70,12 @@ def _central_limit(q: np.ndarray, steps: np.ndarray, epsilon: float | int, delta
 def _nodes(x: np.ndarray, y: np.ndarray, epsilon: float | int, delta: float) -> np.ndarray:
     pairs, where = np.unique(np.stack([x, y], axis=-1).reshape(-1, 2), axis=0, return_inverse=True)
     solved, near = _solved(epsilon, delta), 0.0
-    for pair in map(tuple, pairs.tolist()):
+    for at in pairs.tolist():
+        pair = (at[0], at[1])
         if pair not in solved:
             solved[pair] = _node(*pair, epsilon, delta, near)
         near = solved[pair]
-    return np.array([solved[pair] for pair in map(tuple, pairs.tolist())])[where.reshape(x.shape)]
+    return np.array([solved[x, y] for x, y in pairs.tolist()])[where.reshape(x.shape)]
 
 
 @functools.cache
