@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from dpx.declaration import declaration
+from dpx.declaration import declaration, require
 
 # One dictionary per event, with the steps that it cost.
 Segments = list[dict[str, Any]]
@@ -69,9 +69,13 @@ def _spans(steps: list[int]) -> list[list[int]]:
 
 
 def decode(segments: Segments) -> Iterator[tuple[str, int, LedgerEntry]]:
-    """The releases that `encode` was given, each once."""
+    """The releases that `encode` was given, each once. Raises `ConfigError` for what another version of dpx entered beside them: it may be
+    a release too, and cost something."""
     names = {field.name for field in fields(LedgerEntry)}
     for segment in segments:
+        unknown = sorted(segment.keys() - names - {"origin", "steps"})
+        value = f"a ledger's {', '.join(unknown)}"
+        require(not unknown, value, "unknown here, so that its cost is too", "Use the version of dpx that wrote it")
         entry = LedgerEntry(**{name: value for name, value in segment.items() if name in names})
         for first, count in segment["steps"]:
             yield from ((segment["origin"], step, entry) for step in range(first, first + count))

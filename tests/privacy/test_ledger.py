@@ -150,6 +150,12 @@ def test_run_length_encoding_is_exact(tmp_path):
     assert ledgers.encode(ledgers.decode(runs)) == runs
 
 
+def test_what_a_later_version_entered_beside_a_release_is_never_left_out(tmp_path):
+    (segment,) = fill(tmp_path / "ledger", range(3)).segments()
+    with pytest.raises(ConfigError, match="second_sum_noise_multiplier.*version of dpx"):
+        ledgers.join([segment | {"second_sum_noise_multiplier": 0.5}])
+
+
 def test_charges_compose_equal_releases(tmp_path):
     (part,) = parts(fill(tmp_path / "ledger", range(6)).segments())
     assert part == dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 6)
