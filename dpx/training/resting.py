@@ -3,6 +3,7 @@
 Checkpoints hold what is trained alone. Resting parameters cannot be drawn anew when a run goes on: another noise epoch has another secret.
 """
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
 from dpx.cost.memory import Trains
 from dpx.declaration import require
+from dpx.durable import put_in_place
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
 from dpx.parameter_path import path_name
@@ -64,13 +66,17 @@ def given(start: Any) -> tuple[Any, ...]:
 
 
 def inherit(private: Path, parent: Path, step: Any) -> Any:
-    """Copies what rests in a fork from its parent, unless that was done before; gives it as `placed` does.
+    """Copies what rests in a fork from its parent, whole or not at all, unless that was done before; gives it as `placed` does.
 
     Raises `ConfigError` where the parent's is not there."""
     path = private / FOLDER
     if step.has_resting and not path.exists():
         require((parent / FOLDER).is_dir(), parent / FOLDER, "what rests in the parent is not there", "Restore it, or fork with train=all")
-        shutil.copytree(parent / FOLDER, path)
+        draft = private / f".{FOLDER}"
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(parent / FOLDER, draft)
+        os.sync()
+        put_in_place(draft, path)
     return placed(private, step)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -88,6 +89,27 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(adapted, data, tmp_path):
     train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
     found = train(data, tmp_path / "run", "train=lora", "train.rank=2")
     assert found.keys() == adapted[1].keys() and all(np.array_equal(found[name], leaf) for name, leaf in adapted[1].items())
+
+
+def test_a_copy_of_what_rests_that_was_cut_short_is_made_anew(tmp_path, monkeypatch):
+    parent, private, step = tmp_path / "parent", tmp_path / "private", SimpleNamespace(has_resting=True)
+    (parent / "resting").mkdir(parents=True)
+    for name in ("one", "two"):
+        (parent / "resting" / name).write_text(name)
+    private.mkdir()
+    monkeypatch.setattr(resting, "placed", lambda *_: "placed")
+
+    def cut_short(source: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "one").write_text("o")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "copytree", cut_short)
+        resting.inherit(private, parent, step)
+    assert not (private / "resting").exists()
+    assert resting.inherit(private, parent, step) == "placed"
+    assert {path.name: path.read_text() for path in private.rglob("*") if path.is_file()} == {"one": "one", "two": "two"}
 
 
 def test_a_fork_rests_on_what_its_parent_rests_on(adapted, data, tmp_path):
