@@ -63,11 +63,10 @@ def fingerprint(path: Path) -> str | None:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())).hexdigest()
 
 
-def vocabulary_checksum(folder: Path) -> str | None:
-    """As a store's manifest names its vocabulary; `None` for a folder without a tokenizer."""
+def vocabulary_checksum(folder: Path) -> str:
+    """As a store's manifest names its vocabulary. Raises `ConfigError` for a folder without a tokenizer."""
     files = _of_checkpoint(folder)
-    if files is None:
-        return None
+    assert files is not None
     return hashlib.sha256(as_lines(_loaded(*files).vocabulary).encode()).hexdigest()
 
 

@@ -168,8 +168,7 @@ def require_not_exported(checkpoint: Checkpoint) -> None:
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
     """Weights mean nothing under another vocabulary."""
     known = tokenizer.vocabulary_checksum(checkpoint.folder)
-    if known is not None:
-        _require_vocabulary_of(store, checkpoint.asked, known, f"Add data.vocabulary.path={checkpoint.folder}")
+    _require_vocabulary_of(store, checkpoint.asked, known, f"Add data.vocabulary.path={checkpoint.folder}")
 
 
 def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) -> None:
