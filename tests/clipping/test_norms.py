@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpx.clipping import norms
+from dpx.clipping import forms, norms
 
 
 def direct(a, g):
@@ -48,6 +48,21 @@ def test_repeated_tokens_add_up_before_they_are_squared(T):
     for b in range(3):
         np.add.at(table[b], ids[b], np.float64(g[b]))
     np.testing.assert_allclose(norms.lookup(jnp.asarray(ids), jnp.asarray(g)), np.square(table).sum((1, 2)), rtol=1e-5)
+
+
+def test_a_lookup_and_a_product_over_its_table_are_squared_without_a_table_an_example():
+    B, T, V, d = 2, 3, 50, 16
+    shapes = ((B, T, V), (B, T, d), (B, T, d))
+    arrays = [jnp.array(np.random.default_rng(seed).normal(size=shape), jnp.float32) for seed, shape in enumerate(shapes)]
+    id_BT = jnp.array([[4, 4, 7], [0, 49, 0]], jnp.float32)
+
+    def uses(a_BTV, g_BTd, rows_BTd):
+        return [forms.Use(forms.Outer(a_BTV, g_BTd)), forms.Use(forms.Rows(id_BT, rows_BTd))]
+
+    traced = jax.make_jaxpr(lambda *arrays: forms.squares(uses(*arrays), (V, d)))(*arrays)
+    assert max(out.aval.size for equation in traced.jaxpr.eqns for out in equation.outvars) < V * d
+    whole_BVd = sum(forms.formed(use.form, (V, d)) for use in uses(*arrays))
+    np.testing.assert_allclose(forms.squares(uses(*arrays), (V, d)), np.sum(np.square(whole_BVd), (1, 2)), rtol=1e-5)
 
 
 def test_the_cheapest_form_that_fits_is_chosen():
