@@ -51,7 +51,8 @@ class Spent:
         accountant = "rdp" if "rdp" in self.accountants else self.accountants[0]
         error = accounting.rounding_error(self._exact, self._delta, self._adjacency, accountant=accountant)
         counts = {"distinct": len(self._exact), "composed": len(self._charges)}
-        return counts | {"epsilon_error_at_most": accounting.finite(error), "pld_grid": loss_grid.grid(self._charges, self._adjacency)}
+        of_grid = loss_grid.grid(self._charges, self._adjacency)
+        return counts | {f"{accountant}_epsilon_error_at_most": accounting.finite(error), "pld_grid": of_grid}
 
     def events(self) -> list[dict[str, Any]]:
         """The dp-accounting events composed by the run's own accountant: class, arguments and count."""

@@ -50,8 +50,9 @@ DRAWS = (
     Draw(4, 1, 4, False, False),
 )
 
-# The losses are kept alive, so that no other loss can get the same id.
+# The losses of the last programs, kept alive so that no other loss can get the same id.
 _found_separate: dict[tuple, Any] = {}
+_REMEMBERED = 64
 
 
 class _Together(NamedTuple):
@@ -82,6 +83,8 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
             is_conclusive = True
     if is_conclusive:
         _found_separate[key] = losses_fn
+        if len(_found_separate) > _REMEMBERED:
+            del _found_separate[next(iter(_found_separate))]
         return
     reason = "is not finite on random rows, so that it cannot be tried whether examples are apart"
     raise ConfigError("the loss", reason, "Pass checked=False once you have compared it with clipping=vmap")
