@@ -12,6 +12,10 @@ from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 
 PRIVATE = "the losses that this rests on depend on the text they were measured on, and no claim of the designed run covers that"
+SHIPPED = (
+    "losses are those that come with dpx: laptop/mckenna_grid, English Wikipedia in rows of 32 tokens of 1,024 word pieces, one seed; "
+    "other text, tokens or models have others"
+)
 BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of equal noise-batch ratio reaches the same is an assumption"
 
 
@@ -19,9 +23,9 @@ BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of 
 class Design:
     """Writes tables, a picture and `release/experiment/design.yaml`, an experiment that runs as it is, for the best configuration.
 
-    `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs; `published` looks up the optima that McKenna et al. 2025
-    print instead. delta is `privacy.delta`, the records `size` or `data.declared_size`. Compute is in FLOPs or device hours.
-    Raises `ConfigError` where nothing inside the measured grid fits.
+    `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs, by default the table that comes with dpx; `published`
+    looks up the optima that McKenna et al. 2025 print instead. delta is `privacy.delta`, the records `size` or `data.declared_size`.
+    Compute is in FLOPs or device hours. Raises `ConfigError` where nothing inside the measured grid fits.
     """
 
     epsilon: float | None = None
@@ -62,10 +66,11 @@ class Design:
         import numpy as np
 
         from dpx.scaling import design
+        from dpx.scaling.runs import load, shipped
         from dpx.scaling.smoothing import grid_of
         from dpx.scaling.surface import surface_of
 
-        measured = _measurements(self.measurements, self.match)
+        measured, _ = load(self.measurements or shipped(), self.match)
         grid = grid_of(measured)
         surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach)
         budget = design.Budget(compute, size, epsilon, experiment.privacy.delta)
@@ -86,7 +91,7 @@ class Design:
         notes = (
             *(f"{one.model}: {mark}" for one in designs for mark in one.marks),
             BATCHES.format(surface.batch_size),
-            PRIVATE,
+            SHIPPED if self.measurements is None else PRIVATE,
             *(f"left out of the grid: {line}" for line in left_out),
         )
         columns = ("model", "parameters", "batch", "steps", "sigma", "ratio", "sampler", "loss", "near", "passes")
@@ -121,14 +126,6 @@ def _nodes(grid: Any, best: Any) -> list[tuple[Any, float]]:
     from dpx.scaling.measurements import NO_NOISE
 
     return [(grid.parameters_M, best.parameters), (np.maximum(grid.ratios_R, NO_NOISE), max(best.noise_batch_ratio, NO_NOISE))]
-
-
-def _measurements(place: str | None, match: str) -> Any:
-    from dpx.scaling.runs import load
-
-    fix = "Name a table or a folder of runs, or use design.published=true"
-    require(place is not None, "design.measurements", "no losses to design from", fix)
-    return load(str(place), match)[0]
 
 
 def _published(size: int, epsilon: float) -> Table:

@@ -40,6 +40,13 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
     return Measurements.of(rows), left_out
 
 
+def shipped() -> Path:
+    """The table of losses that comes with dpx: `laptop/mckenna_grid`, on public text, as far as it has been trained."""
+    package = Path(__file__).parent
+    in_wheel = package / "laptop_grid.csv"
+    return in_wheel if in_wheel.exists() else package.parents[1] / "experiments" / "mckenna2025" / "measurements.csv"
+
+
 def load(place: str | Path, match: str = "") -> tuple[Measurements, list[str]]:
     """A CSV table (`Measurements.read`), or a folder of runs (`measured`); raises `ConfigError` where nothing is there."""
     path = Path(place)

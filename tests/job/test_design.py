@@ -68,7 +68,7 @@ def test_the_file_plans_as_it_was_designed(designed):
         ({"epsilon": None}, "design.epsilon"),
         ({}, "design.compute"),
         ({"compute": 1e12, "device_hours": 1.0}, "design.compute"),
-        ({"compute": 1e12}, "design.measurements"),
+        ({"compute": 1e20}, "grid"),
         ({"compute": 1e12, "measurements": "nowhere.csv"}, "nowhere.csv"),
         ({"published": True}, "Table 2"),
     ],
@@ -77,6 +77,15 @@ def test_what_cannot_be_designed_is_refused(options, key, tmp_path):
     experiment, _ = build(recipes.compose(BASE))
     with pytest.raises(ConfigError, match=key):
         Design(**({"epsilon": 8.0, "size": 20000} | options))(experiment, RunFolder(tmp_path, ""))
+
+
+def test_without_a_table_of_ones_own_the_losses_that_come_with_dpx_are_used_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
+    experiment, _ = build(recipes.compose(BASE))
+    Design(epsilon=8.0, size=200_000, compute=1e12)(experiment, RunFolder(tmp_path, ""))
+    table = json.loads((tmp_path / "release" / "design.json").read_text())["tables"][0]
+    assert {row["model"] for row in table["rows"]} <= {f"width_{width}" for width in (16, 32, 64, 96, 128)}
+    assert any("come with dpx" in note for note in table["notes"]) and not any("no claim of" in note for note in table["notes"])
 
 
 def test_a_printed_optimum_is_looked_up_and_marked(tmp_path):
