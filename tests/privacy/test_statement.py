@@ -15,7 +15,7 @@ from dpx.claim.calibration import calibrate
 from dpx.claim.reasons import reasons_against
 from dpx.data.declarations import Vocabulary
 from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
-from dpx.privacy import accounting, closed_form, ledger
+from dpx.privacy import accounting, closed_form, ledger, loss_grid
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
@@ -60,6 +60,7 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
 @pytest.mark.parametrize("privacy", [{}, {"unit": "document", "rows_per_unit_max": 2}, {"adjacency": "replace_one"}])
 def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypatch, privacy):
     monkeypatch.setattr(accounting, "RATES_MAX", 2)
+    monkeypatch.setattr(loss_grid, "grid", lambda *_: 5e-3)  # for all that is compared, and for units a second each
     experiment = small(steps=4, batch_schedule=Linear(start=20, end=400, ramp_steps=4), privacy=privacy)
     calibrated = calibrate(experiment, N)
     document = statement.build(experiment, None, calibrated)
