@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
 
 
@@ -67,11 +67,13 @@ class RunFolder:
 
 
 def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
-    """The JSON document in `path`. Raises `ConfigError`, whose last sentence is `fix`, where it is not JSON."""
+    """The JSON object in `path`. Raises `ConfigError`, whose last sentence is `fix`, where it holds anything else."""
     try:
-        return json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(path, "is cut short, or was changed by hand", fix) from error
+    require(isinstance(document, dict), path, "is no JSON object", fix)
+    return document
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -4,7 +4,6 @@
 Imports no jax and reads no data.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +13,11 @@ from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
+from dpx.privacy.declarations import Privacy
 from dpx.privacy.segments import SEGMENTS
 from dpx.report import pictures
 from dpx.report.text_plot import text_plot
-from dpx.run_folder import RunFolder, write_json
+from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.table import Table
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
@@ -31,7 +31,8 @@ class Account:
 
     `ledgers` are run folders or names of runs, ledger files or statements; none means the run itself. Several are charged jointly,
     common steps once.
-    `delta` and `adjacency` default to the run's own.
+    `delta` and `adjacency` default to those that the sources were stated at, of several deltas the smallest. Raises `ConfigError` where
+    nothing is charged, and for sources of several adjacencies where none is given.
     """
 
     ledgers: Sequence[str] = ()
@@ -50,7 +51,7 @@ class Account:
         read_sources = [read(path) for path in sources]
         segments = ledger.join(*(one.segments for one in read_sources))
         require(bool(segments), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
-        delta, adjacency = self.delta or experiment.privacy.delta, self.adjacency or experiment.privacy.adjacency
+        delta, adjacency = self._stated_at(read_sources, experiment.privacy)
         before = ledger.join(*(list(one.before) for one in read_sources))
         tables = account(segments, self.accountant, delta, adjacency, before)
         folder.release.mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,19 @@ class Account:
             console.print(plot + "\n", highlight=False, markup=False)
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
+    def _stated_at(self, sources: Sequence["Source"], otherwise: Privacy) -> tuple[float, str]:
+        """delta and adjacency of the account; what neither the job nor a source says is `otherwise`'s."""
+        deltas = [one.delta for one in sources if one.delta is not None]
+        delta = self.delta if self.delta is not None else min(deltas, default=otherwise.delta)
+        stated = sorted({one.adjacency for one in sources if one.adjacency is not None})
+        require(
+            self.adjacency is not None or len(stated) < 2,
+            "job.ledgers",
+            f"hold claims under {' and '.join(stated)}, which are not one",
+            "Give job.adjacency=... for the relation that all of them are accounted under",
+        )
+        return delta, self.adjacency or next(iter(stated), otherwise.adjacency)
+
 
 UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its word; nothing shows whether steps are missing from it."
 
@@ -85,13 +99,16 @@ def _place(named: str) -> Path:
 class Source(NamedTuple):
     """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself.
 
-    `before` are those among them that were made before the run began, by runs that its starting parameters come from.
+    `before` are those among them that were made before the run began, by runs that its starting parameters come from. `delta` and
+    `adjacency` are those of its claim, `None` where it does not say.
     """
 
     segments: list[dict[str, Any]]
     is_checked: bool
     by: tuple[str, ...] = ()
     before: Sequence[dict[str, Any]] = ()
+    delta: float | None = None
+    adjacency: str | None = None
 
 
 def read(path: Path) -> Source:
@@ -108,10 +125,12 @@ def read(path: Path) -> Source:
         path = path / "release" / "privacy.json"
     require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
     if path.suffix == ".json":
-        document = json.loads(path.read_text())
-        segments = document.get("ledger", {}).get(SEGMENTS)
-        require(segments is not None, f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
-        return Source(segments, False, rests_on.of_guarantee(document.get("guarantee", "dp")) or (), charged_in(document))
+        document = read_json(path, "Name the statement of a private run")
+        stated = document.get("ledger")
+        segments = stated.get(SEGMENTS) if isinstance(stated, dict) else None
+        require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
+        by = rests_on.of_guarantee(document.get("guarantee", "dp")) or ()
+        return Source(segments, False, by, charged_in(document), document.get("delta"), document.get("adjacency"))
     # A ledger where a run keeps it stands beside what follows from it.
     checked = agreement.check(path.parents[1]) if path.parent.name == "private" else None
     return _of_ledger(Ledger(path), checked is not None)
@@ -121,7 +140,9 @@ def _of_ledger(entered: Any, is_checked: bool) -> Source:
     from dpx.privacy import ledger
     from dpx.privacy.origins import charged
 
-    return Source(entered.segments(), is_checked, before=ledger.join(*charged(entered.origins)))
+    privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
+    before = ledger.join(*charged(entered.origins))
+    return Source(entered.segments(), is_checked, before=before, delta=privacy.get("delta"), adjacency=privacy.get("adjacency"))
 
 
 def account(

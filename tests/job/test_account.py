@@ -93,6 +93,42 @@ def test_a_statement_without_ledger_is_refused(tmp_path):
         read(tmp_path / "privacy.json")
 
 
+@pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"ledger": [1]}', '{"ledger": {"runs": 3}}'])
+def test_a_file_that_is_no_statement_is_refused_in_a_line(text, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.json: .*Name the statement of a private run"):
+        read(tmp_path / "a.json")
+
+
+def _stated(folder, adjacency, delta):
+    """A ledger under private/ and a statement of it, of a claim under `adjacency` at `delta`."""
+    entered = Ledger(folder / "private" / "ledger")
+    entered.declare_plan({"declared": {"privacy": {"adjacency": adjacency, "delta": delta}}})
+    entered.append(0, ENTRY)
+    said = {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}, "adjacency": adjacency, "delta": delta}
+    statement.write(folder / "release" / "privacy.json", said)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["", "private/ledger", "release/privacy.json"])
+def test_a_source_is_accounted_at_what_it_was_stated_at(place, experiment, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("dpx.job.account.account", lambda segments, *given: asked.append(given[1:3]) or 1 / 0)
+    source = _stated(tmp_path / "other", "replace_one", 1e-7) / place
+    assert experiment.privacy.adjacency != "replace_one"
+    with pytest.raises(ZeroDivisionError):
+        Account(ledgers=[str(source)])(experiment, RunFolder(tmp_path / "run"))
+    assert asked == [(1e-7, "replace_one")]
+
+
+def test_sources_of_several_relations_need_one_that_is_given(experiment, tmp_path):
+    sources = [_stated(tmp_path / name, name, delta) for name, delta in (("replace_one", 1e-5), ("zero_out", 1e-6))]
+    with pytest.raises(ConfigError, match="job.ledgers: hold claims under replace_one and zero_out"):
+        Account(ledgers=[str(one) for one in sources], accountant="rdp")(experiment, RunFolder(tmp_path / "run"))
+    at = Account(adjacency="replace_one")._stated_at([read(one) for one in sources], experiment.privacy)
+    assert at == (1e-6, "replace_one"), "of several deltas the smallest"
+
+
 def test_infinite_values_are_written_as_nothing(run):
     found = account(read(run.path).segments, "deterministic", 1e-6, "zero_out")
     assert all(value is None or math.isfinite(value) for row in found[1].rows for value in row)
