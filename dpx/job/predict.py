@@ -34,6 +34,10 @@ class Predict:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         source, read = experiment.data.source, Path(self.input).expanduser()
         require(read.is_file() and read.name.endswith(SUFFIXES), read, "no file that is read", f"Name one of {', '.join(SUFFIXES)}")
+        output = Path(self.output).expanduser()
+        for written in _written(output):
+            value = f"job.output={self.output}"
+            require(written.resolve() != read.resolve(), value, f"{written} is the file that is read", "Name another")
         trained_on = source.texts if self.checkpoint is None and isinstance(source, Table) else TextColumns()
         from dpx.training.prediction import of_checkpoint, of_run
 
@@ -48,7 +52,6 @@ class Predict:
             classifier = of_run(experiment, folder.release / "params")
         columns = self._columns(trained_on, classifier.choices)
         texts = (columns.of(where, row) for where, row in records(read))
-        output = Path(self.output).expanduser()
         output.parent.mkdir(parents=True, exist_ok=True)
         count = _write(output, list(classifier.labels), classifier.scores(texts))
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
@@ -67,12 +70,16 @@ class Predict:
         return TextColumns(self.text_field or trained_on.text, self.pair_field or trained_on.pair, named, choices)
 
 
+def _written(output: Path) -> tuple[Path, Path]:
+    return Path(f"{output}.jsonl"), Path(f"{output}.csv")
+
+
 def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
     """How many rows were written to both files."""
-    count = 0
+    count, (lines_path, csv_path) = 0, _written(output)
     with ExitStack() as opened:
-        lines = opened.enter_context(Path(f"{output}.jsonl").open("w", encoding="utf-8"))
-        csv_file = opened.enter_context(Path(f"{output}.csv").open("w", newline="", encoding="utf-8"))
+        lines = opened.enter_context(lines_path.open("w", encoding="utf-8"))
+        csv_file = opened.enter_context(csv_path.open("w", newline="", encoding="utf-8"))
         writer = csv.writer(csv_file)
         writer.writerow(["row", "label", *(f"score_{label}" for label in labels)])
         for count, scores_K in enumerate(scores, start=1):

@@ -1,6 +1,7 @@
 """Labels and scores of a file's rows are the same from a run and from its exported folder, and are those of its logits."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.declaration import ConfigError
 from dpx.run_folder import RunFolder
+from tests.composed import composed
 
 from .conftest import train
 
@@ -44,6 +46,16 @@ def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Pa
     exported = predict(run, place / "rows.csv", tmp_path / "exported", checkpoint=str(run / "release" / "hf"))
     scores = [np.array([list(line["scores"].values()) for line in lines]) for lines in (own, exported)]
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_the_file_that_is_read_is_not_written_over(tmp_path: Path, suffix: str):
+    given = tmp_path / f"rows{suffix}"
+    given.write_text("text\na\n")
+    _, job, _ = composed("job=predict", "job.input=a", "job.output=b")
+    with pytest.raises(ConfigError, match=f"^job.output=.*rows: .*rows{suffix} is the file that is read"):
+        dataclasses.replace(job, input=str(given), output=str(tmp_path / "rows"))(composed()[0], RunFolder(tmp_path))
+    assert given.read_text() == "text\na\n"
 
 
 def test_what_cannot_be_predicted_is_said_in_a_line(run: Path, place: Path, tmp_path: Path):
