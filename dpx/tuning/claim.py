@@ -1,6 +1,5 @@
 """The statement of a whole search: what its winner guarantees once the choice among the trials is charged."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ from dpx.claim import calibration, rests_on, statement
 from dpx.privacy import accounting, events, ledger, selection
 from dpx.privacy.accounting import Charges
 from dpx.privacy.segments import SEGMENTS
+from dpx.run_folder import read_json
 from dpx.tuning import charges, rules
 from dpx.tuning.charges import Cost
 from dpx.tuning.record import Record, Trial
@@ -114,7 +114,7 @@ def own_reasons(folder: Path) -> list[str]:
 def _stated(folder: Path) -> dict[str, Any] | None:
     """A trial's own statement, where it came so far as to have one."""
     places = (place / "privacy.json" for place in (folder / "release", folder / "private" / "withheld"))
-    return next((json.loads(path.read_text()) for path in places if path.is_file()), None)
+    return next((read_json(path) for path in places if path.is_file()), None)
 
 
 def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:

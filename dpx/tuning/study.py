@@ -16,7 +16,7 @@ from dpx.declaration import require
 from dpx.durable import put_in_place
 from dpx.experiment import Experiment
 from dpx.launch.sweep import SCORE, Status
-from dpx.run_folder import write_json
+from dpx.run_folder import read_json, write_json
 from dpx.tuning.declarations import Tune
 from dpx.tuning.record import Record, Trial, opened
 from dpx.tuning.rules import check_charge, check_plan, filter_of
@@ -30,9 +30,12 @@ _ONE_MECHANISM = ("model", "steps", "batch_schedule", "sampler", "mechanism", "n
 
 
 class Study:
-    """The search called `name` among the runs in `outputs`. Every use holds its record against what follows from it."""
+    """The search called `name` among the runs in `outputs`. Every use holds its record against what follows from it, and raises
+    `ConfigError` where they do not agree."""
 
     def __init__(self, outputs: Path, name: str):
+        # Below a folder of its own the trials of one search would be counted in another record than is looked at for the next.
+        require("/" not in name, f"name={name}", "a search's name is that of one folder", "Write it without a slash")
         self.outputs, self.path = outputs, outputs / "studies" / name
         self.private, self.release = self.path / "private", self.path / "release"
 
@@ -139,10 +142,12 @@ class Study:
 
         folder = self.outputs / trial.folder
         known = charges.known(trial, record)
-        record.end(trial, state=state, error=error, reasons=claim.own_reasons(folder), **known, **{SCORE: score})
-        if search.tune.charge == "repeat_and_select":
+        is_secret = search.tune.charge == "repeat_and_select"
+        # Before the end is noted: a trial that was killed between the two has not ended, and is withheld at the next launch.
+        if is_secret:
             _withhold(folder)
-        else:
+        record.end(trial, state=state, error=error, reasons=claim.own_reasons(folder), **known, **{SCORE: score})
+        if not is_secret:
             self._state(search, record)
 
     def _state(self, search: Search, record: Record) -> None:
@@ -155,7 +160,7 @@ class Study:
         withheld, shown = self.outputs / best.folder / "private" / "withheld", self.release / "winner"
         if withheld.is_dir():
             shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns("privacy.json"))
-            write_json(shown / "privacy.json", json.loads((self.release / "privacy.json").read_text()))
+            write_json(shown / "privacy.json", read_json(self.release / "privacy.json"))
 
 
 def _left(record: Record, tune: Tune) -> int:

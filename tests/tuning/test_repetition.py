@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -124,6 +125,21 @@ def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: 
     said = _complete(study, last)
     assert said["guarantee"] == "dp"
     assert not (folder_of(study, 2) / "release").exists(), "what it gave out on the way is withheld again"
+
+
+@pytest.mark.parametrize("place", ["dpx.tuning.study._withhold", "dpx.tuning.record.Record.end"])
+def test_a_kill_while_a_trial_is_noted_as_finished_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    def last(study: Study, of: Experiment) -> None:
+        _killed(study, of)
+        enter(folder_of(study, 2), of, range(2, STEPS))
+        Status(folder_of(study, 2), "train").write("finished", objective=0.2)
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(place, Mock(side_effect=KeyboardInterrupt))
+            study.end(of, folder_of(study, 2), "finished", 0.2)
+
+    study = Study(tmp_path, "s")
+    assert _complete(study, last)["guarantee"] == "dp"
+    assert not (folder_of(study, 2) / "release").exists() and (folder_of(study, 2) / "private" / "withheld").is_dir()
 
 
 def test_trials_of_another_cost_are_no_repetitions(tmp_path: Path) -> None:

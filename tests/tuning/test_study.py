@@ -110,6 +110,11 @@ def test_trials_of_one_study_share_what_the_charge_needs(
     study.begin(experiment(charge, 8, "optimizer.weight_decay=0.3", "clip.clipping_norm=0.5"), tmp_path / "c", ())
 
 
+def test_the_name_of_a_search_is_one_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^name=a/b: a search's name is that of one folder"):
+        Study(tmp_path, "a/b")
+
+
 def test_a_charge_is_no_change_of_mind(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     study.begin(experiment("uncharged"), tmp_path / "a", ())
