@@ -208,6 +208,8 @@ def test_no_golden_config_is_left_over() -> None:
         ),
         (["steps=${stepz}"], "steps: Interpolation key 'stepz' not found. Correct the interpolation."),
         (["privacy.delta=0"], "privacy.delta=0.0: delta is a probability above 0 and below 1. Use a value below 1/N."),
+        (["fork=5"], "fork=5: not of the form <run folder>@<step>. Write fork=outputs/<run>@<step>."),
+        (["job=plan", "+plan.complie=true"], "plan.complie: unknown key. Did you mean plan.compile?"),
         (["replicate=-1"], "replicate=-1: repeats are counted from 0. Use 0 or more."),
         (
             ["data=text", "data.source.paths=a.jsonl", "model=micro"],

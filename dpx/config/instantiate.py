@@ -15,7 +15,7 @@ from dpx import packages
 from dpx.config.aliases import now_called, with_present_keys
 from dpx.config.identity import resolved
 from dpx.config.node import checked_arguments, unknown_key
-from dpx.declaration import ConfigError, is_declaration
+from dpx.declaration import ConfigError, is_declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
 
@@ -23,7 +23,9 @@ from dpx.run_folder import RunFolder
 Job = Callable[[Experiment, RunFolder], Any]
 
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
-_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", "list", "plan", "report", "benchmark", "design", "hydra")
+# Where the options of some jobs keep their values, beside `job` itself.
+NODES_OF_JOBS = ("list", "plan", "report", "benchmark", "design")
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", *NODES_OF_JOBS, "hydra")
 
 
 def build(cfg: DictConfig) -> tuple[Experiment, Job]:
@@ -40,9 +42,21 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
     for key in plain:
         if key not in fields and key not in _BESIDE_THE_EXPERIMENT:
             raise unknown_key(key, [*fields, *_BESIDE_THE_EXPERIMENT])
+    fork = plain.get("fork")
+    require(fork is None or isinstance(fork, str), f"fork={fork}", "not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
     job = make(plain.get("job"), "job")
+    _require_read(plain, job)
     experiment = _construct(Experiment, {key: plain[key] for key in plain if key in fields}, "")
     return experiment, job
+
+
+def _require_read(plain: dict[str, Any], job: Any) -> None:
+    """Raises `ConfigError` for a key beside `job` in the node that it takes its values from, such as `plan.compile`, and does not read."""
+    name = type(job).__module__.rpartition(".")[2]
+    node = plain.get(name) if name in NODES_OF_JOBS else None
+    for key in node if isinstance(node, dict) else ():
+        if key not in type(job).__dataclass_fields__:
+            raise unknown_key(f"{name}.{key}", node.keys() - {key})
 
 
 def _missing(node: Any, path: str) -> list[str]:
