@@ -20,7 +20,7 @@ try:
     from dpx.config.command_line import as_refused
     from dpx.console import closed_pipe, wide_console
     from dpx.launch import resolvers, sweep
-    from dpx.launch.launcher import Launcher
+    from dpx.launch.launcher import CloseStudy, Launcher
 except ModuleNotFoundError as missing:
     # A checkout that was never installed, by an interpreter that has none of what it needs.
     line = f"{missing.name}: is not installed for {sys.executable}. In the checkout run pip install -c requirements.lock -e ."
@@ -38,6 +38,7 @@ def main() -> None:
     resolvers.register_resolvers()
     search_path.register()
     launcher = Launcher()
+    CloseStudy.failures = launcher.failures
 
     def run(cfg):
         return launcher(cfg)

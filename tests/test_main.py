@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dpx import config
 from dpx.config import recipes
+from dpx.durable import write_durably
 from dpx.launch.sweep import Status
+from dpx.run_folder import RunFolder
 from tests.processes import Answer, answers, environment
 
 
@@ -30,6 +33,9 @@ BAD = {
 }
 ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
 FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
+# Both points have finished before, so that nothing but the study at the end is looked at; its record is no chain.
+CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
+HELD = ("model=micro", "steps=1")
 TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
 TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
 
@@ -37,12 +43,18 @@ TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     """By command line what it answered and where; all in one process."""
-    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, TWO_SWEEPS, TWO_MESHES]
+    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, HELD, TWO_SWEEPS, TWO_MESHES]
     folders = [tmp_path_factory.mktemp("main") for _ in lines]
     for steps in (1, 2):
         name = recipes.compose(["model=micro", f"steps={steps}"], with_hydra=True).hydra.sweep.subdir
-        Status(folders[lines.index(FINISHED_BEFORE)] / "outputs" / name, "train").write("finished", objective=0.25)
-    return dict(zip(lines, zip(answers(list(zip(folders, lines, strict=True))), folders, strict=True), strict=True))
+        for arguments in (FINISHED_BEFORE, CLOSES):
+            Status(folders[lines.index(arguments)] / "outputs" / name, "train").write("finished", objective=0.25)
+    write_durably(folders[lines.index(CLOSES)] / "outputs" / "studies" / "main" / "private" / "trials", "no chain")
+    held = RunFolder(folders[lines.index(HELD)] / "outputs" / config.run_name(recipes.compose(list(HELD))))
+    Status(held.path, "train").write("running", pid=1)
+    with held.claimed():
+        told = answers(list(zip(folders, lines, strict=True)))
+    return dict(zip(lines, zip(told, folders, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("arguments", BAD, ids=lambda arguments: arguments[0])
@@ -113,6 +125,18 @@ def test_a_finished_point_is_skipped(answered) -> None:
     done, _ = answered[FINISHED_BEFORE]
     assert done.returncode == 0 and done.stdout.count("finished before") == 2
     assert "25.00%" in done.stdout
+
+
+def test_a_search_that_cannot_be_closed_is_told_by_the_exit_code(answered) -> None:
+    done, _ = answered[CLOSES]
+    assert done.returncode == 2 and "trials: is not a chain of lines" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_what_another_process_trains_is_left_as_it_is(answered) -> None:
+    done, folder = answered[HELD]
+    assert done.returncode == 2 and "another process is training in this folder" in done.stderr
+    (path,) = folder.glob("outputs/*/private/status.json")
+    assert json.loads(path.read_text())["train"]["state"] == "running"
 
 
 def test_sweeping_recipes_are_not_points_of_another_sweep(answered) -> None:

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config, interruption
 from dpx.config import build
 from dpx.config.command_line import as_refused
+from dpx.config.instantiate import NODES_OF_JOBS
 from dpx.console import wide_console
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
@@ -37,8 +38,8 @@ from dpx.tuning.study import Study
 
 log = logging.getLogger("dpx")
 
-# A run may only be looked at with these beside `run=`.
-_BESIDE_RUN = ("job", "run", "mesh", "schedule", "hydra", "microbatch")
+# How and where a run that was made is looked at, beside `run=`: all that may differ from its own config.
+_BESIDE_RUN = ("mesh", "schedule", "microbatch")
 
 
 class Launcher:
@@ -62,7 +63,7 @@ class Launcher:
         self.is_sweep = settings.mode == RunMode.MULTIRUN
         path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
         job = str(settings.runtime.choices.get("job"))
-        status, is_finished = Status(path, job), False
+        status, is_left_alone = Status(path, job), False
         try:
             # A point that was at its end when the signal came has finished; the next one does not begin.
             if interruption.is_requested():
@@ -70,8 +71,8 @@ class Launcher:
             if self.is_sweep and job == "train":
                 cfg, path = _own_place(cfg, path)
                 status = Status(path, job)
-                is_finished = status.read().get("state") == "finished"
-                if is_finished:
+                is_left_alone = status.read().get("state") == "finished"
+                if is_left_alone:
                     self._adopt(cfg, path, status, point)
                     return self._record(path, point, "finished before", status.read().get(SCORE))
             if self.is_sweep:
@@ -81,9 +82,13 @@ class Launcher:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
             if job in finished.JOBS and not self.is_sweep and finished.has_finished(path, config.resolved(cfg)):
-                is_finished = True
+                is_left_alone = True
                 finished.say(path)
                 return self._record(path, point, "finished before", _score(path))
+            if job in finished.JOBS:
+                is_left_alone = True
+                with RunFolder(path).read_by_another():
+                    is_left_alone = False
             self._run(cfg, path, status, point)
         except Interrupted as interrupted:
             self._note_interrupted(interrupted, path, status)
@@ -94,8 +99,8 @@ class Launcher:
             words = str(as_refused(error) or f"{type(error).__name__}: {error}")
             # On a full disk the error is what the user must see, not that it could not be noted.
             with contextlib.suppress(OSError):
-                # A finished run that a search may not count has still finished.
-                if not is_finished:
+                # A finished run that a search may not count has still finished, and what another process trains has not failed.
+                if not is_left_alone:
                     status.write("failed", error=words)
             return self._record(path, point, "failed", error=words)
         return self._record(path, point, "finished", status.read().get(SCORE))
@@ -176,10 +181,22 @@ class Launcher:
 
 
 class CloseStudy(Callback):
-    """Hydra's callback at the end of a search, also of one that had no trial left: its statement, and a table of all trials."""
+    """Hydra's callback at the end of a search, also of one that had no trial left: its statement, and a table of all trials.
+
+    Hydra makes it, and turns what it raises into a warning: errors are added to `failures`, which `__main__` looks at.
+    """
+
+    failures: ClassVar[list[Exception]] = []
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """`config` is the recipe's base point, Hydra's own node included."""
+        try:
+            self._close(config)
+        except Exception as error:
+            log.exception("the search could not be closed")
+            self.failures.append(error)
+
+    def _close(self, config: DictConfig) -> None:
         experiment, job = build(config)
         if experiment.tune is None or type(job).__name__ != "Train":
             return
@@ -224,11 +241,16 @@ def _score(path: Path) -> float | None:
 
 def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig, Path]:
     """The config and folder of the run that `cfg.run` names, under this command's job."""
-    for override in overrides:
-        if override.lstrip("+~").partition("=")[0].partition(".")[0] not in _BESIDE_RUN:
-            raise ConfigError(override, f"the run {cfg.run} has its own config", f"Leave it out, or compose it without run={cfg.run}")
-    loaded, path = config.load(cfg.run)
+    loaded, path = config.load(str(cfg.run))
     loaded.job = cfg.job
-    if any(override.startswith("mesh=") for override in overrides):
-        loaded.mesh = cfg.mesh
+    for name in ("analysis", *NODES_OF_JOBS):
+        if name in cfg:
+            loaded[name] = cfg[name]
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        group = key.partition(".")[0]
+        if group in _BESIDE_RUN:
+            OmegaConf.update(loaded, key, OmegaConf.select(cfg, key), merge=False, force_add=True)
+        elif group not in ("job", "run", "hydra", *NODES_OF_JOBS):
+            raise ConfigError(override, f"the run {cfg.run} has its own config", f"Leave it out, or compose it without run={cfg.run}")
     return loaded, path

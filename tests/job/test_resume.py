@@ -49,6 +49,42 @@ def test_a_run_is_found_by_its_name_where_there_is_one(tmp_path: Path, monkeypat
         config.load("main-1235")
 
 
+@pytest.mark.parametrize("name", ["nowhere", "/nowhere", "**", "123", "['a']"])
+def test_what_names_no_run_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no such run"):
+        _of_finished_run(recipes.compose([f"run={name}"]), [f"run={name}"])
+
+
+def test_a_config_that_is_a_list_is_none(tmp_path: Path) -> None:
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / "config.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError, match="config.yaml: is no config of a run"):
+        config.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("job", ["plan", "benchmark", "design", "report", "list"])
+def test_a_job_with_values_of_its_own_looks_at_a_run(tmp_path: Path, job: str) -> None:
+    asked = [f"run={_run(tmp_path / 'a', 'steps=7')}", f"job={job}"]
+    experiment, made = config.build(_of_finished_run(recipes.compose(asked), asked)[0])
+    assert experiment.steps == 7 and type(made).__name__.lower() == job
+
+
+def test_a_value_of_the_job_beside_a_run_is_read(tmp_path: Path) -> None:
+    asked = [f"run={_run(tmp_path / 'a')}", "job=plan", "plan.compile=true"]
+    assert config.build(_of_finished_run(recipes.compose(asked), asked)[0])[1].compile  # type: ignore[attr-defined]
+
+
+def test_what_may_differ_beside_a_run_does(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "a")
+    own = _of_finished_run(recipes.compose([f"run={folder}"]), [])[0]
+    asked = [f"run={folder}", "job=evaluate", "schedule.evaluation_rows=7", "microbatch=4", "mesh.data=2"]
+    cfg, _ = _of_finished_run(recipes.compose(asked), asked)
+    assert (cfg.schedule.evaluation_rows, cfg.microbatch, cfg.mesh.data) == (7, 4, 2)
+    assert own.schedule.evaluation_rows != 7 and own.microbatch != 4 and own.mesh.data != 2
+    assert cfg.schedule.evaluate_every == own.schedule.evaluate_every and cfg.mesh.name == own.mesh.name
+
+
 def test_no_other_config_beside_a_run(tmp_path: Path) -> None:
     folder = _run(tmp_path / "a")
     with pytest.raises(ConfigError, match="model=micro: the run .* has its own config"):
