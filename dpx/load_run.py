@@ -1,13 +1,13 @@
 """A finished run as a library sees it: what was declared, what was learnt, what is claimed."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from dpx import config
 from dpx.declaration import require
 from dpx.experiment import Experiment
+from dpx.run_folder import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,15 @@ class Loaded:
 
 
 def load(run: str | Path) -> Loaded:
-    """The run in folder `run`, or of that experiment name; raises `ConfigError` where it released no parameters, or its parts disagree."""
+    """The run in folder `run`, or of that experiment name; raises `ConfigError` where it released no parameters, their
+    statement is gone, or its parts disagree."""
     cfg, path = config.load(str(run))
     require((path / "release" / "params").exists(), f"run={path}", "holds no released parameters", "Let it train to its end")
+    require((path / "release" / "privacy.json").exists(), f"run={path}", "holds no statement", "Restore its release/privacy.json")
     from dpx.claim import agreement
     from dpx.training.checkpoint import released
 
     is_checked = agreement.check(path) is not None
     experiment, _ = config.build(cfg)
-    params, privacy = released(path / "release" / "params"), json.loads((path / "release" / "privacy.json").read_text())
+    params, privacy = released(path / "release" / "params"), read_json(path / "release" / "privacy.json")
     return Loaded(experiment, params, privacy, is_checked)

@@ -1,13 +1,11 @@
 """`job=evaluate`: held-out loss and accuracy of a trained run's released parameters, beside their baselines."""
 
-import json
-
 from rich.console import Console
 from rich.table import Table
 
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder, write_json
+from dpx.run_folder import RunFolder, read_json, write_json
 
 
 @declaration
@@ -22,13 +20,12 @@ class Evaluate:
         from dpx.training.evaluation import of_released
 
         is_checked = agreement.check(folder.path) is not None
-
         metrics = of_released(experiment, params_path)
         write_json(folder.private / "evaluation.json", metrics)
         table = Table(title=str(folder.path), title_justify="left", show_header=False)
         for name, value in metrics.items():
             table.add_row(name, f"{value:.4f}")
         Console().print(table)
-        claim = json.loads((folder.release / "privacy.json").read_text())
+        claim = read_json(folder.release / "privacy.json")
         unchecked = "" if is_checked else " (unchecked: there is no private/ to hold it against)"
         Console().print(f"guarantee: {claim['guarantee']}{unchecked}", highlight=False)

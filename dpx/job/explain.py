@@ -4,7 +4,6 @@ Imports no jax. `python -m dpx +experiment=<name> job=explain`, or `python -m dp
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from dpx.console import wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
-from dpx.run_folder import RunFolder, write_json
+from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.table import Table
 
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -54,7 +53,7 @@ class Explain:
 def _statement(path: Path) -> dict[str, Any] | None:
     """What a run of this folder has stated so far."""
     file = path / "release" / "privacy.json"
-    return json.loads(file.read_text()) if file.is_file() else None
+    return read_json(file) if file.is_file() else None
 
 
 def _planned_start(experiment: Experiment, is_prepared: bool) -> Sequence[Any]:

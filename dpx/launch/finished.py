@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.launch.sweep import Status
+from dpx.run_folder import read_json
 
 # What a run leaves at its end; where one of them was taken away, the same command makes it again.
 _LEFT = ("release/params", "release/privacy.json", "private/results.json")
@@ -35,6 +36,6 @@ def say(folder: Path) -> None:
     from dpx.job.train import show
 
     agreement.check(folder)
-    results, claim = (json.loads((folder / name).read_text()) for name in ("private/results.json", "release/privacy.json"))
+    results, claim = (read_json(folder / name) for name in ("private/results.json", "release/privacy.json"))
     stage("this run has finished; nothing was done. With replicate=1 it is run again, with fresh noise and a cost of its own.")
     show(results, claim, folder)
