@@ -53,6 +53,8 @@ class Benchmark:
     output: str | None = None
 
     def __post_init__(self) -> None:
+        for name, given in (("variants", self.variants), ("physical_batches", self.physical_batches)):
+            require(bool(given), f"job.{name}=[]", "nothing would be measured", "Name one or more")
         for variant in self.variants:
             require(variant in VARIANTS, f"job.variants={variant}", "no such variant", f"Use {', '.join(VARIANTS)}")
         for dtype in self.dtypes:
@@ -68,7 +70,6 @@ class Benchmark:
         folder.private.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (folder.private / "benchmark.json", Path(self.output) if self.output else None):
             if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, document)
         wide_console().print(shown(document))
 
@@ -128,7 +129,7 @@ class Benchmark:
                 yield module, Setting(placed, peers, ("float32",), self.logical_batch, sizes, until)
 
     def _require_divides(self, value: str, size: int) -> None:
-        fits = size > 0 and self.logical_batch % size == 0
+        fits = 0 < size <= self.logical_batch and self.logical_batch % size == 0
         require(fits, value, f"does not divide job.logical_batch={self.logical_batch}", "Use a divisor")
 
 
@@ -150,8 +151,7 @@ def interleaved(workers: Sequence[Worker], rounds: int, until: float = math.inf)
 
 def _versions() -> dict[str, str]:
     names = ("jax", "jax-privacy", "torch", "opacus")
-    versions = {name: importlib.metadata.version(name) for name in names if list(importlib.metadata.distributions(name=name))}
-    return versions
+    return {name: importlib.metadata.version(name) for name in names if list(importlib.metadata.distributions(name=name))}
 
 
 def shown(document: dict[str, Any]) -> Table:
