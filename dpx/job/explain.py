@@ -4,6 +4,7 @@ Imports no jax. `python -m dpx +experiment=<name> job=explain`, or `python -m dp
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dpx.console import wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
+from dpx.job.plan import uncounted
 from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.table import Table
 
@@ -37,6 +39,8 @@ class Explain:
         stated, is_checked = _statement(folder.path), agreement.check(folder.path) is not None
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None)
         document = explain(experiment, self.size or public_size(experiment), stated, begins_from)
+        if stated is None and folder.fork and experiment.is_private:
+            document["words"].insert(0, f"NOT COUNTED: {uncounted(folder.fork)}.")
         if stated is not None and not is_checked:
             document["words"].insert(0, UNCHECKED)
         document["is_checked"] = is_checked
@@ -91,7 +95,10 @@ def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, be
         return {"name": experiment.name, "words": words, "tables": []}
     by = rests_on.of_guarantee(document["guarantee"])
     words = [*_promise(experiment, document, calibrated), *_lists(document)]
-    tables = [_as_steps_go(experiment, calibrated, charged_in(document)), _neighbouring_settings(experiment, size)]
+    go_by = _as_steps_go(experiment, calibrated, charged_in(document))
+    if stated is not None:
+        go_by["title"] += ", by the plan alone"
+    tables = [go_by, _neighbouring_settings(experiment, size)]
     return {
         "name": experiment.name,
         "words": words,
@@ -105,12 +112,10 @@ def _on_the_word(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str,
 
 
 def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
-    from dpx.privacy.origins import charged_in
-
     privacy, sigma = experiment.privacy, calibrated.noise_multiplier
     own, alone = next(iter(calibrated.epsilon.items()))
     origins = document.get("init", {}).get("origins", [])
-    epsilon = _as_steps_go(experiment, calibrated, charged_in(document))["rows"][-1][own] if origins else alone
+    epsilon = _stated_epsilon(document, own)
     unit = privacy.unit if privacy.unit == "row" else f"{privacy.unit} (at most {privacy.rows_per_unit_max} rows)"
     spent = document["spent"]
     neighbour = NEIGHBOURS[privacy.adjacency].format(unit=privacy.unit, drawn=privacy.drawn)
@@ -135,6 +140,14 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
     ]
 
 
+def _stated_epsilon(document: dict[str, Any], accountant: str) -> float:
+    """The statement's epsilon, of the planned end and all that was charged beside the plan; where it is no bound, the number given instead.
+    Infinite where there is none."""
+    instead = {one["name"].removeprefix("epsilon/"): one["value"] for one in document["unsupported"]}
+    value = (instead | document["epsilon"]).get(accountant)
+    return math.inf if value is None else value
+
+
 def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
     """What the run begins from."""
     from dpx.privacy.origins import in_words
@@ -156,8 +169,6 @@ def _audit(audit: dict[str, Any]) -> list[str]:
 
 
 def _factor(epsilon: float) -> str:
-    import math
-
     return f"{math.exp(epsilon):,.3g}" if epsilon < 700 else "no bounded number of"
 
 

@@ -39,21 +39,29 @@ class Plan:
     compile: bool = False
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        document = self.document(experiment)
+        document = self.document(experiment, folder.fork)
         folder.release.mkdir(parents=True, exist_ok=True)
         write_json(folder.release / "plan.json", document)
         show(document, Console(soft_wrap=True))
 
-    def document(self, experiment: Experiment) -> dict[str, Any]:
-        """What plan.json will hold."""
+    def document(self, experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
+        """What plan.json will hold. `fork` is the `<run folder>@<step>` that the run would go on from."""
         if self.analysis is None:
-            planned = plan(experiment)
+            planned = plan(experiment, fork)
             return planned | {"compiled": _compiled(experiment, planned)} if self.compile else planned
         return {"name": experiment.name, "analysis": type(self.analysis).__name__, "inputs": inputs(self.analysis), "device_hours": 0.0}
 
 
-def plan(experiment: Experiment) -> dict[str, Any]:
-    """Every field of plan.json. Raises `ConfigError` where the claim cannot stand or the number of rows is not known."""
+def uncounted(fork: str) -> str:
+    """Why a number that was computed without `fork`'s ledger is no bound for a run that goes on from it."""
+    return f"fork={fork}: what that run has spent is charged to this one too, and is in none of these numbers"
+
+
+def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
+    """Every field of plan.json. Of a fork no epsilon stands as a bound: what its parent has spent is not read.
+
+    Raises `ConfigError` where the claim cannot stand or the number of rows is not known.
+    """
     store = _store(experiment)
     manifest = store.manifest if store else None
     vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
@@ -68,7 +76,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
         | {"trained_parameters": trains.parameters}
         | _work(experiment, parameters, vocabulary, examples, calibrated.size)
         | _memory(experiment, trains, vocabulary)
-        | _claim(experiment, manifest, calibrated, begins_from)
+        | _claim(experiment, manifest, calibrated, begins_from, [uncounted(fork)] if fork else [])
     )
 
 
@@ -160,11 +168,14 @@ def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int) 
     return size
 
 
-def _claim(experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...]) -> dict[str, Any]:
+def _claim(
+    experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...], against: list[str]
+) -> dict[str, Any]:
+    """Guarantee, noise and epsilon; `against` are reasons beside those of the config why no guarantee is planned."""
     sigma = calibrated.noise_multiplier
     reasons = [f"mechanism={experiment.mechanism.name}"]
     if experiment.is_private:
-        reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from)
+        reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from) + against
     by = rests_on.joined(rests_on.of(experiment), rests_on.of_segments(ledger.join(*origins.charged(begins_from))))
     epsilon = planned_epsilon(experiment, calibrated, begins_from)
     # As in a statement: what is not proved is a number with its reason, and no bound.

@@ -5,9 +5,13 @@ import json
 import pytest
 
 from dpx import config
+from dpx.claim import statement
+from dpx.claim.calibration import calibrate, entry
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.explain import Explain, explain, public_size
+from dpx.job.plan import Plan
+from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 
 QUICK = ["steps=4", "batch_schedule.size=64", "noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp"]
@@ -55,6 +59,29 @@ def test_it_is_printed_and_written(experiment, tmp_path, capsys):
     Explain(size=10_000)(experiment, RunFolder(tmp_path))
     assert "What is protected: one row" in capsys.readouterr().out
     assert json.loads((tmp_path / "release" / "explain.json").read_text())["name"] == experiment.name
+
+
+def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path):
+    """Steps entered again in another noise epoch: the statement counts them, and so do its words."""
+    size, ledger = 10_000, Ledger(tmp_path / "ledger")
+    calibrated = calibrate(experiment, size)
+    for epoch in (0, 1):
+        for step in range(experiment.steps):
+            ledger.append(step, entry(experiment, size, calibrated.noise_multiplier, 64, epoch))
+    stated = statement.build(experiment, None, calibrated, ledger)
+    assert stated["epsilon"]["rdp"] > calibrated.epsilon["rdp"] + 0.02
+    words = "\n".join(explain(experiment, size, stated)["words"])
+    assert f"at most e^{stated['epsilon']['rdp']:.3g} = " in words
+
+
+def test_what_a_fork_goes_on_from_is_said_not_to_be_counted(experiment, tmp_path, capsys):
+    folder = RunFolder(tmp_path, fork="outputs/parent@2")
+    Explain(size=10_000)(experiment, folder)
+    assert capsys.readouterr().out.startswith("NOT COUNTED: fork=outputs/parent@2: what that run has spent is charged to this one too")
+    Plan()(experiment, folder)
+    planned = json.loads((tmp_path / "release" / "plan.json").read_text())
+    assert planned["guarantee"] == "none" and planned["epsilon"] == {} and "outputs/parent@2" in planned["unsupported"][0]["reason"]
+    assert Plan().document(experiment)["guarantee"] == "dp"
 
 
 def test_no_guarantee_is_said_first():
