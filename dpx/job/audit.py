@@ -9,7 +9,7 @@ from typing import Any
 
 from dpx.audit.declarations import Estimator, Primary
 from dpx.console import wide_console
-from dpx.declaration import ConfigError, declaration
+from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder, write_json
 
@@ -35,6 +35,8 @@ class Audit:
 
     def __post_init__(self) -> None:
         self.primary()
+        few = f"there are {self.canaries} canaries to guess about"
+        require(self.guesses <= self.canaries, f"job.guesses={self.guesses}", few, "Guess fewer, or give more canaries")
 
     def primary(self) -> Primary:
         return Primary(estimator=self.estimator, guesses=self.guesses, delta=self.delta, error=self.error)

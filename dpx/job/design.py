@@ -6,6 +6,7 @@ import yaml
 
 from dpx.console import wide_console
 from dpx.declaration import declaration, require
+from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
 from dpx.run_folder import RunFolder, write_json
@@ -25,7 +26,8 @@ class Design:
 
     `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs, by default the table that comes with dpx; `published`
     looks up the optima that McKenna et al. 2025 print instead. delta is `privacy.delta`, the records `size` or `data.declared_size`.
-    Compute is in FLOPs or device hours. Raises `ConfigError` where nothing inside the measured grid fits.
+    Compute is in FLOPs or device hours. Raises `ConfigError` for a number that is not positive, and where nothing inside the
+    measured grid fits.
     """
 
     epsilon: float | None = None
@@ -38,10 +40,15 @@ class Design:
     reach: float = 1.0
     published: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "size", "compute", "device_hours"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"design.{name}={value}", "must be positive", "Give a number above 0")
+
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(self.epsilon is not None, "design.epsilon", "no budget is given", "Give design.epsilon=..., inf for none")
         assert self.epsilon is not None
-        size = self.size or experiment.data.declared_size
+        size = self.size if self.size is not None else experiment.data.declared_size
         require(size is not None, "design.size", "the number of protected records is not known", "Give design.size=...")
         assert size is not None
         if self.published:
@@ -50,9 +57,7 @@ class Design:
         tables, best, rate = self._designed(experiment, self.epsilon, size, compute)
         _show(tables, folder, {"compute": compute, "size": size, "epsilon": self.epsilon, "delta": experiment.privacy.delta})
         if best is not None:
-            place = folder.release / "experiment"
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "design.yaml").write_text(experiment_file(best, self.base, size, rate, experiment))
+            write_durably(folder.release / "experiment" / "design.yaml", experiment_file(best, self.base, size, rate, experiment))
             command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"
             wide_console().print(f"run it: {command}", highlight=False, soft_wrap=True)
 

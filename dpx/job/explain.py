@@ -38,7 +38,7 @@ class Explain:
 
         stated, is_checked = _statement(folder.path), agreement.check(folder.path) is not None
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None)
-        document = explain(experiment, self.size or public_size(experiment), stated, begins_from)
+        document = explain(experiment, public_size(experiment) if self.size is None else self.size, stated, begins_from)
         if stated is None and folder.fork and experiment.is_private:
             document["words"].insert(0, f"NOT COUNTED: {uncounted(folder.fork)}.")
         if stated is not None and not is_checked:

@@ -72,6 +72,11 @@ def test_an_odd_number_of_guesses_is_refused():
         config.build(recipes.compose(["job=audit", "job.guesses=3"]))
 
 
+def test_more_guesses_than_canaries_are_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match="^job.guesses=400: there are 100 canaries"):
+        config.build(recipes.compose(["job=audit", "job.canaries=100"]))
+
+
 @pytest.mark.slow
 def test_a_failed_audit_leaves_with_code_2(tmp_path):
     """A claim of epsilon 2 for data that gives every coin away: the primary is fed the coins through a clip that is off."""

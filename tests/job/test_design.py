@@ -71,6 +71,8 @@ def test_the_file_plans_as_it_was_designed(designed):
         ({"compute": 1e20}, "grid"),
         ({"compute": 1e12, "measurements": "nowhere.csv"}, "nowhere.csv"),
         ({"published": True}, "Table 2"),
+        ({"size": 0, "published": True}, "^design.size=0: must be positive"),
+        ({"epsilon": -1.0, "compute": 1e12}, "^design.epsilon=-1.0: must be positive"),
     ],
 )
 def test_what_cannot_be_designed_is_refused(options, key, tmp_path):

@@ -67,7 +67,7 @@ def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path
     calibrated = calibrate(experiment, size)
     for epoch in (0, 1):
         for step in range(experiment.steps):
-            ledger.append(step, entry(experiment, size, calibrated.noise_multiplier, 64, epoch))
+            ledger.append(step, entry(experiment, size, 1.0, 64, epoch))
     stated = statement.build(experiment, None, calibrated, ledger)
     assert stated["epsilon"]["rdp"] > calibrated.epsilon["rdp"] + 0.02
     words = "\n".join(explain(experiment, size, stated)["words"])
