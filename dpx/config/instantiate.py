@@ -53,7 +53,7 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
 def _require_read(plain: dict[str, Any], job: Any) -> None:
     """Raises `ConfigError` for a key beside `job` in the node that it takes its values from, such as `plan.compile`, and does not read."""
     name = type(job).__module__.rpartition(".")[2]
-    node = plain.get(name) if name in NODES_OF_JOBS else None
+    node: Any = plain.get(name) if name in NODES_OF_JOBS else None
     for key in node if isinstance(node, dict) else ():
         if key not in type(job).__dataclass_fields__:
             raise unknown_key(f"{name}.{key}", node.keys() - {key})

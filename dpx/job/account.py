@@ -127,7 +127,7 @@ def read(path: Path) -> Source:
     if path.suffix == ".json":
         document = read_json(path, "Name the statement of a private run")
         stated = document.get("ledger")
-        segments = stated.get(SEGMENTS) if isinstance(stated, dict) else None
+        segments: Any = stated.get(SEGMENTS) if isinstance(stated, dict) else None
         require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
         by = rests_on.of_guarantee(document.get("guarantee", "dp")) or ()
         return Source(segments, False, by, charged_in(document), document.get("delta"), document.get("adjacency"))
