@@ -22,9 +22,9 @@ from dpx.run_folder import RunFolder
 # What a command does with the experiment, in the folder of its run.
 Job = Callable[[Experiment, RunFolder], Any]
 
-# Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
 # Where the options of some jobs keep their values, beside `job` itself.
 NODES_OF_JOBS = ("list", "plan", "report", "benchmark", "design")
+# Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
 _BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", *NODES_OF_JOBS, "hydra")
 
 
