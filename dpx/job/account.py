@@ -59,12 +59,15 @@ class Account:
         by = rests_on.joined(rests_on.of_segments(segments), *(one.by for one in read_sources))
         document |= {"rests_on": list(by)} if by else {}
         document["is_checked"] = all(one.is_checked for one in read_sources)
+        document["no_guarantee"] = [f"{path.name}: {why}" for path, one in zip(sources, read_sources, strict=True) for why in one.reasons]
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
         console = wide_console()
         if not document["is_checked"]:
             console.print(UNCHECKED, highlight=False)
         for line in rests_on.words(by):
             console.print(f"NO BOUND: every epsilon below is {line}.", highlight=False)
+        for line in document["no_guarantee"]:
+            console.print(f"NO GUARANTEE: {line}.", highlight=False)
         for table in tables:
             table.write_csv(folder.release)
             console.print(table.shown())
@@ -100,7 +103,7 @@ class Source(NamedTuple):
     """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself.
 
     `before` are those among them that were made before the run began, by runs that its starting parameters come from. `delta` and
-    `adjacency` are those of its claim, `None` where it does not say.
+    `adjacency` are those of its claim, `None` where it does not say; `reasons`, why its statement guarantees nothing.
     """
 
     segments: list[dict[str, Any]]
@@ -109,6 +112,7 @@ class Source(NamedTuple):
     before: Sequence[dict[str, Any]] = ()
     delta: float | None = None
     adjacency: str | None = None
+    reasons: tuple[str, ...] = ()
 
 
 def read(path: Path) -> Source:
@@ -121,7 +125,7 @@ def read(path: Path) -> Source:
     if path.is_dir():
         checked = agreement.check(path)
         if checked is not None:
-            return _of_ledger(checked, True)
+            return _of_ledger(checked, True, path)
         path = path / "release" / "privacy.json"
     require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
     if path.suffix == ".json":
@@ -130,19 +134,25 @@ def read(path: Path) -> Source:
         segments: Any = stated.get(SEGMENTS) if isinstance(stated, dict) else None
         require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
         by = rests_on.of_guarantee(document.get("guarantee", "dp")) or ()
-        return Source(segments, False, by, charged_in(document), document.get("delta"), document.get("adjacency"))
+        said = {"delta": document.get("delta"), "adjacency": document.get("adjacency"), "reasons": tuple(document.get("reasons") or ())}
+        return Source(segments, False, by, charged_in(document), **said)
     # A ledger where a run keeps it stands beside what follows from it.
-    checked = agreement.check(path.parents[1]) if path.parent.name == "private" else None
-    return _of_ledger(Ledger(path), checked is not None)
+    run = path.parents[1] if path.parent.name == "private" else None
+    is_checked = run is not None and agreement.check(run) is not None
+    return _of_ledger(Ledger(path), is_checked, run)
 
 
-def _of_ledger(entered: Any, is_checked: bool) -> Source:
+def _of_ledger(entered: Any, is_checked: bool, run: Path | None) -> Source:
+    """`run` is the folder that the ledger stands in, whose statement says what else is known of it."""
     from dpx.privacy import ledger
     from dpx.privacy.origins import charged
 
     privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
     before = ledger.join(*charged(entered.origins))
-    return Source(entered.segments(), is_checked, before=before, delta=privacy.get("delta"), adjacency=privacy.get("adjacency"))
+    file = run / "release" / "privacy.json" if run is not None else None
+    reasons = tuple(read_json(file).get("reasons") or ()) if file is not None and file.is_file() else ()
+    said = {"delta": privacy.get("delta"), "adjacency": privacy.get("adjacency"), "reasons": reasons}
+    return Source(entered.segments(), is_checked, before=before, **said)
 
 
 def account(

@@ -81,6 +81,19 @@ def test_a_statement_is_as_good_as_its_ledger(run):
     assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
 
 
+@pytest.mark.parametrize("source", ["", "private/ledger", "release/privacy.json"])
+def test_why_a_source_guarantees_nothing_is_said_first(source, run, experiment, tmp_path, capsys):
+    entered = Ledger(run.private / "ledger")
+    run.release.mkdir(parents=True, exist_ok=True)
+    stated = {"guarantee": "none", "reasons": ["seed=7: anybody can draw the same noise"]}
+    stated["ledger"] = {"runs": entered.segments()} | spent.chain_facts(entered)
+    (run.release / "privacy.json").write_text(json.dumps(stated))
+    Account(delta=1e-6, ledgers=[str(run.path / source)])(experiment, RunFolder(tmp_path / "account"))
+    assert "NO GUARANTEE: " in capsys.readouterr().out
+    (said,) = json.loads((tmp_path / "account" / "release" / "account.json").read_text())["no_guarantee"]
+    assert "seed=7" in said
+
+
 @pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path])
 def test_where_nothing_is_charged_one_line_says_so(make, tmp_path):
     with pytest.raises(ConfigError, match="no ledger is there"):
