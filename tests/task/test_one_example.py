@@ -51,7 +51,7 @@ class Bag(ExampleModel):
 )
 def test_a_task_of_dpx_is_trained_exactly_by_tracing(task, causal):
     subject = objective(Bag(causal=causal), task, VOCABULARY, SPECIAL)
-    params, key = subject.init(np.zeros(2, np.uint32)), np.zeros(2, np.uint32)
+    params, key = jax.jit(subject.init)(np.zeros(2, np.uint32)), np.zeros(2, np.uint32)
     rows = synthetic_rows(task, EXAMPLES, LENGTH, VOCABULARY)
     batch = subject.batch(key, rows)
 
@@ -83,7 +83,7 @@ class Stack(Bag):
 
 def test_layers_that_rest_are_run_by_a_model_that_knows_nothing_of_them():
     subject = objective(Stack(), CausalLanguageModel(), VOCABULARY, SPECIAL)
-    params, key = subject.init(np.zeros(2, np.uint32)), np.zeros(2, np.uint32)
+    params, key = jax.jit(subject.init)(np.zeros(2, np.uint32)), np.zeros(2, np.uint32)
     batch = subject.batch(key, synthetic_rows(subject.task, EXAMPLES, LENGTH, VOCABULARY))
     trained, rests = split(params, top(1))
 

@@ -74,7 +74,8 @@ class AnilScaleInvariance:
 
         model = BertForPreTraining(self.model, self.vocabulary_size, True)
         batch = self._batch()
-        params = model.init(jax.random.key(2), batch["token"], batch["segment"], batch["length"], batch["masked_positions"])["params"]
+        texts = (batch["token"], batch["segment"], batch["length"], batch["masked_positions"])
+        params = jax.jit(model.init)(jax.random.key(2), *texts)["params"]
         params = jax.tree.map(lambda leaf: leaf.astype(numbers), params)
         rows = []
         for output in dict.fromkeys(case[2] for case in CASES):
