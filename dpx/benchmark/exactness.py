@@ -22,7 +22,8 @@ _SMALL = {"layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "dtype": "fl
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Parameters far from initialisation, repeated words, labels that also stand in the input, and padding."""
+    """A small model and batch to compare on, with parameters far from initialisation, repeated words, labels that
+    also stand in the input, and padding."""
 
     objective: Any
     params: Any

@@ -158,7 +158,7 @@ class _Bench:
 
 
 def free_bytes() -> float:
-    """Of the first device's memory; unbounded where the backend does not say."""
+    """Free bytes of the first device's memory; infinite where the backend does not say."""
     stats = jax.devices()[0].memory_stats()
     return stats["bytes_limit"] - stats["bytes_in_use"] if stats else math.inf
 

@@ -53,7 +53,7 @@ def left_out(facts: dict[str, Any], why: str) -> Program:
 
 
 def vocabulary_size(model: AnyModel, data: Data) -> int:
-    """The model's own, or what the data would be given."""
+    """The size of the vocabulary: the model's own, or else the one that the data declares."""
     return model.vocabulary_size or data.vocabulary.size
 
 

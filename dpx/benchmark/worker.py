@@ -27,7 +27,7 @@ class Worker:
         self.facts: list[dict[str, Any]] = self._answer()
 
     def seconds(self, index: int) -> float:
-        """One timed call of program `index`."""
+        """Seconds that one call of program `index` takes."""
         self._connection.send(index)
         return self._answer()
 

@@ -51,7 +51,7 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
 
 
 def merged(kept: Iterable[Row], fresh: Iterable[Row]) -> tuple[list[Row], list[str]]:
-    """`fresh` in the place of what `kept` says of the same runs and analyses, less the runs that are no point of their recipe."""
+    """The rows of both; of a run or an analysis that both have, those of `fresh`. Runs that are no point of their recipe are left out."""
     fresh = list(fresh)
     runs = {(row.experiment, row.run) for row in fresh}
     analyses = {row.experiment for row in fresh} - {row.experiment for row in fresh if row.metric.startswith("config/")}

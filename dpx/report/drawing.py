@@ -97,7 +97,7 @@ def values(axes: Any, points: Sequence[tuple[Any, Any]]) -> None:
 
 
 def legend(axes: Any, title: str = "") -> None:
-    """Where there is something to tell apart."""
+    """Draws a legend on axes that hold more than one series."""
     if not axes.get_legend_handles_labels()[0]:
         return
     axes.legend(title=title or None, fontsize=9, title_fontsize=9, handlelength=3, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -8,7 +8,7 @@ _MARKS = {"pass": "✅ pass", "fail": "❌ fail", "not run": "◻️ not run"}
 
 
 def markdown(document: Document, figures: str = "figures") -> str:
-    """Figures are linked as `<figures>/<name>.svg`."""
+    """The document as Markdown text; its figures are linked as `<figures>/<name>.svg`."""
     parts = [f"# {document.title}", *document.lead]
     for section in document.sections:
         anchor = f'<a id="{section.anchor}"></a>\n\n' if section.anchor else ""

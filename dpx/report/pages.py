@@ -26,7 +26,7 @@ class Page:
         return True
 
     def computed(self) -> list[Row]:
-        """Rows that no run gives."""
+        """Rows for results.csv that follow by arithmetic, from no run."""
         return []
 
     def fill(self, outputs: Path, home: Path) -> list[str]:
@@ -35,7 +35,7 @@ class Page:
         return []
 
     def document(self, runs: Sequence[Run], published: Sequence[Published], notes: Path) -> Document:
-        """The page, of runs and published numbers alone; `notes` is a CSV file beside them, which need not exist."""
+        """The page as a document, made from runs and published numbers alone; `notes` is a CSV file beside them, which need not exist."""
         raise NotImplementedError
 
 

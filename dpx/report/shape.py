@@ -80,12 +80,12 @@ def pairs_above(upper: Sequence[Number], lower: Sequence[Number]) -> tuple[float
 
 
 def all_above(upper: Sequence[Number], lower: Sequence[Number]) -> bool:
-    """Every replicate of `upper` above every one of `lower`."""
+    """Whether every replicate of `upper` lies above every one of `lower`."""
     return min(upper) > max(lower)
 
 
 def trend(groups: Mapping[Any, Sequence[Number]]) -> Trend:
-    """Do values rise with the key of their group? Raises `ValueError` for fewer than two groups."""
+    """Whether values rise with the key of their group, and how surely. Raises `ValueError` for fewer than two groups."""
     if len(groups) < 2:
         raise ValueError("a trend needs two groups")
     keys = sorted(groups)
@@ -107,7 +107,7 @@ def descending(groups: Mapping[Any, Sequence[Number]]) -> Trend:
 
 
 def standard_error(values: Sequence[Number]) -> float:
-    """Of the mean; 0 for a single value."""
+    """The standard error of the mean; 0 for a single value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 

@@ -65,7 +65,7 @@ class Measurements:
 
     @classmethod
     def read(cls, path: Path) -> "Measurements":
-        """From a CSV file with these columns; raises `ConfigError` where it has others."""
+        """The table in a CSV file with these columns. Raises `ConfigError` where it has others."""
         with open(path, newline="") as file:
             return cls.of(list(csv.DictReader(file)))
 
@@ -83,7 +83,7 @@ class Measurements:
 
     @property
     def is_noisy(self) -> np.ndarray:
-        """Where there is noise that float32 can hold."""
+        """Bool for each row: whether its run had noise, a ratio that float32 can tell from 0."""
         return self.noise_batch_ratio > NO_NOISE
 
 

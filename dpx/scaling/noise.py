@@ -44,7 +44,7 @@ class Calibration:
         return np.where(is_possible, np.minimum(poisson, fixed) / b, np.nan), is_possible & (fixed < poisson)
 
     def exact(self, size: float | int, batch_size: float | int, steps: int) -> NoiseBatchRatio:
-        """Both branches, solved at this very setting."""
+        """The ratio of one setting, both branches solved at it and not interpolated."""
         return noise_batch_ratio(size, batch_size, steps, epsilon=self.epsilon, delta=self.delta)
 
     def _poisson(self, q: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ class Optimum:
 
 
 def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float | int, compute: float) -> Optimum | None:
-    """`None` where no configuration of this budget lies inside the grid. `ratio` is that of `epsilon`.
+    """The optimum of one budget, `None` where no configuration of it lies inside the grid. `ratio` is that of `epsilon`.
 
     Without noise the batch is the measured one: what a batch does to the loss by itself was not measured.
     """
@@ -76,7 +76,8 @@ def optima(
     epsilons: Iterable[float | int],
     computes: Iterable[float],
 ) -> list[Optimum]:
-    """At every (size, epsilon, compute) that has one, in this order; epsilon inf where nothing was measured without noise has none."""
+    """The optimum at every (size, epsilon, compute) that has one, in this order. An infinite epsilon has none where nothing was measured
+    without noise."""
     kept = [epsilon for epsilon in epsilons if np.isfinite(epsilon) or surface.noiseless_MT is not None]
     each = (
         optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute)

@@ -23,7 +23,7 @@ IDENTIFIED = 0.5
 
 
 def transformed(ratio: Real) -> np.ndarray:
-    """s~, in 0..1: natural logarithm, centre e^-8 = 2^-11.5."""
+    """s~ = sigmoid((ln s + 8) / 1.6) of noise-batch ratios s, in 0..1; the logarithm is natural, so its centre is e^-8 = 2^-11.5."""
     return np.asarray(1 / (1 + np.exp(-(np.log(ratio) + 8) / 1.6)))
 
 

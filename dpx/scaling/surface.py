@@ -44,7 +44,9 @@ class Surface:
     noiseless_MT: np.ndarray | None = None
 
     def at(self, parameters: Real, steps: Real, ratio: Real) -> Found:
-        """Broadcasts its arguments. `ratio` 0 asks for no noise; raises `ConfigError` where that was not measured."""
+        """The losses at models (parameters), steps and noise-batch ratios, broadcast against one another.
+
+        `ratio` 0 asks for no noise; raises `ConfigError` where that was not measured."""
         m, t, r = np.broadcast_arrays(*(np.asarray(value, float) for value in (parameters, steps, ratio)))
         axes = (self.parameters_M, self.steps_T)
         is_outside = np.zeros(m.shape, bool)

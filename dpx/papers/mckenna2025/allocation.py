@@ -61,7 +61,7 @@ def _rows(points: Sequence[Optimum], notes: Sequence[str]) -> Table:
 
 
 def judged(points: Sequence[Optimum], models: tuple[float, float]) -> list[Part]:
-    """Two claims; a rule's model outside the trained ones compares with nothing."""
+    """The verdicts. Two claims; a rule's model outside the trained ones compares with nothing."""
     private = [one for one in points if np.isfinite(one.epsilon)]
     inside = [(one.smallest_model, by_the_rule(one.compute)) for one in private if models[0] < by_the_rule(one.compute) < models[1]]
     claims = "the best private model is smaller than 20 tokens a parameter would have it", "it is smaller at a smaller epsilon"

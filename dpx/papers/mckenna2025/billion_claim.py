@@ -65,7 +65,7 @@ CLAIM = "the model lies outside the trained ones, so that any loss of it is an e
 
 
 def judged(surface: Surface, parameters: float) -> Part:
-    """Passes where it has to be flagged."""
+    """The verdict on the claim, which passes where the configuration has to be flagged as outside what was measured."""
     smallest, largest = float(surface.parameters_M[0]), float(surface.parameters_M[-1])
     words = f"trained: {smallest:,.0f} to {largest:,.0f} parameters; asked: {parameters:,.0f}"
     return Part.of(CLAIM, bool(surface.at(parameters, surface.steps_T[-1], surface.ratios_R[0]).is_outside), words)

@@ -78,7 +78,7 @@ def deltas(composed) -> np.ndarray:
 
 
 def judged(rows: Sequence[Mapping[str, float | int]], epsilon: float) -> Part:
-    """Of each two batch sizes one profile is above the other before the claim and below it behind."""
+    """The verdicts. Of each two batch sizes one profile is above the other before the claim and below it behind."""
     claim = f"profiles cross only at epsilon {epsilon:g}: the larger batch reveals more below it and less above"
     names = [name for name in rows[0] if name != "epsilon"]
     kept = [row for row in rows if row["epsilon"] != epsilon]

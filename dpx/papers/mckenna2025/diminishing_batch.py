@@ -71,5 +71,5 @@ class MckennaDiminishingBatch:
 
 
 def judged(slope: float) -> Part:
-    """The claim is a proportion: its slope is 1, within a fifth."""
+    """The verdicts. The claim is a proportion: its slope is 1, within a fifth."""
     return Part.of("the batch size where larger ones stop paying grows as N sqrt(epsilon / T)", abs(slope - 1) <= 0.2, f"slope {slope:.3f}")

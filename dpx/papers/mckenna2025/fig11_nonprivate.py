@@ -52,7 +52,7 @@ class MckennaFig11Nonprivate(OfLab):
 
 
 def judged(points: Sequence[Optimum], tolerance: float) -> list[Part]:
-    """Slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens."""
+    """The verdicts. Slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens."""
     claim = f"model and tokens grow as the root of compute, to {tolerance:g}"
     curve = [one for one in points if not one.is_censored]
     if len(curve) < 3:

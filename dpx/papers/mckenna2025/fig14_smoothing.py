@@ -61,7 +61,7 @@ def stages(fitted: Fitted, reach: float | int) -> list[Row]:
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """Monotone in both directions, and close to what was averaged: a loss that rises again is flattened, and that is seen here."""
+    """The verdicts: monotone in both directions, and close to what was averaged, so that flattening a loss that rises is seen."""
     by_ratio: dict[float, list[Row]] = {}
     for row in rows:
         by_ratio.setdefault(row[0], []).append(row)

@@ -46,7 +46,7 @@ class MckennaFig17Transform(OfLab):
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """R^2 of a straight line through each model's losses."""
+    """The verdicts, by R^2 of a straight line through each model's losses."""
     claim = f"the loss is nearly linear in the transformed ratio (R² of {STRAIGHT:g} or more, and more than in log ratio)"
     names = [name for name in dict.fromkeys(row[0] for row in rows) if sum(row[0] == name for row in rows) >= 4]
     if not names:

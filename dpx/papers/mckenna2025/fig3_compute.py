@@ -64,7 +64,7 @@ def knees_of(points: Sequence[Optimum]) -> list[Knee]:
 
 
 def judged(knees: Sequence[Knee]) -> list[Part]:
-    """The knee moves right with epsilon and with data, where curves end flat: one that still falls has not shown its knee."""
+    """The verdicts. The knee moves right with epsilon and with data, where curves end flat: one that still falls has not shown its knee."""
     flat = [one for one in knees if one[4]]
     flattens = "loss stops falling at some compute"
     parts = [
@@ -120,7 +120,7 @@ def slopes_of(points: Sequence[Optimum]) -> list[tuple[float, float]]:
 
 
 def judged_ratio(slopes: Sequence[tuple[float, float]]) -> list[Part]:
-    """Rises with compute at the smallest epsilon, and ever less so the larger it is."""
+    """The verdicts. The ratio rises with compute at the smallest epsilon, and ever less so the larger it is."""
     rises, falls = "tokens per parameter rise with compute at the smallest epsilon", "they rise less at a larger epsilon"
     if len(slopes) < 2:
         return [Part.missing(claim, f"{len(slopes)} epsilons with a slope (2 needed)") for claim in (rises, falls)]

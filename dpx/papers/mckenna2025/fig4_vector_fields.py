@@ -92,7 +92,7 @@ Gains = dict[tuple[float, float], tuple[float, float]]
 
 
 def judged(planes: Sequence[Table]) -> list[Part]:
-    """Of all planes; what is read off along epsilon, and at a batch size that is ours, is reported and not judged."""
+    """The verdicts on all planes; what is read off along epsilon, and at a batch size that is ours, is reported and not judged."""
     by_plane = {table.columns[:2]: _gains(table) for table in planes}
     parts = [part for gains in by_plane.values() for both in gains.values() for part in both]
     claim = "each part of an arrow lies between 0 and 1: doubling at best halves the ratio"

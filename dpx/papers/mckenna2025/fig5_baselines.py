@@ -74,7 +74,8 @@ def ratios(settings: Sequence[Baseline], size: int, epsilons: Sequence[float | i
 
 
 def judged(rows: Sequence[Row], epsilon: float) -> list[Part]:
-    """The optimum is nowhere above a fixed setting; which of those is best depends on epsilon; a fifth of the compute does as well."""
+    """The verdicts. The optimum is nowhere above a fixed setting; which of those is best depends on epsilon; a fifth of the compute does
+    as well."""
     at = {(one, name): loss for one, name, loss, _ in rows}
     epsilons = sorted({one for one, *_ in rows})
     fixed = [name for name in dict.fromkeys(name for _, name, *_ in rows) if name not in (OPTIMAL, CHEAPER)]

@@ -70,7 +70,7 @@ def along(asked: Candidates, axis: str) -> list[tuple[str, float, float]]:
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """Curves fall and then rise, and a wrong batch costs most."""
+    """The verdicts. Curves fall and then rise, and a wrong batch costs most."""
     curves: dict[tuple[str, float, str], list[tuple[float, float]]] = {}
     for name, value, axis, place, loss in rows:
         curves.setdefault((name, value, axis), []).append((place, loss))

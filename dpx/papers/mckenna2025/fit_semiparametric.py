@@ -40,7 +40,8 @@ def _final(fitted: Fitted, notes: tuple[str, ...]) -> Table:
 
 
 def judged(grid: Grid, surface: Surface) -> list[Part]:
-    """Of the measured losses: order in the ratio and in the steps. Of the surface: order everywhere, and its own values at its nodes."""
+    """The verdicts: of the measured losses, order in the ratio and in the steps; of the surface, order everywhere, and the losses at its
+    nodes."""
     last = grid.losses_MRT[:, :, -1]
     rising = [(float(low), float(high)) for curve in last for low, high in zip(curve[:-1], curve[1:], strict=True)]
     part = max(1, len(grid.steps_T) // 4)

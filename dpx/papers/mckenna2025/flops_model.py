@@ -96,7 +96,7 @@ class MckennaFlopsModel:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> Part:
-    """Of gradients that are formed for each example, as the paper forms them; what book-keeping adds is reported."""
+    """The verdicts, on gradients that are formed for each example, as the paper forms them; what book-keeping adds is reported."""
     pairs = [(one, two) for one, two in itertools.permutations(rows, 2) if one["model"] == two["model"] and one["S"] < two["S"]]
     falls = [(two["clip_instantiated"] + two["noise"], one["clip_instantiated"] + one["noise"]) for one, two in pairs]
     part = verdicts.ascending("the share of clipping and noise falls with the sequence length", falls)

@@ -92,7 +92,7 @@ def _residuals(points: Points, fit: parametric.Fit) -> Table:
 
 
 def judged_l1(points: Points, fit: parametric.Fit) -> list[Part]:
-    """The paper's reason for another form: L1 is wrong where losses are high."""
+    """The verdicts. The paper's reason for another form: L1 is wrong where losses are high."""
     claim = f"L1 is {POOR:g} times as wrong in the highest fifth of losses as in the rest"
     wrong = np.abs(np.log(fit.loss(*points.columns[:3]) / points.loss))
     high = points.loss >= np.quantile(points.loss, 1 - 1 / PARTS)
@@ -101,6 +101,6 @@ def judged_l1(points: Points, fit: parametric.Fit) -> list[Part]:
 
 
 def judged_l2(first: parametric.Fit, second: parametric.Fit) -> list[Part]:
-    """L2 has one coefficient more, so that only a clear gain counts."""
+    """The verdicts. L2 has one coefficient more, so that only a clear gain counts."""
     words = f"{second.huber_loss:.4g} against {first.huber_loss:.4g}"
     return [Part.of("L2's Huber loss is at most nine tenths of L1's", second.huber_loss <= 0.9 * first.huber_loss, words)]

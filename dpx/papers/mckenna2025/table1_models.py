@@ -53,7 +53,7 @@ class MckennaTable1Models:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """Is there one reading, of heads and of the vocabulary, that gives all counts of a table?"""
+    """The verdicts: whether one reading, of heads and of the vocabulary, gives all counts of a table."""
     return [_of_printed(rows, name, words) for name, words in (("table_4", "Table 4"), ("table_1", "Table 1"))]
 
 

@@ -84,7 +84,7 @@ def printed() -> Table:
 
 
 def judged(points: Sequence[tuple[Optimum, bool]]) -> list[Part]:
-    """Curves that still fall at the largest compute have not saturated and compare with nothing."""
+    """The verdicts. Curves that still fall at the largest compute have not saturated and compare with nothing."""
     parts = []
     flat = [one for one, is_flat in points if is_flat]
     for claim, same, grows in (("it grows with epsilon", "size", "epsilon"), ("it grows with the data", "epsilon", "size")):

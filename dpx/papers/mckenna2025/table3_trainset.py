@@ -58,7 +58,7 @@ class MckennaTable3Trainset:
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """Loss rises with the batch: every replicate of the largest batch above every one of the smallest, and neighbours in order."""
+    """The verdicts. Loss rises with the batch: every replicate of the largest above every one of the smallest, and neighbours in order."""
     claim = "the loss of training rows rises with the physical batch"
     groups: dict[int, list[float]] = {}
     for batch, _, loss, *_ in rows:

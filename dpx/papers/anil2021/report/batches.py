@@ -15,7 +15,7 @@ SNR, EXAMPLES, SIZE = "grad/snr", "train/expected_examples", "batch_schedule.siz
 
 
 def batch_sweep(runs: Sequence[Run]) -> Verdict:
-    """A7."""
+    """The verdict on A7, the batch sweep."""
     claims = ("SNR ordered by batch at each step", "SNR falls along training, at every batch", "final accuracy ordered by batch")
     groups = by(laptop(runs, "anil_batch_sweep"), SIZE)
     groups = {size: [run for run in group if SNR in run.curves] for size, group in groups.items()}
@@ -50,7 +50,7 @@ def _snr_falls(claim: str, groups: Mapping[float, Sequence[Run]]) -> Part:
 
 
 def largest_batch(runs: Sequence[Run]) -> Verdict:
-    """A8: its own runs, and those of the sweep at the same settings."""
+    """The verdict on A8, the largest batch: its own runs, and those of the sweep at the same settings."""
     claim = "highest accuracy of the batch sweep"
     groups = by(laptop(runs, "anil_batch_sweep"), SIZE)
     own = on_the_text_of([run for group in groups.values() for run in group], laptop(runs, "anil_2m_batch"))
@@ -88,7 +88,7 @@ def unevenness(run: Run) -> float:
 
 
 def batch_schedule(runs: Sequence[Run]) -> Verdict:
-    """A9."""
+    """The verdict on A9, the batch schedule."""
     claims = (
         "the schedule's final accuracy is within noise of the large batch's",
         "the schedule's SNR is flatter than the large batch's",

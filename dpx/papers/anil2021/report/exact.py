@@ -38,7 +38,7 @@ def computed() -> list[Row]:
 
 
 def scale_invariance(runs: Sequence[Run]) -> Verdict:
-    """A5."""
+    """The verdict on A5, scale invariance."""
     holds, not_holds = "unchanged output and gradient ∝ 1/α where the claim holds", "changed output for one table and for single matrices"
     rows = [row for row in cells(runs, "anil_scale_invariance", "scale_invariance") if row["alpha"] != 1]
     kept = [row for row in rows if row["claim holds"] == "True"]
@@ -62,7 +62,7 @@ def scale_invariance(runs: Sequence[Run]) -> Verdict:
 
 
 def schedule_variants(runs: Sequence[Run]) -> Verdict:
-    """A10."""
+    """The verdict on A10, readings of the schedule."""
     del runs
     parts = [
         Part.of(f"{name}: {SAVINGS[name]:.2f} %", abs(value - SAVINGS[name]) < 0.005, f"{value:.3f} % by the declared schedule")
@@ -72,7 +72,7 @@ def schedule_variants(runs: Sequence[Run]) -> Verdict:
 
 
 def accounting(runs: Sequence[Run]) -> Verdict:
-    """A11."""
+    """The verdict on A11, accounting."""
     claims = ("σ by RDP as computed, to 1 %, at all seven batches", "RDP's ε is at or above PLD's")
     rows = {int(row["batch size"]): row for row in cells(runs, "anil_accounting", "sigma_by_batch")}
     if not set(SIGMA) <= set(rows):
@@ -88,7 +88,7 @@ def accounting(runs: Sequence[Run]) -> Verdict:
 
 
 def throughput(runs: Sequence[Run]) -> Verdict:
-    """A12: speeds are those of one machine; only that both are measured is judged."""
+    """The verdict on A12, throughput: speeds are those of one machine; only that both are measured is judged."""
     claim = "ratio of private to plain speed reported at every physical batch"
     ratios = throughput_ratios(runs)
     if not ratios:
@@ -110,7 +110,7 @@ def throughput_ratios(runs: Sequence[Run]) -> dict[int, float]:
 
 
 def reference(runs: Sequence[Run]) -> Verdict:
-    """A13."""
+    """The verdict on A13, the reference batch."""
     del runs
     ratio = 2_097_152 / 65_536
     return Verdict("A13", "anil_sgd32x_ref", "arithmetic", (Part.of("2,097,152 / 65,536 = 32", ratio == 32, f"{ratio:g}"),))

@@ -41,7 +41,7 @@ def accuracies(runs: Sequence[Run]) -> list[float]:
 
 
 def nonprivate_baseline(runs: Sequence[Run]) -> Verdict:
-    """A1."""
+    """The verdict on A1, the run without privacy."""
     claim = "non-private final accuracy above every private run at equal steps"
     plain = laptop(runs, "anil_nonprivate_baseline")
     steps = {run.config.get("steps") for run in plain}
@@ -64,7 +64,7 @@ def nonprivate_baseline(runs: Sequence[Run]) -> Verdict:
 
 
 def tuning(runs: Sequence[Run]) -> Verdict:
-    """A2."""
+    """The verdict on A2, tuning."""
     claim = "the best trial's weight decay is in the top third of its range"
     trials = laptop(runs, "anil_tune_32k")
     third = LARGEST_DECAY * (SMALLEST_DECAY / LARGEST_DECAY) ** (1 / 3)
@@ -79,7 +79,7 @@ def tuning(runs: Sequence[Run]) -> Verdict:
 
 
 def table1_best(runs: Sequence[Run]) -> Verdict:
-    """A3."""
+    """The verdict on A3, the best settings of Table 1."""
     claim = "reaches the best trial within one standard deviation over replicates"
     ours = laptop(runs, "anil_table1_best")
     trials = on_the_text_of(ours, laptop(runs, "anil_tune_32k"))
@@ -93,7 +93,7 @@ def table1_best(runs: Sequence[Run]) -> Verdict:
 
 
 def weight_decay(runs: Sequence[Run]) -> Verdict:
-    """A4."""
+    """The verdict on A4, weight decay."""
     groups = by(laptop(runs, "anil_weight_decay"), "optimizer.weight_decay")
     groups = {decay: group for decay, group in groups.items() if all("weights/matrices" in run.curves for run in group)}
     claims = (
@@ -152,7 +152,7 @@ def _lower(claim: str, smallest: Sequence[Run], largest: Sequence[Run]) -> Part:
 
 
 def epsilon_sweep(runs: Sequence[Run]) -> Verdict:
-    """A6."""
+    """The verdict on A6, the sweep of epsilon."""
     groups = {epsilon: accuracies(group) for epsilon, group in by(laptop(runs, "anil_epsilon_sweep"), "noise.epsilon").items()}
     rises, concave = "accuracy rises with ε", "concave: the first interval's slope is above the last one's"
     if len(groups) < 3:

@@ -31,7 +31,7 @@ def fill_measurements(outputs: Path, home: Path) -> list[str]:
 
 
 def merged(kept: Measurements, fresh: Measurements) -> Measurements:
-    """`fresh` in the place of what `kept` says of the same runs, in the order of runs."""
+    """The measurements of both, in the order of runs; of a run that both have, those of `fresh`."""
     new = set(_runs(fresh))
     stays = kept.where(np.array([run not in new for run in _runs(kept)], bool))
     both = Measurements(**{name: np.concatenate([getattr(stays, name), getattr(fresh, name)]) for name in (*TEXT, *NUMBERS)})

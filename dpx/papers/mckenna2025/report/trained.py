@@ -46,7 +46,7 @@ def _words(groups: Mapping[float, Sequence[float]]) -> str:
 
 
 def physical_batch(runs: Sequence[Run]) -> Verdict:
-    """M11: judged at the smallest ratio alone; the order at the others is reported, whichever it is."""
+    """The verdict on M11, the physical batch: judged at the smallest ratio alone; the order at the others is reported, whichever it is."""
     claim = "at the smallest ratio larger batches end lower"
     by_ratio = by_batch(laptop(runs, "mckenna_fig7_physical_batch"))
     if not by_ratio or min(len(groups) for groups in by_ratio.values()) < 2:
@@ -68,7 +68,7 @@ def _direction(groups: Mapping[float, Sequence[float]]) -> str:
 
 
 def batch_and_rate(runs: Sequence[Run]) -> Verdict:
-    """M12: the order of batches at the best rate of each is that at the rate which is best over all."""
+    """The verdict on M12, batch and rate: the order of batches at the best rate of each is that at the rate which is best over all."""
     claim = "batches stand in the same order at the best rate of each as at one rate for all"
     by_rate: dict[float, dict[float, float]] = {}
     for (batch, rate), losses in losses_by(laptop(runs, "mckenna_fig8_batch_lr"), BATCH, RATE).items():
@@ -86,7 +86,7 @@ def batch_and_rate(runs: Sequence[Run]) -> Verdict:
 
 
 def batch_of_large(runs: Sequence[Run]) -> Verdict:
-    """M14: the text's reading of Figure 9."""
+    """The verdict on M14, the batch of a large model: the text's reading of Figure 9."""
     claim = "smaller batches end lower at the largest ratio and at no other"
     by_ratio = by_batch(laptop(runs, "mckenna_fig9_batch_large"))
     if len(by_ratio) < 2 or min(len(groups) for groups in by_ratio.values()) < 2:
@@ -99,7 +99,7 @@ def batch_of_large(runs: Sequence[Run]) -> Verdict:
 
 
 def decoder(runs: Sequence[Run]) -> Verdict:
-    """M15: the signs of Figure 7, on a decoder."""
+    """The verdict on M15, a decoder: the signs of Figure 7, on a decoder."""
     own, theirs = (by_batch(laptop(runs, name)) for name in ("mckenna_fig10_decoder", "mckenna_fig7_physical_batch"))
     shared = [ratio for ratio in own if ratio in theirs and min(len(own[ratio]), len(theirs[ratio])) > 1]
     claim = "at each ratio that end is lower which is so in Figure 7"
@@ -120,7 +120,7 @@ def best_rates(runs: Sequence[Run]) -> dict[tuple[str, float], float]:
 
 
 def throughput(runs: Sequence[Run]) -> Verdict:
-    """M16: examples a second of the private step at its best, by model; speeds are those of one machine."""
+    """The verdict on M16, throughput: examples a second of the private step at its best, by model; speeds are those of one machine."""
     claim = "examples a second fall with the model's size"
     name = "laptop_mckenna_table4_throughput"
     rows = [row for run in runs for row in cells([run], name, "benchmark") if row["clipping"] == "book_keeping"]
@@ -135,7 +135,7 @@ def throughput(runs: Sequence[Run]) -> Verdict:
 
 
 def rates_by_ratio(runs: Sequence[Run]) -> Verdict:
-    """M18."""
+    """The verdict on M18, rates by ratio."""
     claim, best = "the best rate does not rise with the ratio", best_rates(laptop(runs, "mckenna_fig12_lr_curves"))
     models = {model for model, _ in best}
     curves = {model: [rate for (one, _), rate in best.items() if one == model] for model in sorted(models)}
@@ -146,7 +146,7 @@ def rates_by_ratio(runs: Sequence[Run]) -> Verdict:
 
 
 def rates_without_noise(runs: Sequence[Run]) -> Verdict:
-    """M19."""
+    """The verdict on M19, rates without noise."""
     claim, best = "the same rate is best for every size", best_rates(laptop(runs, "mckenna_lr_nonprivate"))
     words = ", ".join(f"{model}: {rate:.3g}" for (model, _), rate in best.items())
     part = Part.of(claim, len(set(best.values())) == 1, words) if len(best) > 1 else Part.missing(claim, f"{len(best)} sizes (2 needed)")
@@ -154,7 +154,7 @@ def rates_without_noise(runs: Sequence[Run]) -> Verdict:
 
 
 def clipped(runs: Sequence[Run]) -> Verdict:
-    """M28: the mean over the run, of every finished run of the recipe."""
+    """The verdict on M28, how many examples are clipped: the mean over the run, of every finished run of the recipe."""
     claim = "more than 0.9 of all examples are clipped"
     own = [run for run in laptop(runs, "mckenna_clip_check") if CLIPPED in run.curves]
     shares = [statistics.fmean(share for _, share in run.curves[CLIPPED]) for run in own]
@@ -163,7 +163,7 @@ def clipped(runs: Sequence[Run]) -> Verdict:
 
 
 def direct(runs: Sequence[Run], predicted: Predicted) -> Verdict:
-    """M8: pairs of settings at one epsilon stand as the fit of the grid has them."""
+    """The verdict on M8, settings trained directly: pairs of settings at one epsilon stand as the fit of the grid has them."""
     claim, settings = "settings of one epsilon end in the order that the fit of the grid predicts", laptop(runs, "mckenna_fig5_direct")
     by_epsilon: dict[float, list[tuple[str, float, float]]] = {}
     for run in settings:
