@@ -75,5 +75,7 @@ def clipped(gradients: list[Any]) -> tuple[Any, float]:
 
 
 def error(actual: Any, expected: Any) -> float:
+    """Largest error of any entry, relative to the largest entry of its parameter; NaN where any entry is."""
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
-    return max(float(np.max(np.abs(np.asarray(leaf) - wanted)) / np.max(np.abs(wanted))) for leaf, wanted in pairs)
+    # numpy's maximum keeps a NaN, wherever it stands; Python's loses it.
+    return float(np.max([np.max(np.abs(np.asarray(leaf) - wanted)) / np.max(np.abs(wanted)) for leaf, wanted in pairs]))

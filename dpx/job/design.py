@@ -44,6 +44,7 @@ class Design:
         for name in ("epsilon", "size", "compute", "device_hours"):
             value = getattr(self, name)
             require(value is None or value > 0, f"design.{name}={value}", "must be positive", "Give a number above 0")
+        require(self.reach >= 1, f"design.reach={self.reach}", "measured steps are kept whole", "Give 1, or how many times as many")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(self.epsilon is not None, "design.epsilon", "no budget is given", "Give design.epsilon=..., inf for none")
@@ -75,13 +76,13 @@ class Design:
         from dpx.scaling.smoothing import grid_of
         from dpx.scaling.surface import surface_of
 
-        measured, _ = load(self.measurements or shipped(), self.match)
+        measured, not_read = load(self.measurements or shipped(), self.match)
         grid = grid_of(measured)
         surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach)
         budget = design.Budget(compute, size, epsilon, experiment.privacy.delta)
         designs, asked = design.best_of_each_model(surface, budget)
         best = designs[0]
-        tables = self._tables(surface, budget, designs, asked, grid.left_out)
+        tables = self._tables(surface, budget, designs, asked, (*not_read, *grid.left_out))
         m, r = (int(np.argmin(np.abs(np.log(nodes / value)))) for nodes, value in _nodes(grid, best))
         t = int(np.argmin(np.abs(grid.steps_T - best.steps)))
         return tables, best, float(grid.rates_MRT[m, r, t])

@@ -1,11 +1,11 @@
 """`report.paper=benchmarks`: the tables of experiments/benchmarks/README.md, from the benchmark.json files beside it. No jax."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import require
+from dpx.run_folder import read_json
 
 BEGIN, END = "<!-- tables: job=report report.paper=benchmarks -->", "<!-- end of tables -->"
 PRIVATE = "book_keeping"
@@ -22,7 +22,7 @@ def write(home: Path) -> int:
     require(BEGIN in text and END in text, readme, "has no place for tables", f"Write the lines {BEGIN} and {END} into it")
     require(bool(files), home, "holds no benchmark.json", "Run job=benchmark with benchmark.output there")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    documents = [(path.stem, json.loads(path.read_text())) for path in files]
+    documents = [(path.stem, read_json(path)) for path in files]
     readme.write_text(f"{before}{BEGIN}\n\n{tables(documents)}\n{END}{after}")
     return len(files)
 

@@ -43,7 +43,8 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
         except ConfigError as error:
             left_out.append(f"{folder.name}: {error}")
             continue
-        except (OSError, ValueError, KeyError) as error:
+        # Whatever is wrong with one folder, the others are read.
+        except Exception as error:
             left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
             continue
         by_run[name, "" if is_analysis(rows) else folder.name] = rows
@@ -169,7 +170,10 @@ def _statement(folder: Path) -> Iterator[tuple[str, str, str]]:
 def _corpus(known: Ledger | None, plain: dict[str, Any]) -> tuple[str, str, str]:
     """What text it was, by the names of files and the checksum of what was prepared from them."""
     source = plain["data"]["source"]
-    names = [Path(path).name for path in source.get("paths", ())] or [corpus["name"] for corpus in source.get("corpora", ())]
+    paths = source.get("paths") or ()
+    names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)] or [
+        corpus["name"] for corpus in source.get("corpora", ())
+    ]
     checksum = known.epochs[-1].fingerprint["data"][:12] if known and known.epochs else "no checksum"
     return "fact/corpus", "", f"{', '.join(names) or plain['data']['name']} ({checksum})"
 

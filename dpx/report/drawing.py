@@ -54,7 +54,7 @@ def panels(name: str, caption: str, count: int, into: list[Figure], raster: bool
         if raster:
             _installed_font(canvas)
             canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None})
-    into.append(Figure(name, themed(written.getvalue(), name, caption.replace('"', "'")), caption, pixels.getvalue()))
+    into.append(Figure(name, themed(written.getvalue(), name, caption), caption, pixels.getvalue()))
 
 
 def _installed_font(canvas: Any) -> None:

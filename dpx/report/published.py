@@ -3,6 +3,9 @@
 import csv
 import dataclasses
 from pathlib import Path
+from typing import Any
+
+from dpx.declaration import require
 
 COLUMNS = ("item", "experiment", "quantity", "value", "unit", "mark", "where", "metric", "point", "h200_hours", "flops", "note")
 MARKS = ("text", "picture", "computed", "claim")
@@ -29,16 +32,21 @@ class Published:
     note: str
 
     def __post_init__(self) -> None:
-        if self.mark not in MARKS:
-            raise ValueError(f"{self.item} {self.quantity}: mark {self.mark!r}, expected one of {', '.join(MARKS)}")
-        if not self.value and self.mark in ("text", "computed"):
-            raise ValueError(f"{self.item} {self.quantity}: a number from {self.mark} without a value")
+        what = f"{self.item} {self.quantity}"
+        require(self.mark in MARKS, what, f"its mark is {self.mark!r}", f"Use {', '.join(MARKS)}")
+        has_value = bool(self.value) or self.mark not in ("text", "computed")
+        require(has_value, what, f"a number from {self.mark} without a value", "Give it, or mark it as a picture's or a claim")
 
 
 def read(path: Path) -> list[Published]:
-    """Every line of the file; raises `ValueError` for an unknown column or mark."""
+    """Every line of the file; raises `ConfigError` for other columns, an unknown mark, and a line that is cut short."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {list(COLUMNS)}")
-        return [Published(**line) for line in reader]
+        require(tuple(reader.fieldnames or ()) == COLUMNS, path, "its columns are others", f"Give {', '.join(COLUMNS)}")
+        return [_line(path, reader.line_num, line) for line in reader]
+
+
+def _line(path: Path, number: int, line: dict[Any, Any]) -> Published:
+    is_whole = None not in line and None not in line.values()
+    require(is_whole, f"{path}, line {number}", f"has not {len(COLUMNS)} cells", "Restore the line")
+    return Published(**line)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpx.declaration import require
 from dpx.durable import write_durably
 
 COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
@@ -66,14 +67,26 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of `path`; none where it does not exist. Raises `ValueError` for other columns."""
+    """The rows of `path`; none where it does not exist. Raises `ConfigError` for other columns, and for a row that is none."""
     if not path.exists():
         return []
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {list(COLUMNS)}")
-        return [Row(r["experiment"], r["run"], int(r["replicate"]), r["metric"], r["step"], r["value"]) for r in reader]
+        require(tuple(reader.fieldnames or ()) == COLUMNS, path, "its columns are others", f"Give {', '.join(COLUMNS)}")
+        return [_row(path, reader.line_num, line) for line in reader]
+
+
+def _row(path: Path, number: int, line: dict[Any, Any]) -> Row:
+    is_whole = None not in line and None not in line.values()
+    try:
+        row = Row(line["experiment"], line["run"], int(line["replicate"]), line["metric"], line["step"], line["value"])
+        if row.metric.partition("/")[0] not in ("config", "fact"):
+            float(row.value)
+            int(row.step if row.step != FINAL else 0)
+    except (TypeError, ValueError, AttributeError):
+        is_whole = False
+    require(is_whole, f"{path}, line {number}", "is cut short, or was changed by hand", "Restore it, or collect again from the runs")
+    return row
 
 
 def _order(row: Row) -> tuple[str, str, str, int, int]:

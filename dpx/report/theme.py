@@ -4,6 +4,7 @@ The five series colours differ in lightness as well as hue, so that they stay ap
 also give each series a marker and a dash of its own.
 """
 
+import html
 import re
 
 _LIGHT = {
@@ -40,7 +41,8 @@ def themed(svg: str, name: str, label: str) -> str:
     limit = f' style="max-width: {float(width[1]) * 4 / 3:.0f}px"' if width else ""
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1" + limit, svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    safe = html.escape(label, quote=False).replace('"', "&quot;")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{safe}"', 1)
 
 
 def standalone(svg: str) -> str:

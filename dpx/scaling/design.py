@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from dpx.declaration import ConfigError, require
 from dpx.privacy import accounting, closed_form
 from dpx.privacy.events import Release
 from dpx.scaling.noise import Calibration
@@ -67,6 +68,9 @@ def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], 
         if len(places):
             place = int(places[np.argmin(asked.loss[places])])
             designs.append(_exact(surface, calibration, budget, asked, place, name, place in near))
+    # Solved exactly, noise may lie outside the grid that it was interpolated into.
+    designs = [design for design in designs if math.isfinite(design.loss)]
+    require(bool(designs), f"epsilon={budget.epsilon:g}", "all that fits lies at the edge of the grid", "Measure a wider grid")
     return sorted(designs, key=lambda design: design.loss), asked
 
 
@@ -126,8 +130,6 @@ def doubled(surface: Surface, budget: Budget) -> list[tuple[str, float | None]]:
         "compute": dataclasses.replace(budget, compute=2 * budget.compute),
         "epsilon": dataclasses.replace(budget, epsilon=2 * budget.epsilon),
     }
-    from dpx.declaration import ConfigError
-
     rows: list[tuple[str, float | None]] = []
     for name, one in changed.items():
         try:

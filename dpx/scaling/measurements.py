@@ -59,7 +59,7 @@ class Measurements:
             columns |= {name: np.array([float(row[name]) for row in rows]) for name in NUMBERS}
         except KeyError as missing:
             raise ConfigError(f"column {missing}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}") from None
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError("a row", str(error), "Give numbers") from None
         return cls(**columns)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from dpx.declaration import ConfigError, require
+from dpx.declaration import require
 from dpx.scaling.measurements import Measurements
 
 RECORD_EVERY = 100
@@ -34,7 +34,8 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
     for folder in sorted(path for path in outputs.glob(f"{match}*") if (path / "private" / "metrics.jsonl").exists()):
         try:
             rows += _rows(folder, every)
-        except (OSError, ValueError, KeyError, ConfigError) as error:
+        # Whatever is wrong with one folder, the others are read.
+        except Exception as error:
             left_out.append(f"{folder.name}: not readable ({type(error).__name__}: {error})")
     require(bool(rows), f"{outputs}/{match}*", "no run there has a record of its training loss", "Name the folder that holds the runs")
     return Measurements.of(rows), left_out

@@ -2,7 +2,8 @@
 # SST-2 by a small encoder, {lora, all, last_layer, bias} by epsilon and replicate, one private pass; one run after another.
 #   DPX_DATA=<data> bash experiments/fine_tuning/sst2.sh <checkpoint folder> [work folder]
 # Started again it goes on: finished runs are skipped, a run that was cut short continues. Rates are chosen first, on one replicate each, by
-# short runs on a hash split of the training set (the official dev set is not read); the search is charged to no run of the grid. The table:
+# short runs on a hash split of the training set (the official dev set is not read); the search is charged to no run of the grid.
+# Started twice at once with the same folder, the two share the runs (`taskset -c 0`, `-c 1`: a core each). The table:
 #   python experiments/fine_tuning/table.py <work folder>
 set -euo pipefail
 checkpoint=$(realpath "$1")
@@ -14,6 +15,13 @@ encoder="init=hf init.path=$checkpoint init.provenance=public model=hf model.poo
     task=classification privacy.delta=1e-6 length_buckets=auto microbatch=64 lr_schedule=linear"
 
 run() { # name, overrides
+    local turn
+    exec {turn}>"$1.turn"
+    # Whose turn it is keeps the lock; `wait_turn` is empty for who would wait until the other is done.
+    if flock ${wait_turn--n} $turn; then once "$@"; fi
+    exec {turn}>&-
+}
+once() { # name, overrides
     ls outputs/"$1"-*/private/results.json >/dev/null 2>&1 && return
     echo "$1 $(date -u +%H:%M)"
     # A line for each start: seconds by the clock and of the processors, and kilobytes held at most.
@@ -32,31 +40,35 @@ short() { # what is trained, rate
     run "rate_$1_$2" $(trains "$1") lr_schedule.learning_rate="$2" lr_schedule.warmup_steps=2 steps=12 batch_schedule.size=512 \
         noise.epsilon=8 data.source.test_paths=null schedule.evaluate_every=12 schedule.checkpoint_every=6
 }
-full() { # what is trained, epsilon or none, replicate
-    local rate noise=noise.epsilon=$2
+full() { # what is trained, epsilon or none, replicate, passes over the data, and then their name
+    local rate noise=noise.epsilon=$2 passes=${4:-1}
     rate=$("$python" "$here/experiments/fine_tuning/table.py" . --rate "$1") || return 0
     [ "$2" = none ] && noise=mechanism=none
     # shellcheck disable=SC2046
-    run "sst2_$1_$2_$3" $(trains "$1") lr_schedule.learning_rate="$rate" lr_schedule.warmup_steps=6 steps=66 batch_schedule.size=1024 \
-        "$noise" replicate="$3" data.source.select=test schedule.evaluate_every=66 schedule.checkpoint_every=11
+    run "sst2_$1${5:-}_$2_$3" $(trains "$1") lr_schedule.learning_rate="$rate" lr_schedule.warmup_steps=6 steps=$((66 * passes)) \
+        batch_schedule.size=1024 "$noise" replicate="$3" data.source.select=test schedule.evaluate_every=$((66 * passes)) \
+        schedule.checkpoint_every=11
 }
 
-for rate in 1e-3 3e-4 1e-4; do short lora $rate; done
-full lora 8 1
-for rate in 3e-4 1e-4 1e-3; do short all $rate; done
-full all 8 1
-for rate in 1e-2 3e-3 3e-2; do short last_layer $rate; done
-full last_layer 8 1
-full lora 1 1
-full lora 3 1
-for trained in lora all last_layer; do full $trained none 1; done
-for replicate in 2 3; do
+rates() {
+    for rate in 1e-3 3e-4 1e-4; do short lora $rate; done
+    for rate in 3e-4 1e-4 1e-3; do short all $rate; done
+    for rate in 1e-2 3e-3 3e-2; do short last_layer $rate; done
+}
+
+rates
+wait_turn= rates
+for replicate in 1 2 3; do
     for trained in lora all last_layer; do full $trained 8 $replicate; done
     full lora 1 $replicate
     full lora 3 $replicate
     for trained in lora all last_layer; do full $trained none $replicate; done
 done
+full lora 8 1 3 _three_passes
+for rate in 1e-3 3e-4 3e-3; do wait_turn= short lora_ffa $rate; done
+full lora_ffa 8 1
 for rate in 3e-3 1e-3 1e-2; do short bias $rate; done
+for rate in 3e-3 1e-3 1e-2; do wait_turn= short bias $rate; done
 for replicate in 1 2 3; do
     for epsilon in 8 3 1; do for trained in bias all last_layer; do full $trained $epsilon $replicate; done; done
 done

@@ -60,7 +60,7 @@ def table(work: Path) -> str:
             f"| {trained} | {epsilon} | {len(found)} | {statistics.mean(accuracies):.2f}{spread} | {stated} "
             f"| {clock:.1f} | {processor:.1f} | {held:.2f} |"
         )
-    tried = [(trained, *one) for trained in ("lora", "all", "last_layer", "bias") for one in rates(work, trained)]
+    tried = [(trained, *one) for trained in ("lora", "all", "last_layer", "bias", "lora_ffa") for one in rates(work, trained)]
     lines += ["", "| trained | rate | held-out loss | held-out accuracy, % |", "|" + " --- |" * 4]
     lines += [f"| {trained} | {rate} | {loss:.4f} | {100 * accuracy:.2f} |" for trained, loss, accuracy, rate in tried]
     return "\n".join(lines)

@@ -73,6 +73,7 @@ def test_the_file_plans_as_it_was_designed(designed):
         ({"published": True}, "Table 2"),
         ({"size": 0, "published": True}, "^design.size=0: must be positive"),
         ({"epsilon": -1.0, "compute": 1e12}, "^design.epsilon=-1.0: must be positive"),
+        ({"reach": 0.5, "compute": 1e12}, "^design.reach=0.5: measured steps are kept whole"),
     ],
 )
 def test_what_cannot_be_designed_is_refused(options, key, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
+from dpx.declaration import ConfigError
 from dpx.report import collect, rows
 from dpx.report.rows import FINAL, Row
 from tests.report import made
@@ -112,7 +113,40 @@ def test_points_name_what_differs() -> None:
     assert rows.points(made_rows[:2]) == {("x", "a"): "-"}
 
 
-def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="columns"):
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "a: [", "\x00"], ids=repr)
+def test_a_spoiled_folder_is_named_and_the_others_are_read(text: str, tmp_path: Path) -> None:
+    plain = _plain(*_point(0))
+    made.folder(tmp_path, SWEEP, plain, 0.2)
+    spoiled = []
+    for number, file in enumerate(("release/config.yaml", "release/privacy.json", "private/results.json", "private/metrics.jsonl")):
+        folder = made.folder(tmp_path, f"{SWEEP}-{number}", plain, 0.4)
+        (folder / file).write_text(text)
+        spoiled.append(folder.name)
+    found, left_out = collect.collect(tmp_path, ("laptop_anil_",))
+    assert {row.run for row in found} and sorted(line.partition(":")[0] for line in left_out) == sorted(spoiled)
+
+
+def test_one_path_is_one_corpus(tmp_path: Path) -> None:
+    plain = _plain(*_point(0))
+    for paths in ("text/some.txt", ["text/some.txt"]):
+        plain["data"]["source"] = {"_target_": "dpx.data.text_files.TextFiles", "paths": paths}
+        made.folder(tmp_path, SWEEP, plain, 0.2)
+    found, _ = collect.collect(tmp_path, ("laptop_anil_",))
+    assert {row.value for row in found if row.metric == "fact/corpus"} == {f"some.txt ({'0' * 12})"}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("a,b\n1,2\n", "columns"),
+        ("{head}\nx,1,-,0,heldout/loss\n", "line 2: is cut short"),
+        ("{head}\nx,1,-,0,heldout/loss,final,5.0,6.0\n", "line 2: is cut short"),
+        ("{head}\nx,1,-,0,heldout/loss,final,5.0\nx,1,-,zero,heldout/loss,final,5.0\n", "line 3: is cut short"),
+        ("{head}\nx,1,-,0,heldout/loss,last,5.0\n", "line 2: is cut short"),
+        ("{head}\nx,1,-,0,heldout/loss,final,five\n", "line 2: is cut short"),
+    ],
+)
+def test_a_file_that_is_no_results_is_refused(text: str, key: str, tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text(text.format(head=",".join(rows.COLUMNS)))
+    with pytest.raises(ConfigError, match=key):
         rows.read(tmp_path / "results.csv")

@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -34,7 +35,9 @@ def test_every_kind_of_panel_is_drawn_in_variables_of_the_theme_and_in_pixels() 
 
 
 def test_files_carry_both_themes(tmp_path: Path) -> None:
-    said = pictures.write([Picture("one", "One.", PANELS[:1])], [LINES], tmp_path)
+    caption = 'Loss at "epsilon" < 1 & delta.'
+    said = pictures.write([Picture("one", caption, PANELS[:1])], [LINES], tmp_path)
+    assert ElementTree.parse(tmp_path / "one.svg").getroot().get("aria-label") == caption
     assert "one.svg" in said and "prefers-color-scheme: dark" in (tmp_path / "one.svg").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"one.svg", "one.png"}
 

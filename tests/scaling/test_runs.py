@@ -1,5 +1,6 @@
 """Measurements from run folders: whole windows of steps, exact parameters, and runs that are still going on."""
 
+import functools
 import json
 
 import numpy as np
@@ -9,16 +10,22 @@ from omegaconf import OmegaConf
 from dpx.config import recipes, resolved
 from dpx.declaration import ConfigError
 from dpx.scaling import runs
-from dpx.scaling.measurements import published_results
+from dpx.scaling.measurements import NUMBERS, TEXT, Measurements, published_results
 from dpx.scaling.published import PARAMETERS
+
+
+@functools.cache
+def released(*overrides):
+    """The config of a point of the laptop grid as YAML."""
+    point = ["hydra.mode=RUN", "data=text", "data.source.paths=x", *overrides]
+    return OmegaConf.to_yaml(resolved(recipes.compose(["+experiment=laptop/mckenna_grid", *point])))
 
 
 def folder(path, losses, *overrides):
     """A run of the laptop grid as it leaves its config and metrics."""
-    point = ["hydra.mode=RUN", "data=text", "data.source.paths=x", *overrides]
     (path / "release").mkdir(parents=True)
     (path / "private").mkdir()
-    (path / "release" / "config.yaml").write_text(OmegaConf.to_yaml(resolved(recipes.compose(["+experiment=laptop/mckenna_grid", *point]))))
+    (path / "release" / "config.yaml").write_text(released(*overrides))
     lines = [json.dumps({"step": step, "train/loss": loss, "train/examples": 128.0}) for step, loss in enumerate(losses)]
     (path / "private" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -42,18 +49,32 @@ def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
     folder(tmp_path / "laptop_mckenna_grid-c", [7.0])
     (tmp_path / "laptop_mckenna_grid-c" / "release" / "config.yaml").unlink()
     folder(tmp_path / "laptop_mckenna_grid-d", [7.0] * 99 + [float("inf")])
+    for name, file, text in (
+        ("e", "release/config.yaml", "a: ["),
+        ("f", "release/config.yaml", "{}"),
+        ("g", "private/metrics.jsonl", "[]"),
+    ):
+        folder(tmp_path / f"laptop_mckenna_grid-{name}", np.linspace(7, 6, 200))
+        (tmp_path / f"laptop_mckenna_grid-{name}" / file).write_text(text)
     found, left_out = runs.measured(tmp_path, "laptop_mckenna_grid-")
     assert found.step.tolist() == [100, 200, 100] and found.model.tolist() == ["width_16", "width_16", "width_32"]
     assert found.noise_batch_ratio.tolist() == [2**-15, 2**-15, 2**-10] and found.replicate.tolist() == [0, 0, 1]
     # Tables of 1,024 + 32 + 2 rows, two layers of 12 H^2 + 13 H, and the head.
     assert found.parameters[0] == (1024 + 32 + 2) * 16 + 2 * 16 + 2 * (12 * 16**2 + 13 * 16) + 16 * 16 + 16 + 2 * 16 + 1024
-    assert [line[: len("laptop_mckenna_grid-c")] for line in left_out] == [f"laptop_mckenna_grid-{name}" for name in "cd"]
+    assert [line[: len("laptop_mckenna_grid-c")] for line in left_out] == [f"laptop_mckenna_grid-{name}" for name in "cdefg"]
     assert "no finite number" in left_out[1]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no run"):
         runs.measured(tmp_path)
+
+
+@pytest.mark.parametrize("row", ["width_16,24848", "width_16,24848,0,1,0,128,32,100,much", "width_16,24848,0,1,0,128,32,100,nan"])
+def test_a_row_that_is_none_is_refused(row, tmp_path):
+    (tmp_path / "losses.csv").write_text(f"{','.join((*TEXT, *NUMBERS))}\n{row}\n")
+    with pytest.raises(ConfigError, match="Give numbers|no finite number"):
+        Measurements.read(tmp_path / "losses.csv")
 
 
 def test_the_layout_of_the_papers_authors_is_read(tmp_path):
