@@ -2,8 +2,7 @@
 # SST-2 by a small encoder, {lora, all, last_layer, bias} by epsilon and replicate, one private pass; one run after another.
 #   DPX_DATA=<data> bash experiments/fine_tuning/sst2.sh <checkpoint folder> [work folder]
 # Started again it goes on: finished runs are skipped, a run that was cut short continues. Rates are chosen first, on one replicate each, by
-# short runs on a hash split of the training set (the official dev set is not read); the search is charged to no run of the grid.
-# Started twice at once with the same folder, the two share the runs (`taskset -c 0`, `-c 1`: a core each). The table:
+# short runs on a hash split of the training set (the official dev set is not read); the search is charged to no run of the grid. The table:
 #   python experiments/fine_tuning/table.py <work folder>
 set -euo pipefail
 checkpoint=$(realpath "$1")
@@ -13,51 +12,29 @@ mkdir -p "$work" && cd "$work"
 export PYTHONPATH=$here JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 encoder="init=hf init.path=$checkpoint init.provenance=public model=hf model.pool=mean model.classifier=linear data=glue_sst2
     task=classification privacy.delta=1e-6 length_buckets=auto microbatch=64 lr_schedule=linear"
+source "$here/experiments/fine_tuning/runs.sh"
 
-run() { # name, overrides
-    local turn
-    exec {turn}>"$1.turn"
-    # Whose turn it is keeps the lock; `wait_turn` is empty for who would wait until the other is done.
-    if flock ${wait_turn--n} $turn; then once "$@"; fi
-    exec {turn}>&-
-}
-once() { # name, overrides
-    ls outputs/"$1"-*/private/results.json >/dev/null 2>&1 && return
-    echo "$1 $(date -u +%H:%M)"
-    # A line for each start: seconds by the clock and of the processors, and kilobytes held at most.
-    local code=0
-    # shellcheck disable=SC2086
-    /usr/bin/time -a -o times.tsv -f "$1\t%e\t%U\t%S\t%M\t%x" "$python" -m dpx name="$1" $encoder "${@:2}" >"$1.log" 2>&1 || code=$?
-    [ $code = 0 ] || tail -n 2 "$1.log"
-    # Ctrl-C and SIGTERM end the grid, a run that fails does not.
-    [ $code -lt 128 ] || exit $code
-}
-trains() { # what is trained
-    case $1 in lora | lora_ffa | bias) echo "train=$1 train.head=true" ;; *) echo "train=$1" ;; esac
-}
 short() { # what is trained, rate
     # shellcheck disable=SC2046
     run "rate_$1_$2" $(trains "$1") lr_schedule.learning_rate="$2" lr_schedule.warmup_steps=2 steps=12 batch_schedule.size=512 \
         noise.epsilon=8 data.source.test_paths=null schedule.evaluate_every=12 schedule.checkpoint_every=6
 }
-full() { # what is trained, epsilon or none, replicate, passes over the data, and then their name
-    local rate noise=noise.epsilon=$2 passes=${4:-1}
-    rate=$("$python" "$here/experiments/fine_tuning/table.py" . --rate "$1") || return 0
+full() { # what is trained, epsilon or none, replicate; other than one: passes over the data and what that is called
+    local rate noise=noise.epsilon=$2 steps=$((66 * ${4:-1}))
+    rate=$(rate_of "$1" .) || return 0
     [ "$2" = none ] && noise=mechanism=none
     # shellcheck disable=SC2046
-    run "sst2_$1${5:-}_$2_$3" $(trains "$1") lr_schedule.learning_rate="$rate" lr_schedule.warmup_steps=6 steps=$((66 * passes)) \
-        batch_schedule.size=1024 "$noise" replicate="$3" data.source.select=test schedule.evaluate_every=$((66 * passes)) \
-        schedule.checkpoint_every=11
+    run "sst2_$1${5:-}_$2_$3" $(trains "$1") lr_schedule.learning_rate="$rate" lr_schedule.warmup_steps=6 steps=$steps \
+        batch_schedule.size=1024 "$noise" replicate="$3" data.source.select=test schedule.evaluate_every=$steps schedule.checkpoint_every=11
 }
-
 rates() {
-    for rate in 1e-3 3e-4 1e-4; do short lora $rate; done
+    for rate in 1e-3 3e-4 3e-3; do short lora $rate; done
     for rate in 3e-4 1e-4 1e-3; do short all $rate; done
     for rate in 1e-2 3e-3 3e-2; do short last_layer $rate; done
 }
 
 rates
-wait_turn= rates
+wait_turn='' rates
 for replicate in 1 2 3; do
     for trained in lora all last_layer; do full $trained 8 $replicate; done
     full lora 1 $replicate
@@ -65,10 +42,9 @@ for replicate in 1 2 3; do
     for trained in lora all last_layer; do full $trained none $replicate; done
 done
 full lora 8 1 3 _three_passes
-for rate in 1e-3 3e-4 3e-3; do wait_turn= short lora_ffa $rate; done
+for rate in 1e-3 3e-4 3e-3; do wait_turn='' short lora_ffa $rate; done
 full lora_ffa 8 1
-for rate in 3e-3 1e-3 1e-2; do short bias $rate; done
-for rate in 3e-3 1e-3 1e-2; do wait_turn= short bias $rate; done
+for rate in 3e-3 1e-3 1e-2; do wait_turn='' short bias $rate; done
 for replicate in 1 2 3; do
     for epsilon in 8 3 1; do for trained in bias all last_layer; do full $trained $epsilon $replicate; done; done
 done

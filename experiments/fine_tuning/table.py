@@ -1,4 +1,4 @@
-"""The table of `sst2.sh` from its run folders: accuracy by what was trained and epsilon, minutes, memory. Runs not finished are left out.
+"""The table of `sst2.sh` and `small_tasks.sh`: accuracy by what was trained and epsilon, minutes, memory; of runs that are finished.
 
 python experiments/fine_tuning/table.py <work folder> [--rate <what is trained>]
 """
@@ -8,9 +8,10 @@ import json
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-FULL = re.compile(r"sst2_(?P<trained>[a-z_]+)_(?P<epsilon>[0-9]+|none)_(?P<replicate>\d+)-[0-9a-f]+")
+FULL = re.compile(r"(?P<task>sst2|mrpc|overruling)_(?P<trained>[a-z_]+)_(?P<epsilon>[0-9]+|none)_(?P<replicate>\d+)-[0-9a-f]+")
 SHORT = re.compile(r"rate_(?P<trained>[a-z_]+)_(?P<rate>[0-9.e-]+)-[0-9a-f]+")
 
 
@@ -40,25 +41,28 @@ def costs(work: Path) -> dict[str, list[float]]:
     return of
 
 
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
 def table(work: Path) -> str:
-    """Mean and deviation over replicates in percent, of the official dev set."""
-    runs: dict[tuple[str, str], list[tuple[float, str, list[float]]]] = defaultdict(list)
+    """Mean and deviation over replicates in percent, of the official dev set (of Overruling, the test split)."""
+    runs: dict[tuple[str, str, str], list[tuple[float, float, str, list[float]]]] = defaultdict(list)
     cost = costs(work)
     for found, folder in finished(work, FULL):
-        claim = json.loads((folder / "release" / "privacy.json").read_text())
+        claim, seen = json.loads((folder / "release" / "privacy.json").read_text()), results(folder)
         stated = f"{claim['guarantee']}, {claim['epsilon']['pld']:.3f}" if claim["guarantee"] == "dp" else claim["guarantee"]
-        accuracy = 100 * results(folder)["accuracy"]
-        runs[found["trained"], found["epsilon"]].append((accuracy, stated, cost[folder.name.rpartition("-")[0]]))
-    lines = ["| trained | epsilon | runs | accuracy, % | claim (PLD) | minutes | processor minutes | GB at most |", "|" + " --- |" * 8]
-    for (trained, epsilon), found in sorted(runs.items()):
-        accuracies = [one[0] for one in found]
-        spread = f" ± {statistics.stdev(accuracies):.2f}" if len(found) > 1 else ""
-        clock, processor = (statistics.mean(one[2][place] for one in found) for place in (0, 1))
-        held = max(one[2][2] for one in found)
-        stated = "; ".join(sorted({one[1] for one in found}))
+        one = (100 * seen["accuracy"], 100 * seen["macro_f1"], stated, cost[folder.name.rpartition("-")[0]])
+        runs[found["task"], found["trained"], found["epsilon"]].append(one)
+    columns = "| task | trained | epsilon | runs | accuracy, % | macro-F1, % | claim (PLD) | minutes | processor minutes | GB at most |"
+    lines = [columns, "|" + " --- |" * 10]
+    for (task, trained, epsilon), found in sorted(runs.items()):
+        accuracies, f1s, claims, spent = zip(*found, strict=True)
+        clock, processor = (statistics.mean(one[place] for one in spent) for place in (0, 1))
         lines.append(
-            f"| {trained} | {epsilon} | {len(found)} | {statistics.mean(accuracies):.2f}{spread} | {stated} "
-            f"| {clock:.1f} | {processor:.1f} | {held:.2f} |"
+            f"| {task} | {trained} | {epsilon} | {len(found)} | {spread(accuracies)} | {spread(f1s)} | {'; '.join(sorted(set(claims)))} "
+            f"| {clock:.1f} | {processor:.1f} | {max(one[2] for one in spent):.2f} |"
         )
     tried = [(trained, *one) for trained in ("lora", "all", "last_layer", "bias", "lora_ffa") for one in rates(work, trained)]
     lines += ["", "| trained | rate | held-out loss | held-out accuracy, % |", "|" + " --- |" * 4]
