@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpx.audit.declarations import Canaries
 from dpx.claim import rests_on, statement
 from dpx.claim.calibration import Calibrated, calibrate
 from dpx.claim.caveats import assumptions, not_covered
@@ -110,14 +111,12 @@ def _store(experiment: Experiment) -> Any:
 
 
 def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
-    task, mesh, length = experiment.task, experiment.mesh, experiment.data.sequence_length
+    mesh = experiment.mesh
     # A unit costs as much as the most rows it may have: the rest is padding.
     rows = examples * experiment.privacy.rows_per_example
-    flops = published_flops(parameters, length) * rows
-    exact = (
-        training_matmul_flops(experiment.model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
-        * rows
-    )
+    whole, exact = _products(experiment, vocabulary, rows, size * experiment.privacy.rows_per_example)
+    # The rule is of training every parameter.
+    flops = published_flops(parameters, experiment.data.sequence_length) * rows * (exact / whole)
     hours = flops / mesh.flops_per_s / 3600
     return {
         "steps": experiment.steps,
@@ -132,6 +131,19 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
         "device_hours": hours,
         "hours": hours / mesh.devices,
     }
+
+
+def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: int) -> tuple[int, int]:
+    """Matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained and of what is."""
+    model, task, length = experiment.model, experiment.task, experiment.data.sequence_length
+    one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
+    if experiment.train.is_all:
+        return one * drawn, one * drawn
+    from dpx.cost.resting import products
+
+    reads_once = not isinstance(experiment.audit, Canaries)
+    each = products(model, task, experiment.train, vocabulary, length, reads_once=reads_once)
+    return one * drawn, each.drawn_row * drawn + each.protected_row * protected
 
 
 def _memory(experiment: Experiment, trains: Trains, vocabulary: int) -> dict[str, Any]:
@@ -233,12 +245,13 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     sigma = document["noise_multiplier"]
     trained = document["trained_parameters"]
     part = "" if trained == document["parameters"] else f", {trained:,} trained"
+    share = "" if trained == document["parameters"] else ", by the share of products that what trains needs"
     fits = "" if document["fits"] else "  (more than the device has)"
     return [
         ("model", f"{document['model']}, {document['parameters']:,} parameters{part} at vocabulary {document['vocabulary_size']:,}"),
         ("steps", f"{document['steps']:,}"),
         ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} {document['drawn']}s"),
-        ("FLOPs", f"{document['flops']:.3g} (6 M S per example); {document['flops_of_products']:.3g} counting matrix products"),
+        ("FLOPs", f"{document['flops']:.3g} (6 M S per example{share}); {document['flops_of_products']:.3g} counting matrix products"),
         ("devices", f"{document['devices']} ({document['mesh']})"),
         ("device hours", f"{document['device_hours']:,.2f}, so {document['hours']:,.2f} hours"),
         ("memory per device", f"{document['memory_bytes_per_device'] / 1e9:.2f} GB at microbatch {document['microbatch']}{fits}"),

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ from dpx.training.evaluation import BATCH_ROWS, in_batches
 FOLDER = "features"
 _ARRAY, _ABOUT = "features.npy", "features.json"
 # What a row of text consists of (dpx.data.schema); features stand in place of it.
-_TEXT = ("tokens", "segment_start", "length")
+TEXT = ("tokens", "segment_start", "length")
 _MASK_KEY = np.zeros(2, np.uint32)  # these objectives draw nothing
 
 
@@ -43,7 +43,7 @@ class WithFeatures(Store):
         if split != "protected":
             return super().rows(split, indices, width)
         of_text = super().rows(split, indices, 1)
-        rest = {name: values for name, values in of_text.items() if name not in _TEXT}
+        rest = {name: values for name, values in of_text.items() if name not in TEXT}
         return rest | {"features": np.asarray(self._features_N[of_text["record"]])}
 
     def lengths(self, split: Any, indices: Any, rows_per_example: int) -> np.ndarray:
@@ -51,7 +51,7 @@ class WithFeatures(Store):
         return np.zeros(len(indices), np.int32)
 
 
-def are_constant(objective: Any, trained: Any) -> bool:
+def are_constant(objective: Any, trained: Any) -> TypeGuard[TwoPartObjective]:
     """Whether each step would compute the same features again: the tree `trained` holds no parameter below the head, and nothing is dropped
     there."""
     is_head_alone = not {"embeddings", "layers"} & set(trained)

@@ -174,6 +174,25 @@ def test_a_large_model_is_compiled_without_being_allocated() -> None:
     assert 12 * parameters / 8 + 8 * parameters < found["peak_bytes_per_device"] < 139e9
 
 
+def test_what_rests_is_not_counted_as_trained() -> None:
+    """Of a classifier on a frozen encoder each text is read once; biases and adapters need two of a step's three products (attention all of
+    them), and their own."""
+    given = ["model=micro", "data=synthetic_labels", "task=classification", "data.declared_size=5000", "steps=10"]
+    given += ["noise=multiplier", "noise.noise_multiplier=1", "accountant=rdp", "batch_schedule.size=500"]
+    full, lora, biases, head = (_plan(*given, f"train={name}") for name in ("all", "lora", "bias", "last_layer"))
+    products = {name: found["flops_of_products"] / full["flops_of_products"] for name, found in (("lora", lora), ("bias", biases))}
+    assert 2 / 3 < products["lora"] < 0.95 and 2 / 3 < products["bias"] < products["lora"]
+    # One forward pass of 5,000 rows, of the 15,000 (forward and two backward) of as many drawn; the head's own products are few.
+    assert head["flops_of_products"] / full["flops_of_products"] == pytest.approx(1 / 3, rel=0.05)
+    twice = _plan(*given, "train=last_layer", "steps=20")
+    assert twice["flops_of_products"] < 1.05 * head["flops_of_products"]
+    audited = _plan(*given, "train=last_layer", "audit=canaries", "steps=20")
+    assert audited["flops_of_products"] > 1.9 * twice["flops_of_products"]
+    for found in (lora, biases, head):
+        assert found["flops"] / full["flops"] == pytest.approx(found["flops_of_products"] / full["flops_of_products"])
+        assert found["device_hours"] / full["device_hours"] == pytest.approx(found["flops"] / full["flops"])
+
+
 def test_units_drawn_whole_are_counted_as_units_and_cost_their_rows() -> None:
     row, unit = (
         _plan("noise=multiplier", "noise.noise_multiplier=1", "accountant=rdp", "data.declared_size=5000", "steps=10", *changes)
