@@ -21,20 +21,23 @@ short() { # what is trained, rate
 }
 full() { # what is trained, epsilon or none, replicate; other than one: passes over the data and what that is called
     local rate noise=noise.epsilon=$2 steps=$((66 * ${4:-1}))
+    wait_turn='' rates "$1"
     rate=$(rate_of "$1" .) || return 0
     [ "$2" = none ] && noise=mechanism=none
     # shellcheck disable=SC2046
     run "sst2_$1${5:-}_$2_$3" $(trains "$1") lr_schedule.learning_rate="$rate" lr_schedule.warmup_steps=6 steps=$steps \
         batch_schedule.size=1024 "$noise" replicate="$3" data.source.select=test schedule.evaluate_every=$steps schedule.checkpoint_every=11
 }
-rates() {
-    for rate in 1e-3 3e-4 3e-3; do short lora $rate; done
-    for rate in 3e-4 1e-4 1e-3; do short all $rate; done
-    for rate in 1e-2 3e-3 3e-2; do short last_layer $rate; done
+rates() { # what is trained
+    local these='' rate
+    case $1 in
+    lora) these='1e-3 3e-4 3e-3' ;; lora_ffa) these='1e-3 3e-4 3e-3' ;; all) these='3e-4 1e-4 1e-3' ;;
+    last_layer) these='1e-2 3e-3 3e-2' ;; bias) these='3e-3 1e-3 1e-2' ;;
+    esac
+    for rate in $these; do short "$1" "$rate"; done
 }
 
-rates
-wait_turn='' rates
+for trained in lora all last_layer; do rates $trained; done
 for replicate in 1 2 3; do
     for trained in lora all last_layer; do full $trained 8 $replicate; done
     full lora 1 $replicate
@@ -42,9 +45,7 @@ for replicate in 1 2 3; do
     for trained in lora all last_layer; do full $trained none $replicate; done
 done
 full lora 8 1 3 _three_passes
-for rate in 1e-3 3e-4 3e-3; do wait_turn='' short lora_ffa $rate; done
 full lora_ffa 8 1
-for rate in 3e-3 1e-3 1e-2; do wait_turn='' short bias $rate; done
 for replicate in 1 2 3; do
     for epsilon in 8 3 1; do for trained in bias all last_layer; do full $trained $epsilon $replicate; done; done
 done
