@@ -206,9 +206,12 @@ def _folders(tmp_path):
 def test_a_parametric_fit_takes_the_rate_that_ends_lowest(tmp_path):
     from tests.scaling.synthetic import Measurements, rows_of
 
-    slow = [row | {"learning_rate": 0.001, "loss": row["loss"] + 1} for row in rows_of(form_l2)]
+    slow = [row | {"learning_rate": 0.001, "loss": row["loss"] + 0.1} for row in rows_of(form_l2)]
     Measurements.of([*slow, *rows_of(form_l2)]).write(tmp_path / "both.csv")
-    points = parametric.points_of(lab(tmp_path / "both.csv").measured()[0], lab(steps_above=0))
+    measured = lab(tmp_path / "both.csv").measured()[0]
+    points = parametric.points_of(measured, lab(steps_above=0))
+    turned = parametric.points_of(measured.where(np.arange(len(measured))[::-1]), lab(steps_above=0))
+    assert turned.loss[::-1].tolist() == points.loss.tolist(), "the rows of a table have no order"
     assert len(points.loss) == len(slow) and points.loss == pytest.approx([row["loss"] for row in rows_of(form_l2)])
     assert len(np.unique(points.run)) == 45
 

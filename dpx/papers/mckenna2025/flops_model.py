@@ -1,7 +1,6 @@
 """McKenna et al. 2025, appendix B.3: 6 M S beside the products of traced programs, and what clipping and noise add to them."""
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.report.shape import Part
+from dpx.run_folder import read_json
 from dpx.table import Table
 
 # An instantiated gradient of d numbers: square and add for its norm, scale and add for the sum.
@@ -77,9 +77,10 @@ class MckennaFlopsModel:
         """Of every benchmark, the private step at its best: speed, and the time that clipping and the update take of it."""
         rows = []
         for path in sorted(Path(self.evidence).glob("*.json")):
-            private = [
-                row for row in json.loads(path.read_text())["rows"] if row["clipping"] == "book_keeping" and row.get("update_seconds")
-            ]
+            document = read_json(path)
+            # Files of another kind hold no steps: draws of noise, or the bytes of a restart.
+            steps = [] if "kind" in document else document["rows"]
+            private = [row for row in steps if row["clipping"] == "book_keeping" and row.get("update_seconds")]
             if not private:
                 continue
             best = max(private, key=lambda row: row["examples_per_s"])

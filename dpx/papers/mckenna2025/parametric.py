@@ -42,7 +42,8 @@ def points_of(measured: Measurements, lab: Lab) -> Points:
     keep = np.zeros(len(kept), bool)
     for number in range(cells.shape[1]):
         rates = np.unique(kept.learning_rate[run == number])
-        ends = {rate: kept.loss[(run == number) & (kept.learning_rate == rate)][-1] for rate in rates.tolist()}
+        curves = {rate: np.flatnonzero((run == number) & (kept.learning_rate == rate)) for rate in rates.tolist()}
+        ends = {rate: kept.loss[curve[np.argmax(kept.step[curve])]] for rate, curve in curves.items()}
         keep |= (run == number) & (kept.learning_rate == min(ends, key=lambda rate: ends[rate]))
     own = kept.where(keep)
     return Points(own.parameters, own.batch_size * own.step, own.noise_batch_ratio, own.loss, run[keep])
