@@ -16,6 +16,17 @@ def form_l2(parameters, steps, ratio, *, e=2.0, a=40.0, alpha=0.4, b=30.0, beta=
     return e + a / parameters**alpha + b / (BATCH * steps) ** beta + c * noise**gamma / parameters**alpha2
 
 
+def form_l1(parameters, steps, ratio, model=1.0, data=1.0, noise=1.0):
+    """Form L1 of the paper: noise costs every model and every number of steps the same."""
+    return 2.0 + 35 * model / parameters**0.38 + 25 * data / (BATCH * steps) ** 0.28 + 12 * noise * ratio**0.5
+
+
+def fewer_examples(parameters, steps, ratio, model=1.0, data=1.0, noise=1.0):
+    """Of no form of the paper: with noise an example is worth a part of one, the less the larger the model."""
+    worth = 1 / (1 + noise * (2e3 * ratio) ** 1.5 * (parameters / 2e5) ** 0.3)
+    return 2.0 + 40 * model / parameters**0.4 + 30 * data / (BATCH * steps * worth) ** 0.3
+
+
 def saturating(parameters, steps, ratio):
     """Not of that form: a plateau that noise makes longer, left along a logistic curve in log T."""
     delay = np.log(20 + 4e5 * ratio**1.2)

@@ -9,7 +9,7 @@ from dpx.scaling.noise import Calibration
 from dpx.scaling.query import candidates, knee, saturating_compute
 from dpx.scaling.surface import Surface, surface_of
 
-from .synthetic import BATCH, RATIOS, TOKENS, form_l2, measured, saturating, simple_ratio
+from .synthetic import BATCH, RATIOS, TOKENS, fewer_examples, form_l1, form_l2, measured, saturating, simple_ratio
 
 SIZE, COMPUTE = 2e5, 6 * 2e5 * 2048 * TOKENS * 800
 
@@ -48,9 +48,9 @@ def test_an_optimum_at_the_end_of_the_grid_is_marked():
     assert "largest model" in asked.at_edge(found, asked.best)
 
 
-# (form, multiples of the usual compute): a handful by default, two hundred when slow.
-def _surfaces(count: int):
-    generator = np.random.default_rng(16)
+# (truth, multiples of the usual compute, seed of its noise). On surfaces of seed 16 the width of the rolling mean was chosen.
+def _surfaces(count: int, seed: int = 16):
+    generator = np.random.default_rng(seed)
     for number in range(count):
         compute = COMPUTE * float(np.exp(generator.uniform(-2, 1.5)))
         if number % 2:
@@ -62,19 +62,33 @@ def _surfaces(count: int):
         yield (lambda m, t, r, knobs=knobs: form_l2(m, t, r, **knobs)), compute, number
 
 
-def _share_within_a_percent(count: int) -> float:
+# Two forms that nothing was chosen on: noise beside model and data (L1), and noise that takes from the examples what they are worth.
+def _other_surfaces(count: int):
+    generator = np.random.default_rng(17)
+    for number in range(count):
+        compute, (one, two, three) = COMPUTE * float(np.exp(generator.uniform(-2, 1.5))), np.exp(generator.uniform(-0.3, 0.3, 3))
+        if number % 2:
+            yield (lambda m, t, r, k=(one, two, three): form_l1(m, t, r, *k)), compute, 1000 + number
+        else:
+            yield (lambda m, t, r, k=(one, two, three): fewer_examples(m, t, r, *k)), compute, 1000 + number
+
+
+def _share_within_a_percent(surfaces) -> float:
     # Assumed: how far two seeds of a grid of ours lie apart is not measured yet.
-    ratios = [chosen_against_best(truth, surface(truth, deviation=0.01, seed=seed), compute) for truth, compute, seed in _surfaces(count)]
+    ratios = [chosen_against_best(truth, surface(truth, deviation=0.01, seed=seed), compute) for truth, compute, seed in surfaces]
     return float(np.mean(np.array(ratios) <= 1.01))
 
 
 def test_the_chosen_configuration_is_within_a_percent_of_the_best():
-    assert _share_within_a_percent(8) >= 0.95
+    assert _share_within_a_percent(_surfaces(8)) >= 0.95
 
 
 @pytest.mark.slow
-def test_the_chosen_configuration_of_two_hundred_surfaces():
-    assert _share_within_a_percent(200) >= 0.95
+@pytest.mark.parametrize(
+    "surfaces", [_surfaces(200), _surfaces(200, seed=18), _other_surfaces(200)], ids=["chosen on", "fresh", "other forms"]
+)
+def test_the_chosen_configuration_of_two_hundred_surfaces(surfaces):
+    assert _share_within_a_percent(surfaces) >= 0.95
 
 
 def test_where_compute_stops_helping():
