@@ -120,12 +120,12 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("seeds", type=int, nargs="?", default=3)
     given = parser.parse_args()
-    config = yaml.safe_load((given.run / ".hydra" / "config.yaml").read_text())
+    config = yaml.safe_load((given.run / "release" / "config.yaml").read_text())
     claim = json.loads((given.run / "release" / "privacy.json").read_text())
-    noise_multiplier = claim["ledger"]["runs"][0]["noise_multiplier"]
+    (entered,) = claim["ledger"]["runs"]
     tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
     train, dev = (rows(given.data / f"{name}.tsv.gz", tokenizer, config["data"]["sequence_length"]) for name in ("train", "dev"))
-    assert len(train) == claim["N"], f"{len(train)} rows here, {claim['N']} in the run"
+    assert len(train) == entered["size"], f"{len(train)} rows here, {entered['size']} in the run"
     found = []
     for seed in range(given.seeds):
         torch.manual_seed(seed)
@@ -133,12 +133,12 @@ def main() -> None:
         head = nn.Linear(encoder.width, 2)
         nn.init.normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
-        if config["train"]["name"] == "last_layer":
+        if config["train"]["_target_"].endswith("LastLayer"):
             if not found:
                 train, dev = (TensorDataset(encoded(encoder.eval(), part), part.tensors[1]) for part in (train, dev))
-            found.append(accuracy(trained(head, train, config, noise_multiplier), dev))
+            found.append(accuracy(trained(head, train, config, entered["noise_multiplier"]), dev))
         else:
-            found.append(accuracy(trained(nn.Sequential(encoder, head), train, config, noise_multiplier), dev))
+            found.append(accuracy(trained(nn.Sequential(encoder, head), train, config, entered["noise_multiplier"]), dev))
         print(f"seed {seed}: {found[-1]:.2f} %", flush=True)
     ours = 100 * json.loads((given.run / "private" / "results.json").read_text())["heldout"]["accuracy"]
     spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
