@@ -125,7 +125,11 @@ def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, mo
     tables = fig17_transform.MckennaFig17Transform(lab=lab(table(tmp_path)))()
     made_of = {"name": "mckenna_fig17_transform", "tables": [one.as_json() for one in tables]}
     (tmp_path / "outputs" / "mckenna_fig17_transform-0" / "release" / "analysis.json").write_text(json.dumps(made_of))
-    assert declarations.Mckenna2025().fill(tmp_path / "outputs", tmp_path) == []
+    spoiled = tmp_path / "outputs" / "mckenna_fig6-0" / "release"
+    spoiled.mkdir(parents=True)
+    (spoiled / "analysis.json").write_text("{")
+    (said,) = declarations.Mckenna2025().fill(tmp_path / "outputs", tmp_path)
+    assert "analysis.json: is cut short" in said
     found = page.document([], [], tmp_path)
     assert [figure.name for figure in found.figures] == ["mckenna_fig17_transform"]
     assert verdicts([], tmp_path)["M24"].parts[0].statistic in _words(found)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpx.declaration import ConfigError
 from dpx.durable import write_durably
+from dpx.run_folder import read_json
 from dpx.scaling.measurements import NUMBERS, TEXT, Measurements
 from dpx.scaling.runs import measured
 from dpx.table import Table
@@ -48,13 +49,17 @@ def _runs(table: Measurements) -> list[tuple[Any, ...]]:
 
 
 def fill_analyses(outputs: Path, home: Path) -> list[str]:
-    """The latest run of every analysis of the paper. Returns nothing: an analysis that broke wrote no tables."""
-    documents = sorted(outputs.glob("mckenna_*/release/analysis.json"), key=lambda path: path.stat().st_mtime)
-    for path in documents:
-        document = json.loads(path.read_text())
+    """The latest run of every analysis of the paper; a line on each that could not be read. One that broke wrote no tables."""
+    left_out = []
+    for path in sorted(outputs.glob("mckenna_*/release/analysis.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            document = read_json(path)
+        except ConfigError as error:
+            left_out.append(str(error))
+            continue
         (home / "analyses").mkdir(parents=True, exist_ok=True)
         write_durably(home / "analyses" / f"{document['name']}.json", json.dumps(document, indent=1) + "\n")
-    return []
+    return left_out
 
 
 def tables(home: Path, name: str) -> dict[str, Table]:
@@ -63,7 +68,7 @@ def tables(home: Path, name: str) -> dict[str, Table]:
     if not path.exists():
         return {}
     by_name = {}
-    for table in json.loads(path.read_text())["tables"]:
+    for table in read_json(path)["tables"]:
         if table["rows"]:
             rows = tuple(tuple(row.values()) for row in table["rows"])
             by_name[table["name"]] = Table(table["name"], tuple(table["rows"][0]), rows, table["title"], tuple(table["notes"]))
