@@ -14,9 +14,6 @@ from pathlib import Path
 FULL = re.compile(r"(?P<task>sst2|mrpc|overruling)_(?P<trained>[a-z_]+)_(?P<epsilon>[0-9]+|none)_(?P<replicate>\d+)-[0-9a-f]+")
 SHORT = re.compile(r"rate_(?P<trained>[a-z_]+)_(?P<rate>[0-9.e-]+)-[0-9a-f]+")
 
-# A standard error of the difference of two accuracies near a half, on the thousand rows that a run evaluates.
-TOLD_APART = (2 * 0.25 / 1000) ** 0.5
-
 
 def finished(work: Path, name: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
     folders = [path.parents[1] for path in sorted((work / "outputs").glob("*/private/results.json"))]
@@ -28,12 +25,9 @@ def results(folder: Path) -> dict[str, float]:
 
 
 def rates(work: Path, trained: str) -> list[tuple[float, float, str]]:
-    """(held-out loss, accuracy, rate) of the short runs, best first: by accuracy, and of those that the held-out rows do not tell from the
-    most accurate (by a standard error of the difference) by loss."""
+    """(held-out loss, accuracy, rate) of the short runs, best first."""
     tried = [(results(folder), found["rate"]) for found, folder in finished(work, SHORT) if found["trained"] == trained]
-    most = max((seen["accuracy"] for seen, _ in tried), default=0.0)
-    ranked = sorted((seen["accuracy"] < most - TOLD_APART, seen["loss"], seen["accuracy"], rate) for seen, rate in tried)
-    return [one[1:] for one in ranked]
+    return sorted((seen["loss"], seen["accuracy"], rate) for seen, rate in tried)
 
 
 def costs(work: Path) -> dict[str, list[float]]:
