@@ -59,10 +59,13 @@ def table(work: Path) -> str:
     lines = [columns, "|" + " --- |" * 10]
     for (task, trained, epsilon), found in sorted(runs.items()):
         accuracies, f1s, claims, spent = zip(*found, strict=True)
-        clock, processor = (statistics.mean(one[place] for one in spent) for place in (0, 1))
+        # Of a run whose start was not timed nothing is said.
+        timed = [one for one in spent if one[0]]
+        clock, processor = (f"{statistics.mean(one[place] for one in timed):.1f}" if timed else "–" for place in (0, 1))
+        held = f"{max(one[2] for one in timed):.2f}" if timed else "–"
         lines.append(
             f"| {task} | {trained} | {epsilon} | {len(found)} | {spread(accuracies)} | {spread(f1s)} | {'; '.join(sorted(set(claims)))} "
-            f"| {clock:.1f} | {processor:.1f} | {max(one[2] for one in spent):.2f} |"
+            f"| {clock} | {processor} | {held} |"
         )
     tried = [(trained, *one) for trained in ("lora", "all", "last_layer", "bias", "lora_ffa") for one in rates(work, trained)]
     lines += ["", "| trained | rate | held-out loss | held-out accuracy, % |", "|" + " --- |" * 4]
