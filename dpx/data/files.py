@@ -18,12 +18,22 @@ LONGEST_LINE = 4 * 2**20
 
 
 def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> list[Path]:
-    """The files that declared paths name: files, folders, and patterns where nothing has that very name. Raises `ConfigError` for none."""
+    """The files that declared paths name: files, folders, and patterns where nothing has that very name.
+
+    Each comes once, however often it is named: a pattern such as `texts/**` names a folder and every file in it. Raises `ConfigError` for
+    none, and for an empty path, which would be the working directory.
+    """
     declared = [paths] if isinstance(paths, str) else paths
+    require(
+        all(path.strip() for path in declared), f"{key}=[{', '.join(declared)}]", "a path is empty", "Name a file, a folder or a pattern"
+    )
     files = [file for path in declared for file in _of_path(path, suffixes, key)]
     kinds = " or ".join((", ".join(suffixes[:-1]), suffixes[-1]))
     require(bool(files), f"{key}=[{', '.join(declared)}]", "there is no file to read", f"Name {kinds} files, or a folder of them")
-    return files
+    once: dict[Path, Path] = {}
+    for file in files:
+        once.setdefault(file.resolve(), file)
+    return list(once.values())
 
 
 def _of_path(path: str, suffixes: tuple[str, ...], key: str) -> list[Path]:

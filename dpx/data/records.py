@@ -40,13 +40,16 @@ RowSet = FileRows | HubRows
 
 
 def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None) -> list[RowSet]:
-    """What declared paths name, in their order: files of rows, or splits of data sets. Raises `ConfigError` for none."""
+    """What declared paths name, each once, in their order: files of rows, or splits of data sets. Raises `ConfigError` for none."""
     sets: list[RowSet] = []
     for path in [paths] if isinstance(paths, str) else paths:
         of_library = HubRows.of_path(path, split, config)
         sets += [FileRows(file) for file in named(path, SUFFIXES, key)] if of_library is None else [of_library]
     require(bool(sets), f"{key}=[]", "there is no file to read", f"Name {', '.join(SUFFIXES)} files, or a folder of them")
-    return sets
+    once: dict[str, RowSet] = {}
+    for one in sets:
+        once.setdefault(one.identity, one)
+    return list(once.values())
 
 
 def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:

@@ -171,6 +171,16 @@ def test_a_row_does_not_move_when_another_is_removed(tmp_path: Path):
         assert set(of_less.unit_ids(split)) <= set(of_all.unit_ids(split))
 
 
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    path = write_csv(tmp_path / "sub" / "a.csv", rows(6))
+    (tmp_path / "link.csv").symlink_to(path)
+    for paths in ([path, path], [tmp_path / "sub", path], [tmp_path / "sub" / "**"], [path, tmp_path / "link.csv"]):
+        assert len(read(*paths, unit_field="who")) == 6, paths
+    with pytest.raises(ConfigError, match=r"^data.source.paths=\[\]: a path is empty\. "):
+        TableSource(Table(paths="", labels=LABELS))
+
+
 def test_one_file_is_not_both(tmp_path: Path):
     path = write_csv(tmp_path / "a.csv", rows(4))
     with pytest.raises(ConfigError, match="is named for training and as test set"):

@@ -42,8 +42,11 @@ def test_paths_are_one_or_several_files_folders_or_patterns(tmp_path: Path, monk
     assert texts("[ab].txt") == texts(["a.txt", "b*"]) == ["a", "b"]
     assert texts("c[1].txt") == ["c[1]"], "a file that is there is not a pattern"
     assert texts(".") == texts("**/*.txt") == ["a", "b", "c[1]"]
+    assert texts("./**") == texts([".", "a.txt"]) == ["a", "b", "c[1]"], "a file that is named twice is read once"
     with pytest.raises(ConfigError, match=r"^no\*.txt: no file matches"):
         texts("no*.txt")
+    with pytest.raises(ConfigError, match="a path is empty"):
+        texts("")
 
 
 def test_a_text_file_is_one_document_or_one_a_line(tmp_path: Path):
