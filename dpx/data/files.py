@@ -76,11 +76,22 @@ def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -
 
 
 def parsed(place: str, line: str) -> Any:
-    """The JSON of a line that stands at `place`; raises `ConfigError` for one that is no JSON."""
+    """The JSON of a line that stands at `place`; raises `ConfigError` for one that is no JSON, or that Python does not read."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(place, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(place, "holds a number of too many digits, or lists too deep in one another", "Shorten the record") from None
+
+
+def require_characters(place: str, text: str) -> None:
+    """Raises `ConfigError` for half of a character, which JSON can name by an escape, and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ConfigError(place, f"holds {half}, which is half of a character", "Write the other half too, or remove it") from None
 
 
 def digest_of(file: Path) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpx.data.files import LONGEST_LINE, digest_of, lines, named, parsed, reading
+from dpx.data.files import LONGEST_LINE, digest_of, lines, named, parsed, reading, require_characters
 from dpx.data.hub_rows import HubRows
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
@@ -80,6 +80,7 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     value = value_of(where, record, field)
     require(isinstance(value, str) and bool(value.strip()), where, f"has an empty text under {field!r}", "Give it text, or remove the row")
     require(len(value) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
+    require_characters(where, value)
     return value
 
 
@@ -104,6 +105,8 @@ def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None
     value = value_of(where, record, field)
     is_list = isinstance(value, list) and len(value) == count and all(isinstance(one, str) and one.strip() for one in value)
     require(is_list, where, f"holds no {count} texts under {field!r}", "Give every row as many, none of them empty")
+    for one in value:
+        require_characters(where, one)
     return value
 
 

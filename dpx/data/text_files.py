@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpx.data.declarations import TextFiles
 from dpx.data.documents import Document
-from dpx.data.files import digest_of, lines, named, parsed
+from dpx.data.files import digest_of, lines, named, parsed, require_characters
 from dpx.declaration import ConfigError, require
 
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
@@ -60,6 +60,7 @@ class TextFilesSource:
         record = parsed(place, line)
         if not isinstance(record, dict) or not isinstance(record.get(declared.text_field), str):
             raise ConfigError(place, f"holds no text under {declared.text_field!r}", "Name the field with data.source.text_field")
+        require_characters(place, record[declared.text_field])
         unit_id = None
         if declared.unit_field is not None:
             if not isinstance(record.get(declared.unit_field), str | int):

@@ -77,6 +77,8 @@ def test_the_end_of_a_files_name_says_what_it_holds(tmp_path: Path):
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "a"\n', r"a.jsonl:3: is not JSON"),
         ("a.jsonl", b'["a"]\n', r"a.jsonl:1: holds no text under 'text'\."),
         ("a.jsonl", b'{"body": "a"}\n', r"a.jsonl:1: holds no text under 'text'\. Name the field with data.source.text_field"),
+        ("a.jsonl", b'{"text": "\\udc00a"}\n', r"a.jsonl:1: holds \\udc00, which is half of a character"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", "a.jsonl:1: holds a number of too many digits, or lists too deep"),
         ("a.txt.gz", b"not gzip", r"a.txt.gz: is not a whole gzip file"),
         ("a.txt.gz", gzip.compress(b"some text " * 100, mtime=0)[:-12], r"a.txt.gz: is not a whole gzip file"),
     ],
