@@ -149,23 +149,55 @@ def _csv(file: Path) -> Iterator[Record]:
 
 def _under_header(file: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Record]:
     _, header = next(rows, (0, []))
-    repeated = [name for name in header if header.count(name) > 1]
-    require(not repeated, file, f"has two columns {(repeated or [''])[0]!r}", "Name each column of its first line once")
+    _require_names_once(file, header)
     for number, row in rows:
         where = f"{file}:{number}"
         require(len(row) == len(header), where, f"has {len(row)} fields where its header has {len(header)}", "Correct the row")
         yield where, dict(zip(header, row, strict=True))
 
 
+def _require_names_once(file: Path, names: Sequence[str]) -> None:
+    repeated = [name for name in names if names.count(name) > 1]
+    require(not repeated, file, f"has two columns {(repeated or [''])[0]!r}", "Give each column a name of its own")
+
+
+class _ParquetRow(Mapping[str, Any]):
+    """One row of a batch of `columns`, by name; a field is converted when it is read."""
+
+    def __init__(self, where: str, columns: Mapping[str, Any], place: int):
+        self._where, self._columns, self._place = where, columns, place
+
+    def __getitem__(self, field: str) -> Any:
+        value = self._columns[field][self._place]
+        try:
+            return value.as_py()
+        except (ValueError, OverflowError) as error:
+            reason = f"holds what cannot be read under {field!r} ({error})"
+            raise ConfigError(self._where, reason, "Correct the row, or write the column as text") from None
+
+    def __contains__(self, field: object) -> bool:
+        return field in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
 def _parquet(file: Path) -> Iterator[Record]:
+    """Rows of a file of columns. What is not read of a row is not converted either: a column of dates may hold one that Python lacks."""
     require_extra(file, "hub", "pyarrow")
     parquet, arrow = importlib.import_module("pyarrow.parquet"), importlib.import_module("pyarrow")
     number = 0
     try:
         with reading(file), parquet.ParquetFile(file) as opened:
+            _require_names_once(file, opened.schema_arrow.names)
             for batch in opened.iter_batches(batch_size=1024):
-                for record in batch.to_pylist():
+                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                for place in range(batch.num_rows):
                     number += 1
-                    yield f"{file} row {number}", record
-    except arrow.ArrowInvalid as error:
+                    where = f"{file} row {number}"
+                    yield where, _ParquetRow(where, columns, place)
+    except arrow.ArrowException as error:
         raise ConfigError(file, f"is not a whole .parquet file ({str(error).splitlines()[0]})", "Copy it again") from None

@@ -126,6 +126,26 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, content: bytes,
         read(tmp_path / name)
 
 
+def test_of_a_parquet_the_named_columns_are_read_alone(tmp_path: Path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def written(*columns: tuple[str, object]) -> Path:
+        parquet.write_table(pa.table([values for _, values in columns], names=[name for name, _ in columns]), tmp_path / "a.parquet")
+        return tmp_path / "a.parquet"
+
+    text, label = ("text", pa.array(["a", "b"])), ("label", pa.array(["no", "yes"]).dictionary_encode())
+    late = pa.array([1 << 60, 0], pa.timestamp("ms"))
+    assert [one.label for one in read(written(text, label, ("when", late)))] == [0, 1]
+    with pytest.raises(ConfigError, match=r"a.parquet row 1: holds what cannot be read under 'when' \("):
+        read(written(text, label, ("when", late)), unit_field="when")
+    with pytest.raises(ConfigError, match="a.parquet: has two columns 'label'"):
+        read(written(text, label, label))
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes([0] * 4 + [2, 0, 0, 0])), pa.py_buffer(b"\xff\xfe")])
+    with pytest.raises(ConfigError, match="a.parquet row 1: holds what cannot be read under 'text'"):
+        read(written(("text", broken), ("label", pa.array(["no"]))))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
