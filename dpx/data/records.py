@@ -14,6 +14,8 @@ from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
 SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+# Of a label that is a number; a longer one is a name made of digits.
+_DIGITS = 18
 Record = tuple[str, Mapping[str, Any]]  # where it stands, and its fields
 
 
@@ -53,9 +55,10 @@ def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | Non
 
 
 def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:
-    """The labels that rows have under `field`, sorted; as numbers where all are."""
+    """The labels that rows have under `field`, sorted; as numbers where all are, `1` and `01` by how they are written."""
     labels = {label_of(where, record, field) for one in sets for where, record in one.records()}
-    return tuple(sorted(labels, key=int) if all(label.isdecimal() for label in labels) else sorted(labels))
+    are_numbers = all(label.isdecimal() and len(label) <= _DIGITS for label in labels)
+    return tuple(sorted(labels, key=lambda label: (int(label), label)) if are_numbers else sorted(labels))
 
 
 def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:

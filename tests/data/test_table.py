@@ -81,6 +81,11 @@ def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
     chosen = read(path, choices_field="ends", choices=2, labels=["0", "1"])[1]
     assert chosen == Example(texts=(("e", "g"), ("e", "h")), label=0)
     assert table(path, labels=None).classes == ("0", "1")
+    written = [*(f"{'0' * zeros}1" for zeros in range(12)), "7"]
+    (tmp_path / "a.tsv").write_text("".join(f"{line}\n" for line in ["text\tlabel", *(f"a\t{label}" for label in written)]))
+    assert table(tmp_path / "a.tsv", labels=None).classes == (*reversed(written[:-1]), "7"), "the same in every process"
+    (tmp_path / "a.tsv").write_text(f"text\tlabel\na\t{'1' * 5000}\nb\t2\n")
+    assert table(tmp_path / "a.tsv", labels=None).classes == ("1" * 5000, "2")
 
 
 @pytest.mark.parametrize(
