@@ -94,6 +94,14 @@ def require_characters(place: str, text: str) -> None:
         raise ConfigError(place, f"holds {half}, which is half of a character", "Write the other half too, or remove it") from None
 
 
+def unit_name(place: str, value: Any, field: str) -> str:
+    """The name of a unit that a record holds under `field`. Raises `ConfigError` for none: nameless records would all be one unit, and
+    those beyond its cap be left out."""
+    is_name = isinstance(value, str | int) and str(value).strip() != ""
+    require(is_name, place, f"names no unit under {field!r}", "Give every row one, or unset data.source.unit_field")
+    return str(value)
+
+
 def digest_of(file: Path) -> bytes:
     """SHA-256 of the bytes of a file; raises `ConfigError` where it cannot be read."""
     with reading(file), file.open("rb") as opened:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpx.data.documents import Example
+from dpx.data.files import unit_name
 from dpx.data.labelled import Table
 from dpx.data.records import label_of, value_of
 from dpx.declaration import ConfigError, require
@@ -59,12 +60,9 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
         known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
         raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
     pairs = declared.texts.of(where, record)
-    unit_id = None if declared.unit_field is None else _name(where, record, declared.unit_field)
+    unit_id = None if declared.unit_field is None else _unit(where, record, declared.unit_field)
     return Example(texts=pairs, label=place[label], unit_id=unit_id, is_test=is_test)
 
 
-def _name(where: str, record: Mapping[str, Any], field: str) -> str:
-    value = value_of(where, record, field)
-    is_name = isinstance(value, str | int) and str(value) != ""
-    require(is_name, where, f"names no unit under {field!r}", "Give every row one, or unset data.source.unit_field")
-    return str(value)
+def _unit(where: str, record: Mapping[str, Any], field: str) -> str:
+    return unit_name(where, value_of(where, record, field), field)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpx.data.declarations import TextFiles
 from dpx.data.documents import Document
-from dpx.data.files import digest_of, lines, named, parsed, require_characters
+from dpx.data.files import digest_of, lines, named, parsed, require_characters, unit_name
 from dpx.declaration import ConfigError, require
 
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
@@ -61,10 +61,7 @@ class TextFilesSource:
         if not isinstance(record, dict) or not isinstance(record.get(declared.text_field), str):
             raise ConfigError(place, f"holds no text under {declared.text_field!r}", "Name the field with data.source.text_field")
         require_characters(place, record[declared.text_field])
-        unit_id = None
-        if declared.unit_field is not None:
-            if not isinstance(record.get(declared.unit_field), str | int):
-                raise ConfigError(place, f"names no unit under {declared.unit_field!r}", "Give every record one, or unset unit_field")
-            unit_id = str(record[declared.unit_field])
+        unit_field = declared.unit_field
+        unit_id = None if unit_field is None else unit_name(place, record.get(unit_field), unit_field)
         paragraphs = tuple(part for part in record[declared.text_field].split("\n") if part.strip())
         return Document(paragraphs=paragraphs, unit_id=unit_id)

@@ -47,6 +47,14 @@ def test_files_are_loaded_by_a_builder_and_streamed(tmp_path: Path, streaming: b
     assert [document.unit_id for document in source.documents()] == [f"doc-{number}" for number in range(5)]
 
 
+@pytest.mark.parametrize("unit", ["", float("nan")])
+def test_records_without_a_name_are_not_one_unit(tmp_path: Path, unit: object):
+    datasets.Dataset.from_list([{"text": "a", "id": unit}]).save_to_disk(tmp_path / "corpus")
+    source = HubSource(Hub(corpora=[{"name": str(tmp_path / "corpus"), "unit_field": "id"}]))
+    with pytest.raises(ConfigError, match=r"corpus\[0\]: names no unit under 'id'"):
+        list(source.documents())
+
+
 def test_the_fingerprint_sees_another_content(saved: Path):
     source = HubSource(Hub(corpora=[{"name": str(saved)}]))
     before = source.fingerprint()

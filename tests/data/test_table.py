@@ -101,6 +101,7 @@ def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
         ("text\tlabel\n" + "x" * 10_000_000 + "\tyes\n", {}, r":2: a line of more than 4194304 bytes\. "),
         ("text\tlabel\n", {}, "holds no row"),
         ("text\tlabel\na\tyes\nb\tno\n", {"unit_field": "who"}, r":2: has no column 'who'"),
+        ("text\tlabel\twho\na\tyes\t \n", {"unit_field": "who"}, r":2: names no unit under 'who'\."),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content: str, settings: dict[str, object], message: str):

@@ -91,8 +91,9 @@ def test_bad_input_is_answered_by_one_line(tmp_path: Path, name: str, content: b
     assert "\n" not in str(caught.value)
 
 
-def test_a_record_without_its_unit_is_refused(tmp_path: Path):
-    path = write_records(tmp_path / "a.jsonl", [*records(1), {"text": "no unit"}])
+@pytest.mark.parametrize("unit", [{}, {"id": ""}, {"id": " "}])
+def test_a_record_without_its_unit_is_refused(tmp_path: Path, unit: dict[str, str]):
+    path = write_records(tmp_path / "a.jsonl", [*records(1), {"text": "no unit"} | unit])
     with pytest.raises(ConfigError, match=r"a.jsonl:2: names no unit under 'id'"):
         read(path, unit_field="id")
 
