@@ -15,8 +15,10 @@ import numpy as np
 from dpx.data import length_buckets
 from dpx.data.keyed import Split
 from dpx.data.prepare import prepare
-from dpx.data.store import Store
+from dpx.data.store import VOCABULARY, Store
+from dpx.declaration import require
 from dpx.experiment import Experiment
+from dpx.run_folder import read_json
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
 from dpx.task.protocol import ClassifierObjective
@@ -85,10 +87,25 @@ def in_batches(
         yield store.rows(split, places, width), is_padding_B
 
 
+def store_of(experiment: Experiment, params: Path) -> Store:
+    """The prepared data of a run, by whose vocabulary the weights in `params` read a text. Raises `ConfigError` where it is not the one
+    that the statement beside them names: every token would be taken for another."""
+    store = prepare(experiment.data, experiment.privacy)
+    statement = params.parent / "privacy.json"
+    stated = (read_json(statement).get("vocabulary") or {}).get("sha256") if statement.is_file() else None
+    require(
+        stated in (None, store.manifest.vocabulary_checksum),
+        store.folder,
+        "has another vocabulary than the weights were trained with: the data, or the file that data.vocabulary.path names, has changed",
+        f"Restore it, or add data.vocabulary.path=<{VOCABULARY} of the data as it was prepared for the run>",
+    )
+    return store
+
+
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:
     """Metrics of the parameters in `release/params` on the first `rows` of a split (as many as the run's own evaluation, where not given),
     with the task's baselines beside them."""
-    store = prepare(experiment.data, experiment.privacy)
+    store = store_of(experiment, params)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)
     evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)

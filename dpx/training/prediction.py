@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.data.length_buckets import in_batches, widths_of
-from dpx.data.prepare import prepare
 from dpx.data.rows import marked_examples
 from dpx.data.store import VOCABULARY
 from dpx.data.tokenizer import DEFINITION, TextTokenizer, of_path
@@ -29,6 +28,7 @@ from dpx.interop.shape import is_multiple_choice
 from dpx.task.declarations import Classification, MultipleChoice, label_names
 from dpx.task.objective import objective as make_objective
 from dpx.training.checkpoint import released
+from dpx.training.evaluation import store_of
 
 Texts = tuple[tuple[str, ...], ...]  # of a row: one text, alone or as a pair, or one for each choice
 _AT_ONCE = 4096
@@ -72,11 +72,12 @@ class Classifier:
 
 
 def of_run(experiment: Experiment, params: Path) -> Classifier:
-    """The classifier of a run and its released parameters `params`. Raises `ConfigError` for a run that is no classifier."""
+    """The classifier of a run and its released parameters `params`. Raises `ConfigError` for a run that is no classifier,
+    and where its data has another vocabulary now."""
     task = experiment.task
     if not isinstance(task, Classification | MultipleChoice):
         raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
-    store = prepare(experiment.data, experiment.privacy)
+    store = store_of(experiment, params)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective: Any = make_objective(experiment.model, task, vocabulary, store.manifest)
     definition = store.folder / DEFINITION

@@ -1,5 +1,6 @@
 """A classifier on labelled texts through the same jobs: trained with dp_sgd, canaries and two lengths, measured again."""
 
+import dataclasses
 import json
 
 import jax
@@ -11,10 +12,13 @@ import dpx
 from dpx import config
 from dpx.config import recipes
 from dpx.data.prepare import prepare
+from dpx.data.store import VOCABULARY
 from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
 from dpx.run_folder import RunFolder
+from dpx.training.evaluation import store_of
+from dpx.training.prediction import of_run
 from tests.composed import composed
 from tests.training.sharing import run_job
 
@@ -51,6 +55,19 @@ def test_a_run_is_measured_by_its_labels_against_always_the_same_class(trained):
     again = _read(folder, "private", "evaluation.json")
     assert again["accuracy"] == results["heldout"]["accuracy"] and again["loss"] == pytest.approx(results["heldout"]["loss"])
     assert again["most_frequent_class_accuracy"] == results["baselines"]["most_frequent_class"]
+
+
+def test_weights_are_never_read_by_another_vocabulary(trained):
+    """As after a row was added to the file: the vocabulary is learnt from it, and every token would be another."""
+    experiment, folder = trained
+    data = experiment.data
+    changed = dataclasses.replace(data, source=dataclasses.replace(data.source, seed=1))
+    for use in (Evaluate(), lambda experiment, folder: of_run(experiment, folder.release / "params")):
+        with pytest.raises(ConfigError, match="has another vocabulary than the weights were trained with: .* data.vocabulary.path=<"):
+            use(dataclasses.replace(experiment, data=changed), folder)
+    path = prepare(data, experiment.privacy).folder / VOCABULARY
+    restored = dataclasses.replace(changed, vocabulary=dataclasses.replace(data.vocabulary, path=str(path)))
+    assert store_of(dataclasses.replace(experiment, data=restored), folder.release / "params").manifest.rows["heldout"] > 0
 
 
 def test_the_claim_is_of_labelled_rows_and_says_who_declared_the_labels(trained):
