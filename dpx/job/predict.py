@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +14,7 @@ from dpx.console import wide_console
 from dpx.data.labelled import Table
 from dpx.data.records import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
+from dpx.durable import put_in_place
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
 
@@ -38,6 +41,7 @@ class Predict:
         for written in _written(output):
             value = f"job.output={self.output}"
             require(written.resolve() != read.resolve(), value, f"{written} is the file that is read", "Name another")
+            require(not written.is_dir(), value, f"{written} is a folder", "Name another")
         trained_on = source.texts if self.checkpoint is None and isinstance(source, Table) else TextColumns()
         from dpx.training.prediction import of_checkpoint, of_run
 
@@ -75,15 +79,32 @@ def _written(output: Path) -> tuple[Path, Path]:
 
 
 def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
-    """How many rows were written to both files."""
-    count, (lines_path, csv_path) = 0, _written(output)
+    """How many rows were written to both files; they are put in place when both are whole, and what was there before stays until then."""
+    drafts = {path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"): path for path in _written(output)}
+    try:
+        lines_path, csv_path = drafts
+        count = _write_drafts(lines_path, csv_path, labels, scores)
+        for draft, path in drafts.items():
+            put_in_place(draft, path)
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+    return count
+
+
+def _write_drafts(lines_path: Path, csv_path: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
+    count = 0
     with ExitStack() as opened:
         lines = opened.enter_context(lines_path.open("w", encoding="utf-8"))
         csv_file = opened.enter_context(csv_path.open("w", newline="", encoding="utf-8"))
         writer = csv.writer(csv_file)
         writer.writerow(["row", "label", *(f"score_{label}" for label in labels)])
         for count, scores_K in enumerate(scores, start=1):
+            require(bool(np.isfinite(scores_K).all()), f"row {count}", "its scores are no numbers", "Train again, at a lower learning rate")
             rounded, label = [round(float(score), 6) for score in scores_K], labels[int(scores_K.argmax())]
             lines.write(json.dumps({"row": count, "label": label, "scores": dict(zip(labels, rounded, strict=True))}) + "\n")
             writer.writerow([count, label, *rounded])
+        for file in (lines, csv_file):
+            file.flush()
+            os.fsync(file.fileno())
     return count

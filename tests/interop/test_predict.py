@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.declaration import ConfigError
+from dpx.job.predict import _write
 from dpx.run_folder import RunFolder
 from tests.composed import composed
 
@@ -56,6 +57,23 @@ def test_the_file_that_is_read_is_not_written_over(tmp_path: Path, suffix: str):
     with pytest.raises(ConfigError, match=f"^job.output=.*rows: .*rows{suffix} is the file that is read"):
         dataclasses.replace(job, input=str(given), output=str(tmp_path / "rows"))(composed()[0], RunFolder(tmp_path))
     assert given.read_text() == "text\na\n"
+
+
+@pytest.mark.parametrize("second", [ConfigError("rows.csv:3", "has an empty text", "Give it text"), np.array([np.nan, np.nan])])
+def test_predictions_that_are_there_stay_until_the_new_ones_are_whole(tmp_path: Path, second: object):
+    def scores(*given: object):
+        for one in given:
+            if isinstance(one, ConfigError):
+                raise one
+            yield one
+
+    first = np.array([0.25, 0.75])
+    assert _write(tmp_path / "out", ["no", "yes"], scores(first)) == 1
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() == {"out.jsonl", "out.csv"} and b'"label": "yes"' in before["out.jsonl"]
+    with pytest.raises(ConfigError, match="rows.csv:3: has an empty text|row 2: its scores are no numbers"):
+        _write(tmp_path / "out", ["no", "yes"], scores(first, second))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_what_cannot_be_predicted_is_said_in_a_line(run: Path, place: Path, tmp_path: Path):
