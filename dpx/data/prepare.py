@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -61,7 +62,8 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     folder = Path(data.directory) / f"{data.name}-{key[:12]}"
     if folder.exists():
         return open_store(folder, key)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    # In containers a process that was killed and the next one may have one number.
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
     unfinished.mkdir(parents=True)
     try:
         manifest = _Preparation(data, privacy, source, unfinished, progress).run(key, settings)

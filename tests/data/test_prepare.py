@@ -177,6 +177,13 @@ def test_a_preparation_that_fails_leaves_nothing(tmp_path: Path):
     assert list((tmp_path / "stores").iterdir()) == []
 
 
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path: Path):
+    """In containers most processes have one number."""
+    folder = prepared(tmp_path, records(60)).folder
+    folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))
+    assert prepared(tmp_path, records(60)).folder == folder
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(self: SplitWriter, *rest: object, **more: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
