@@ -44,7 +44,7 @@ def texts(sequence_length: int, vocabulary_size: int, choices: int | None = None
     """`tokens` [T], `segment_start` and `length` [], or [C,T], [C] and [C] for rows of several texts."""
     of_text = () if choices is None else (choices,)
     tokens = Column("uint16" if vocabulary_size <= 2**16 else "uint32", (*of_text, sequence_length), vocabulary_size, is_text=True)
-    place = Column("uint16", of_text, sequence_length + 1)
+    place = Column("uint16" if sequence_length < 2**16 else "uint32", of_text, sequence_length + 1)
     return {"tokens": tokens, "segment_start": place, "length": place}
 
 

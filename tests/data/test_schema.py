@@ -33,6 +33,13 @@ def columns(count: int = 2, **changed) -> dict[str, np.ndarray]:
     return whole | {"label": np.arange(count) % 3} | changed
 
 
+@pytest.mark.parametrize("length", [2**16 - 1, 2**16])
+def test_the_longest_row_knows_its_length(length: int):
+    """A length that does not fit its type would be stored as another one."""
+    place = texts(length, 50)["length"]
+    assert stored({"length": np.array([length])}, {"length": place}, "here")["length"].tolist() == [length]
+
+
 def test_columns_are_stored_in_their_types():
     found = stored(columns(), SCHEMA, "here")
     assert {name: values.dtype.str for name, values in found.items()} == {
