@@ -127,6 +127,9 @@ class Hub(_RunningText):
             require(bool(corpus.get("name")), f"data.source.corpora={dict(corpus)}", "a corpus without a name", "Give its name")
             extra = sorted(set(corpus) - known)
             require(not extra, f"data.source.corpora: {', '.join(extra)}", "no such key of a corpus", f"Use {', '.join(sorted(known))}")
+        read = [(one["name"], one.get("config"), one.get("split") or "train", one.get("revision")) for one in self.corpora]
+        repeated = [str(one[0]) for one in read if read.count(one) > 1]
+        require(not repeated, f"data.source.corpora: {', '.join(repeated[:1])}", "each of its rows would count twice", "Name it once")
 
 
 @declaration
@@ -171,7 +174,7 @@ class Data:
             0 <= self.public_fraction and 0 < self.heldout_fraction and self.public_fraction + self.heldout_fraction < 1,
             f"data.public_fraction={self.public_fraction}, heldout_fraction={self.heldout_fraction}",
             "the splits leave nothing to train on",
-            "Keep their sum below 1",
+            "Keep their sum below 1, public_fraction at 0 or above, and heldout_fraction above 0",
         )
         require(
             0 <= self.short_sequence_rate <= 1,

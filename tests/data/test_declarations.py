@@ -36,6 +36,7 @@ def test_sources_and_vocabularies_check_themselves():
         lambda: Synthetic(documents=10, words_per_document=10, states=7),
         lambda: Vocabulary(size=5),
         lambda: Hub(corpora=[{"config": "x"}]),
+        lambda: Hub(corpora=[{"name": "x", "unit_field": "who"}, {"name": "x", "split": "train", "unit_field": "who"}]),
     ):
         with pytest.raises(ConfigError):
             bad()
