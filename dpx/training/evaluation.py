@@ -26,6 +26,7 @@ from dpx.training import checkpoint
 
 BATCH_ROWS = 64
 _MASK_KEY = (2024, 2029)  # any constant: evaluation masks must not change from run to run
+_SPREAD = 2029  # any constant: nor may the rows that are looked at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,9 @@ class HeldOut:
 def held_out(
     objective: Any, store: Store, rows_wanted: int | None, batch_rows: int, widths: Sequence[int], split: Split = "heldout"
 ) -> HeldOut:
-    """Cuts the first `rows_wanted` rows of a split (all, where there are fewer or `None` are wanted) into batches of `batch_rows`, padded
-    to one of `widths`."""
+    """Cuts `rows_wanted` rows of a split (all, where there are fewer or `None` are wanted) into batches of `batch_rows`, padded to one of
+    `widths`. They are spread over the whole split and are the same in every run: files are often sorted by label, so the first rows
+    would be of one class."""
     there = store.manifest.rows[split]
     count = there if rows_wanted is None else min(rows_wanted, there)
     key = jnp.asarray(_MASK_KEY, jnp.uint32)
@@ -81,10 +83,18 @@ def held_out(
 def in_batches(
     store: Store, split: Split, count: int, batch_rows: int, widths: Sequence[int]
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """The first `count` rows of a split; the last batch of a width is filled up with its last row, as padding."""
-    longest_n = store.lengths(split, np.arange(count), 1)
+    """`count` rows of a split (`spread`); the last batch of a width is filled up with its last row, as padding."""
+    record_n = spread(store.manifest.rows[split], count)
+    longest_n = store.lengths(split, record_n, 1)
     for width, places, is_padding_B in length_buckets.in_batches(longest_n, widths, batch_rows):
-        yield store.rows(split, places, width), is_padding_B
+        yield store.rows(split, record_n[places], width), is_padding_B
+
+
+def spread(there: int, count: int) -> np.ndarray:
+    """`count` of `there` rows, ascending: one of each of `count` parts of even size, at a place that no pattern in the file can follow. All
+    rows where `count` is their number."""
+    start_n = np.arange(count + 1, dtype=np.int64) * there // max(count, 1)
+    return start_n[:-1] + (np.random.RandomState(_SPREAD).random_sample(count) * np.diff(start_n)).astype(np.int64)
 
 
 def store_of(experiment: Experiment, params: Path) -> Store:
@@ -103,8 +113,8 @@ def store_of(experiment: Experiment, params: Path) -> Store:
 
 
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:
-    """Metrics of the parameters in `release/params` on the first `rows` of a split (as many as the run's own evaluation, where not given),
-    with the task's baselines beside them."""
+    """Metrics of the parameters in `release/params` on `rows` of a split (as many as the run's own evaluation, where not given), with the
+    task's baselines beside them."""
     store = store_of(experiment, params)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)

@@ -17,7 +17,7 @@ from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
 from dpx.run_folder import RunFolder
-from dpx.training.evaluation import store_of
+from dpx.training.evaluation import spread, store_of
 from dpx.training.prediction import of_run
 from tests.composed import composed
 from tests.training.sharing import run_job
@@ -48,7 +48,8 @@ def test_a_run_is_measured_by_its_labels_against_always_the_same_class(trained):
     results, store = _read(folder, "private", "results.json"), prepare(experiment.data, experiment.privacy)
     assert results["metric"] == "accuracy" and results["heldout"].keys() == {"loss", "accuracy", "macro_f1", "micro_f1", "matthews"}
     assert results["heldout"]["micro_f1"] == pytest.approx(results["heldout"]["accuracy"])
-    labels = store.rows("heldout", np.arange(min(64, store.manifest.rows["heldout"])))["label"]
+    there = store.manifest.rows["heldout"]
+    labels = store.rows("heldout", spread(there, min(64, there)))["label"]
     assert results["baselines"].keys() == {"most_frequent_class", "untrained"}
     assert results["baselines"]["most_frequent_class"] == np.bincount(labels).max() / len(labels)
     Evaluate()(experiment, folder)
@@ -68,6 +69,18 @@ def test_weights_are_never_read_by_another_vocabulary(trained):
     path = prepare(data, experiment.privacy).folder / VOCABULARY
     restored = dataclasses.replace(changed, vocabulary=dataclasses.replace(data.vocabulary, path=str(path)))
     assert store_of(dataclasses.replace(experiment, data=restored), folder.release / "params").manifest.rows["heldout"] > 0
+
+
+def test_what_a_file_is_sorted_by_does_not_choose_the_rows_that_are_measured():
+    for there, count in ((2500, 1000), (2000, 1000), (7, 3)):
+        rows = spread(there, count)
+        assert len(set(rows)) == count and (np.diff(rows) > 0).all() and 0 <= rows.min() and rows.max() < there
+        np.testing.assert_array_equal(rows, spread(there, count), "the same in every run")
+    sorted_by_label, alternating = np.arange(2500) >= 1250, np.arange(2000) % 2
+    assert abs(sorted_by_label[spread(2500, 1000)].mean() - 0.5) < 0.01, "of the first rows none would be of the second class"
+    assert abs(alternating[spread(2000, 1000)].mean() - 0.5) < 0.05, "of every second row neither"
+    np.testing.assert_array_equal(spread(64, 64), np.arange(64))
+    assert spread(64, 0).size == spread(0, 0).size == 0
 
 
 def test_the_claim_is_of_labelled_rows_and_says_who_declared_the_labels(trained):
