@@ -93,6 +93,8 @@ def in_batches(
 def spread(there: int, count: int) -> np.ndarray:
     """`count` of `there` rows, ascending: one of each of `count` parts of even size, at a place that no pattern in the file can follow. All
     rows where `count` is their number."""
+    if count == there:
+        return np.arange(count)
     start_n = np.arange(count + 1, dtype=np.int64) * there // max(count, 1)
     return start_n[:-1] + (np.random.RandomState(_SPREAD).random_sample(count) * np.diff(start_n)).astype(np.int64)
 
