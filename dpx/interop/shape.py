@@ -3,6 +3,7 @@
 `model=hf` stands for that shape: it is written out into the config before anything is built, so a run's config says it without the file.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.interop.folder import CONFIG, folder_of, read_json
 from dpx.models.shape import Bert, Decoder, Model
 
+_FIX = "Correct the value, or copy the file again"
 _GELUS = {"gelu": "exact", "gelu_python": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 
 
@@ -59,7 +61,7 @@ def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], 
     """The class of the model that a `config.json` declares, and the values of its fields. Raises `ConfigError`, naming `where`, for what
     dpx has no model for."""
     family = config.get("model_type")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise ConfigError(where, f"is of model_type {family!r}, which is not read", f"Use one of {', '.join(sorted(_FAMILIES))}")
     try:
         return _FAMILIES[family](config, where)
@@ -69,15 +71,38 @@ def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], 
 
 def is_multiple_choice(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is of a model that chooses among texts."""
-    return any(name.endswith("ForMultipleChoice") for name in config.get("architectures") or ())
+    named = config.get("architectures")
+    names = named if isinstance(named, list) else [named]
+    return any(isinstance(name, str) and name.endswith("ForMultipleChoice") for name in names)
 
 
 def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, ...], usual: str = "gelu") -> str:
     named = config.get(key, usual)
-    kind = _GELUS.get(named)
+    kind = _GELUS.get(named) if isinstance(named, str) else None
     require(kind in allowed, where, f"has the activation {key}={named}, which dpx does not have here", "Use another checkpoint")
     assert kind is not None
     return kind
+
+
+def _whole(config: Mapping[str, Any], key: str, where: str, usual: int | None = None, least: int = 1) -> int:
+    """A size. Raises `KeyError` where it is not said and none is `usual`, `ConfigError` where it is no whole number or below `least`."""
+    value = config[key] if usual is None else config.get(key, usual)
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(is_whole, where, f"has {key}={value!r}, which is no whole number of {least} or more", _FIX)
+    return value
+
+
+def _number(config: Mapping[str, Any], key: str, where: str, usual: float) -> float:
+    value = config.get(key, usual)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    require(is_number, where, f"has {key}={value!r}, which is no number of 0 or more", _FIX)
+    return float(value)
+
+
+def _is_tied(config: Mapping[str, Any], where: str) -> bool:
+    value = config.get("tie_word_embeddings", True)
+    require(isinstance(value, bool), where, f"has tie_word_embeddings={value!r}, which is neither true nor false", _FIX)
+    return value
 
 
 def _require(config: Mapping[str, Any], where: str, **expected: Any) -> None:
@@ -90,19 +115,19 @@ def _require(config: Mapping[str, Any], where: str, **expected: Any) -> None:
 def _bert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
     _require(config, where, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     _gelu(config, "hidden_act", where, ("exact",))
-    layers, width = config["num_hidden_layers"], config["hidden_size"]
+    layers, width = (_whole(config, key, where) for key in ("num_hidden_layers", "hidden_size"))
     return Bert, {
         "name": f"{config['model_type']}_{layers}x{width}",
         "layers": layers,
         "width": width,
-        "heads": config["num_attention_heads"],
-        "feed_forward": config["intermediate_size"],
-        "positions": config["max_position_embeddings"],
-        "segments": config.get("type_vocab_size", 2),
-        "vocabulary_size": config["vocab_size"],
-        "layer_norm_eps": config.get("layer_norm_eps", 1e-12),
-        "initialiser_range": config.get("initializer_range", 0.02),
-        "tied": config.get("tie_word_embeddings", True),
+        "heads": _whole(config, "num_attention_heads", where),
+        "feed_forward": _whole(config, "intermediate_size", where),
+        "positions": _whole(config, "max_position_embeddings", where),
+        "segments": _whole(config, "type_vocab_size", where, 2, least=0),
+        "vocabulary_size": _whole(config, "vocab_size", where),
+        "layer_norm_eps": _number(config, "layer_norm_eps", where, 1e-12),
+        "initialiser_range": _number(config, "initializer_range", where, 0.02),
+        "tied": _is_tied(config, where),
         "classifier": "pooler",
     }
 
@@ -110,7 +135,8 @@ def _bert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, 
 def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
     kind, values = _bert(config, where)
     # The first rows of its position table belong to padding; the first token's is the one after.
-    offset = config.get("pad_token_id", 1) + 1
+    offset = _whole(config, "pad_token_id", where, 1, least=0) + 1
+    _whole(config, "max_position_embeddings", where, least=offset + 1)
     # Transformers' class for choices reads the encoder's pooler; the one for labels has a dense map of its own.
     classifier = "pooler" if is_multiple_choice(config) else "dense"
     return kind, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": classifier}
@@ -118,36 +144,38 @@ def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[st
 
 def _distilbert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
     _gelu(config, "activation", where, ("exact",))
+    layers, width = (_whole(config, key, where) for key in ("n_layers", "dim"))
     return Bert, {
-        "name": f"distilbert_{config['n_layers']}x{config['dim']}",
-        "layers": config["n_layers"],
-        "width": config["dim"],
-        "heads": config["n_heads"],
-        "feed_forward": config["hidden_dim"],
-        "positions": config["max_position_embeddings"],
+        "name": f"distilbert_{layers}x{width}",
+        "layers": layers,
+        "width": width,
+        "heads": _whole(config, "n_heads", where),
+        "feed_forward": _whole(config, "hidden_dim", where),
+        "positions": _whole(config, "max_position_embeddings", where),
         "segments": 0,
-        "vocabulary_size": config["vocab_size"],
+        "vocabulary_size": _whole(config, "vocab_size", where),
         "layer_norm_eps": 1e-12,
-        "initialiser_range": config.get("initializer_range", 0.02),
-        "tied": config.get("tie_word_embeddings", True),
+        "initialiser_range": _number(config, "initializer_range", where, 0.02),
+        "tied": _is_tied(config, where),
         "classifier": "relu",
     }
 
 
 def _gpt2(config: Mapping[str, Any], where: str) -> tuple[type[Decoder], dict[str, Any]]:
     _require(config, where, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    layers, width = (_whole(config, key, where) for key in ("n_layer", "n_embd"))
     return Decoder, {
-        "name": f"gpt2_{config['n_layer']}x{config['n_embd']}",
-        "layers": config["n_layer"],
-        "width": config["n_embd"],
-        "heads": config["n_head"],
-        "feed_forward": config.get("n_inner") or 4 * config["n_embd"],
-        "positions": config["n_positions"],
-        "vocabulary_size": config["vocab_size"],
-        "layer_norm_eps": config.get("layer_norm_epsilon", 1e-5),
-        "initialiser_range": config.get("initializer_range", 0.02),
+        "name": f"gpt2_{layers}x{width}",
+        "layers": layers,
+        "width": width,
+        "heads": _whole(config, "n_head", where),
+        "feed_forward": _whole(config, "n_inner", where) if config.get("n_inner") else 4 * width,
+        "positions": _whole(config, "n_positions", where),
+        "vocabulary_size": _whole(config, "vocab_size", where),
+        "layer_norm_eps": _number(config, "layer_norm_epsilon", where, 1e-5),
+        "initialiser_range": _number(config, "initializer_range", where, 0.02),
         "gelu": _gelu(config, "activation_function", where, ("exact", "tanh"), "gelu_new"),
-        "tied": config.get("tie_word_embeddings", True),
+        "tied": _is_tied(config, where),
     }
 
 

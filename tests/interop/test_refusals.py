@@ -14,6 +14,7 @@ from dpx.interop import tensors
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.folder import INDEX, WEIGHTS
 from dpx.interop.shape import model_of
+from dpx.models.shape import Bert
 
 from . import cases
 from .cases import Case
@@ -149,6 +150,36 @@ def test_a_config_that_dpx_has_no_model_for(changes: dict[str, object], message:
     with pytest.raises(ConfigError) as refusal:
         model_of(found, "config.json")
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("bert_body_a", {"hidden_size": "16"}, "has hidden_size='16', which is no whole number of 1 or more"),
+        ("bert_body_a", {"num_hidden_layers": True}, "has num_hidden_layers=True, which is no whole number"),
+        ("bert_body_a", {"vocab_size": None}, "has vocab_size=None, which is no whole number"),
+        ("bert_body_a", {"max_position_embeddings": 0}, "has max_position_embeddings=0, which"),
+        ("bert_body_a", {"layer_norm_eps": float("nan")}, "has layer_norm_eps=nan, which is no number of 0 or more"),
+        ("bert_body_a", {"initializer_range": None}, "has initializer_range=None, which is no number"),
+        ("bert_body_a", {"tie_word_embeddings": "false"}, "has tie_word_embeddings='false', which is neither true nor false"),
+        ("bert_body_a", {"hidden_act": ["gelu"]}, "has the activation hidden_act=['gelu']"),
+        ("bert_body_a", {"model_type": ["bert"]}, "is of model_type ['bert']"),
+        ("roberta_classes_a", {"pad_token_id": None}, "has pad_token_id=None, which is no whole number of 0 or more"),
+        ("roberta_classes_a", {"max_position_embeddings": 2}, "has max_position_embeddings=2, which is no whole number of 3 or more"),
+        ("distilbert_classes_a", {"dim": 16.0}, "has dim=16.0, which is no whole number"),
+        ("gpt2_classes_a", {"n_inner": "24"}, "has n_inner='24', which is no whole number"),
+    ],
+)
+def test_a_value_of_config_json_that_cannot_be(name: str, changes: dict[str, object], message: str):
+    with pytest.raises(ConfigError) as refusal:
+        model_of(Case.read(name).config | changes, "config.json")
+    assert str(refusal.value).startswith(f"config.json: {message}") and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("named", [None, "RobertaForMultipleChoice", ["RobertaModel", None], 5])
+def test_architectures_of_any_form_are_read(named: object):
+    model = model_of(Case.read("roberta_classes_a").config | {"architectures": named}, "config.json")
+    assert isinstance(model, Bert) and model.classifier == ("pooler" if named == "RobertaForMultipleChoice" else "dense")
 
 
 def test_a_model_from_config_json_is_written_out(folder: Path):
