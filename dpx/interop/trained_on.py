@@ -1,28 +1,33 @@
 """What a checkpoint was trained on, as its model card and its user say, and whether a run's protected data may be among it.
 
-A name is found in another whatever stands between its words: "sst2" in "SST-2". What no card names is not known to be absent: that
-nothing of the protected data went in stays the user's word (`init.provenance`).
+A name is found in another whatever stands between its letters, and however they are accented: "sst2" in "SST-2", "bookcorpus" in "Book
+Corpus". What no card names is not known to be absent: that nothing of the protected data went in stays the user's word
+(`init.provenance`).
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-_FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+_FRONT = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 _HEADING = re.compile(r"^(#+)\s+(.*)$")
 _LINK = re.compile(r"\[([^\]]+)\]\(")
-_WORDS = re.compile(r"[a-z]+|[0-9]+")
+_ITEM = re.compile(r"^\s*(?:[-*+]|[0-9]+[.)])\s+(.*)$")
+# A key of the front matter that begins a line, and the end of the list that may follow it.
+_LISTED = re.compile(r"^datasets:(.*?)(?=^[^\s\-#]|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
 def named_by_card(folder: Path) -> list[str]:
-    """The data sets that a checkpoint's `README.md` lists: in its front matter, and as links or first cells under a heading on training
-    data. Empty where there is no card."""
+    """The data sets that a checkpoint's `README.md` lists: in its front matter, and as links, first cells or items under a heading on
+    training data. Empty where there is no card."""
     card = folder / "README.md"
     if not card.is_file():
         return []
-    text = card.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
+    text = card.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
     return list(dict.fromkeys([*_of_front_matter(text), *_of_sections(text)]))
 
 
@@ -32,10 +37,23 @@ def _of_front_matter(text: str) -> list[str]:
         return []
     try:
         facts = yaml.safe_load(match.group(1))
-    except yaml.YAMLError:
-        return []
-    listed = facts.get("datasets") if isinstance(facts, dict) else None
-    return [str(name) for name in ([listed] if isinstance(listed, str) else listed or [])]
+    except (yaml.YAMLError, ValueError):  # a date that no month has is a ValueError
+        return _of_no_yaml(match.group(1))
+    named = [value for key, value in facts.items() if str(key).lower() == "datasets"] if isinstance(facts, dict) else []
+    return [name for value in named for name in _texts(value)]
+
+
+def _of_no_yaml(front: str) -> list[str]:
+    """What is no YAML still names what it names."""
+    parts = [part for listed in _LISTED.findall(front) for part in re.split(r"[\n,\[\]]", listed)]
+    return [part.strip(" -'\"") for part in parts if _has_letters(part)]
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in a node of YAML, the keys of mappings apart."""
+    if isinstance(value, dict | list):
+        return [text for one in (value.values() if isinstance(value, dict) else value) for text in _texts(one)]
+    return [] if value is None else [str(value)]
 
 
 def _of_sections(text: str) -> list[str]:
@@ -43,21 +61,41 @@ def _of_sections(text: str) -> list[str]:
     for line in text.split("\n"):
         heading = _HEADING.match(line)
         if heading is not None and (not level or len(heading.group(1)) <= level):
-            title = heading.group(2).lower()
-            level = len(heading.group(1)) if "training data" in title or "trained on" in title else 0
+            level = len(heading.group(1)) if _is_on_training_data(heading.group(2).lower()) else 0
         elif level:
-            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-            named += _LINK.findall(line) or ([cells[0]] if line.strip().startswith("|") and _WORDS.search(cells[0].lower()) else [])
+            named += _LINK.findall(line) or _of_line(line)
     return named
+
+
+def _is_on_training_data(title: str) -> bool:
+    return "trained on" in title or ("train" in title or "tuning" in title) and any(word in title for word in ("data", "corpus", "corpora"))
+
+
+def _of_line(line: str) -> list[str]:
+    """The first cell of a table's row, or an item of a list."""
+    item = _ITEM.match(line)
+    first = item.group(1) if item else line.strip().strip("|").split("|")[0] if line.strip().startswith("|") else ""
+    return [first.strip()] if _has_letters(first) else []
+
+
+def _has_letters(text: str) -> bool:
+    return any(map(str.isalnum, text))
 
 
 def among(known_as: Iterable[str], trained_on: Iterable[str]) -> list[str]:
     """Those of `trained_on` that one of the names `known_as` is found in."""
-    patterns = [_pattern(words) for name in known_as if (words := _WORDS.findall(name.lower()))]
-    return [name for name in trained_on if any(pattern.search(name.lower()) for pattern in patterns)]
+    patterns = [_pattern(letters) for name in known_as if (letters := [one for one in _folded(name) if one.isalnum()])]
+    return [name for name in trained_on if any(pattern.search(_folded(name)) for pattern in patterns)]
 
 
-def _pattern(words: list[str]) -> re.Pattern[str]:
-    # A version may follow a name, as in SQuAD2.0; a longer word or number is another name.
-    longer = "0-9" if words[-1].isdigit() else "a-z"
-    return re.compile(rf"(?<![a-z0-9]){'[^a-z0-9]*'.join(words)}(?![{longer}])")
+def _folded(name: str) -> str:
+    """Without case, accents and forms of width."""
+    decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+
+
+def _pattern(letters: list[str]) -> re.Pattern[str]:
+    # A version may follow a name, as in SQuAD2.0; a longer word or number is another name. Scripts other than Latin have no such words.
+    longer = r"[0-9]" if letters[-1].isdigit() else r"[a-z]"
+    shorter = r"(?<![a-z0-9])" if letters[0].isascii() else ""
+    return re.compile(shorter + r"[\W_]*".join(map(re.escape, letters)) + f"(?!{longer})")

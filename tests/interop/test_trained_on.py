@@ -54,6 +54,53 @@ def test_a_name_is_found_as_words(known_as: list[str], found: list[str]):
     assert among(known_as, ["embedding-data/QQP", "SST-2", "the sst 2 set", "sst25k", "MultiNLI", "SQuAD2.0", "stanford parser"]) == found
 
 
+@pytest.mark.parametrize(
+    ("known_as", "named"),
+    [
+        ("bookcorpus", "Book Corpus"),
+        ("ag_news", "AGNews"),
+        ("agnews", "fancyzhx/ag_news"),
+        ("数据集", "大数据集"),
+        ("sst2", "ＳＳＴ－２"),
+        ("cafe", "Café reviews"),
+        ("Straße", "STRASSE"),
+        ("отзывы", "Отзывы 2020"),
+    ],
+)
+def test_a_name_is_found_however_it_is_written(known_as: str, named: str):
+    assert among([known_as], [named]) == [named]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff---\ndatasets: [sst2]\n---\nx",
+        "---\ndatasets: [sst2]\n---",
+        "---\r\ndatasets: [sst2]\r\n---\r\n",
+        "\n--- \ndatasets: sst2\n--- \nx",
+        "---\nDatasets:\n- sst2\n---\n",
+        "---\ndatasets: {main: sst2}\n---\n",
+        "---\ndatasets:\n- name: sst2\n---\n",
+        "---\ndate: 2023-13-45\ndatasets:\n- sst2\ntags: [a]\n---\n",
+        "---\nlicense: a: b\ndatasets: [sst2]\n---\n",
+        "---\nlicense: a: b\ndatasets: sst2\n---\n",
+        "## Training and evaluation data\nThe [sst2](x) set\n",
+        "## Training data\n* sst2\n",
+        "## Fine-tuning datasets\n1. sst2\n",
+        "## Pretraining corpora\n| sst2 | 7 |\n",
+    ],
+)
+def test_a_card_is_read_however_it_is_written(text: str, tmp_path: Path):
+    (tmp_path / "README.md").write_bytes(text.encode())
+    assert named_by_card(tmp_path) == ["sst2"]
+
+
+@pytest.mark.parametrize("listed", ["5", "true", "null", "2023-01-02"])
+def test_a_card_that_lists_no_names_is_no_fault(listed: str, tmp_path: Path):
+    (tmp_path / "README.md").write_text(f"---\ndatasets: {listed}\n---\n")
+    assert all(isinstance(name, str) for name in named_by_card(tmp_path))
+
+
 def test_data_that_may_have_been_seen_has_no_guarantee(place: Path):
     given = ["train=last_layer", "init.provenance=public", "data.source.known_as=[poems]"]
     apart = plan(config.build(composed(place, *given, "init.trained_on=[wikipedia]"))[0])
