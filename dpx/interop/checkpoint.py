@@ -61,11 +61,14 @@ class Checkpoint:
 
     @cached_property
     def _stored(self) -> dict[str, str]:
-        """Today's name of each tensor, and the one in the file."""
+        """Today's name of each tensor, and the one in the file. Raises `ConfigError` where both are there."""
         by_name = {}
         for name in self._tensors.shapes:
             old = next((old for old in _OLD_NAMES if name.endswith(old)), None)
-            by_name[name if old is None else name.removesuffix(old) + _OLD_NAMES[old]] = name
+            today = name if old is None else name.removesuffix(old) + _OLD_NAMES[old]
+            reason = f"holds {today} under its old name too"
+            require(today not in by_name, self.asked, reason, "Keep one of them, or copy the checkpoint again")
+            by_name[today] = name
         return by_name
 
     def taken(self, expected: Shapes) -> Taken:

@@ -19,10 +19,14 @@ def folder_of(path: str, key: str = "init.path") -> Path:
 
     Raises `ConfigError`, naming the `key` that it was declared under, where there is none.
     """
-    place = Path(path).expanduser()
     asked = f"{key}={path}"
-    require(not place.is_file(), asked, _said_of_file(place), "Name the folder that holds config.json and model.safetensors")
-    if place.is_dir():
+    try:
+        place = Path(path).expanduser()
+        is_file, is_folder = place.is_file(), place.is_dir()
+    except (OSError, RuntimeError):  # a name that no file can have, or the home of a user who is not there
+        raise ConfigError(asked, "no such folder", "Name a folder that holds config.json") from None
+    require(not is_file, asked, _said_of_file(place), "Name the folder that holds config.json and model.safetensors")
+    if is_folder:
         return place
     require(is_hub_id(path) and is_installed("huggingface_hub"), asked, "no such folder", "Name a folder that holds config.json")
     hub = importlib.import_module("huggingface_hub")

@@ -15,7 +15,8 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class Tensors:
-    """The weights in a folder. Raises `ConfigError` for a file that is cut short, and for an index that does not fit its files."""
+    """The weights in a folder. Raises `ConfigError` for a file that is cut short, for a tensor that two files hold, and for an
+    index that does not fit its files."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -31,6 +32,8 @@ class Tensors:
             for name in promised:
                 require(name in there, file, f"lacks {name}, which its index names", "Copy the checkpoint again")
             for name in there:
+                reason = f"holds {name}, which {self._file.get(name, file).name} holds too"
+                require(name not in self._file, file, reason, "Keep one of them, or copy the checkpoint again")
                 part = opened.get_slice(name)
                 self._file[name], self.shapes[name], self._types[name] = file, tuple(part.get_shape()), str(part.get_dtype())
 

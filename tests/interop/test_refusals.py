@@ -55,6 +55,16 @@ def test_a_file_that_is_cut_short(folder: Path, kept: int):
     assert "is no whole safetensors file" in refused(folder) and "Copy it again" in refused(folder)
 
 
+def test_one_name_of_today_and_one_of_the_first_years(folder: Path):
+    held = stored(folder)
+    tensors.write(folder / WEIGHTS, held | {"embeddings.LayerNorm.gamma": held["embeddings.LayerNorm.weight"] + np.float32(1)})
+    assert "holds embeddings.LayerNorm.weight under its old name too. Keep one of them" in refused(folder)
+
+
+def test_a_name_too_long_for_a_path(folder: Path):
+    assert refused(Path("a" * 300)).endswith("no such folder. Name a folder that holds config.json.")
+
+
 def test_a_file_that_is_misnamed(folder: Path):
     (folder / WEIGHTS).rename(folder / "weights.safetensors")
     assert f"holds no {WEIGHTS}, only weights.safetensors" in refused(folder)
@@ -87,6 +97,8 @@ def test_shards_by_their_index(folder: Path):
     checkpoint = Checkpoint(str(folder))
     leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
     np.testing.assert_array_equal(leaves["embeddings/word"], held["embeddings.word_embeddings.weight"])
+    tensors.write(folder / "model-2.safetensors", {name: held[name] + np.float32(1) for name in names[8:]})
+    assert f"model-2.safetensors: holds {names[8]}, which model-1.safetensors holds too. Keep one" in refused(folder)
     tensors.write(folder / "model-2.safetensors", {name: held[name] for name in names[9:-1]})
     assert f"model-2.safetensors: lacks {names[-1]}, which its index names" in refused(folder)
     (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
