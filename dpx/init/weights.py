@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def _reading(file: Path) -> Iterator[None]:
     require(file.is_file(), asked, "is a folder", "Name an .npz of float32 arrays by path")
     try:
         yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    # zipfile says RuntimeError of an encrypted member, and NotImplementedError of one packed in a way that it does not know.
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
         fix = "Write it with numpy.savez, each parameter under its path"
         raise ConfigError(asked, "is cut short, or no .npz of arrays", fix) from error
 

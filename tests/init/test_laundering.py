@@ -16,7 +16,7 @@ from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.init.start import Start, planned, receiver_of, start
-from dpx.init.weights import PARAMS, by_path, checksum
+from dpx.init.weights import PARAMS, by_path, checksum, read_file
 from dpx.job.explain import explain
 from dpx.job.plan import plan
 from dpx.privacy import origins
@@ -306,6 +306,22 @@ def test_a_file_that_is_cut_short_or_no_file(place, weights, tmp_path):
     for named, said in ((file, "cut short"), (tmp_path / "none.npz", "no such file"), (tmp_path, "is a folder")):
         with pytest.raises(ConfigError, match=f"init.file=.*{said}"):
             began(place, "init=file", f"init.file={named}")
+
+
+def test_a_compressed_file_that_is_damaged_or_locked(tmp_path):
+    file, lines = tmp_path / "bert.npz", {"layers/a": np.arange(4000, dtype=np.float32)}
+    np.savez_compressed(file, **lines)  # type: ignore[arg-type]
+    whole = file.read_bytes()
+    # Of the member's header: bit 0 of its flags says that it is encrypted, the method 99 that nobody here can unpack it.
+    local, central = whole.index(b"PK\x03\x04"), whole.index(b"PK\x01\x02")
+    changes = [(300, b"\xff" * 40)], [(local + 6, b"\x01"), (central + 8, b"\x01")], [(local + 8, b"\x63"), (central + 10, b"\x63")]
+    for places in changes:
+        damaged = bytearray(whole)
+        for at, written in places:
+            damaged[at : at + len(written)] = written
+        file.write_bytes(bytes(damaged))
+        with pytest.raises(ConfigError, match="init.file=.*is cut short, or no .npz of arrays"):
+            read_file(file)
 
 
 def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path, monkeypatch):
