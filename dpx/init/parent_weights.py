@@ -51,4 +51,9 @@ def is_adapted_alike(one: Trained, other: Trained) -> bool:
     """Whether two runs have adapters of one form."""
     if not isinstance(one, Adapters) or not isinstance(other, Adapters):
         return False
-    return (one.rank, one.alpha, sorted(one.targets)) == (other.rank, other.alpha, sorted(other.targets))
+    return _form(one) == _form(other)
+
+
+def _form(adapters: Adapters) -> tuple[Any, ...]:
+    # A rate of dropout lies beside the factors: those of a run with another rate would bring it along.
+    return adapters.rank, adapters.alpha, sorted(adapters.targets), adapters.dropout
