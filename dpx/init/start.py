@@ -1,7 +1,7 @@
 """Where a run starts from, decided before any array of the model exists: its parameters, and what they cost it."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.origins import Origin, Relation, require_same_relation, unit_definition, unit_mismatch
-from dpx.task.declarations import Task
+from dpx.task.declarations import Classification, MultipleChoice, Task
 
 ADAPTERS = "layers/lora/"
 
@@ -84,7 +84,7 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path])
         return _from_elsewhere(f"init.file={init.file}", origins[0], leaves, outputs)
     if isinstance(init, FromCheckpoint):
         checkpoint = Checkpoint(init.path)
-        taken = checkpoint.taken(receiver.shapes)
+        taken = checkpoint.taken(receiver.shapes, receiver.model)
         return _from_elsewhere(checkpoint.asked, origins[0], checkpoint.leaves(taken), outputs, taken.in_words())
     if parent is None:
         return RANDOM
@@ -129,7 +129,8 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
     if not isinstance(init, FromRun):
         return (), None
     parent = open_parent(init)
-    _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}")
+    head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
+    _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
     origins = tuple(related(origin, receiver, store, parent.private) for origin in parent.origins)
     _require_same_vocabulary(parent, origins[0], store)
@@ -142,7 +143,7 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     checkpoint = Checkpoint(init.path)
     require_not_exported(checkpoint)
     _require_same_function(checkpoint.asked, checkpoint.model, receiver.model, "model=hf")
-    taken = checkpoint.taken(receiver.shapes)
+    taken = checkpoint.taken(receiver.shapes, receiver.model)
     _require_trained(taken, receiver.train)
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
@@ -176,9 +177,9 @@ def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) ->
     require(is_same, asked, "was trained with another vocabulary than this run's data is cut with", fix)
 
 
-def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str) -> None:
+def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str, further: Sequence[str] = ()) -> None:
     """Raises `ConfigError` where two models of the same shapes compute something else from their parameters."""
-    for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset"):
+    for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset", *further):
         one, other = getattr(theirs, name, None), getattr(model, name, None)
         require(one == other, f"model.{name}={other}", f"{asked} is of a model with {one}", f"Use {named}, or other weights")
 

@@ -15,7 +15,7 @@ from dpx.interop.folder import CONFIG, folder_of, read_json
 from dpx.interop.layouts import LAYOUTS, Layout, Part
 from dpx.interop.shape import model_of
 from dpx.interop.tensors import Tensors
-from dpx.models.shape import Model
+from dpx.models.shape import AnyModel, Bert, Model
 
 # Files of the first years name the parameters of a LayerNorm so.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -71,14 +71,14 @@ class Checkpoint:
             by_name[today] = name
         return by_name
 
-    def taken(self, expected: Shapes) -> Taken:
-        """What it gives a model of the parameters `expected`. Raises `ConfigError` for the first one below the heads that it does not
-        give."""
+    def taken(self, expected: Shapes, model: AnyModel | None = None) -> Taken:
+        """What it gives a model of the parameters `expected`; its classifier not to a `model` whose classifier is of another form. Raises
+        `ConfigError` for the first one below the heads that it does not give."""
         layers, stored = self.model.layers, self._stored
         prefix = self.layout.prefix if any(name.startswith(self.layout.prefix) for name in stored) else ""
         parts = self.layout.parts(prefix)
         shapes = {name: self._tensors.shapes[old] for name, old in stored.items()}
-        new_groups = set()
+        new_groups = {"classifier"} if model is not None and _is_read_otherwise(self.model, model) else set()
         for path in sorted(expected):
             problem = _problem(parts.get(path), tuple(expected[path]), shapes, layers)
             if problem is None:
@@ -102,6 +102,13 @@ class Checkpoint:
 
 
 _FIX = "Use model=hf, or a checkpoint of this model; a file may be cut short or hold tensors under other names"
+
+
+def _is_read_otherwise(own: Model, model: AnyModel) -> bool:
+    """Whether two encoders' classifiers have parameters of the same paths and compute something else."""
+    if not isinstance(own, Bert) or not isinstance(model, Bert):
+        return False
+    return own.pool != model.pool or {own.classifier, model.classifier} in ({"dense", "relu"}, {"pooler", "linear"})
 
 
 def _problem(part: Part | None, own: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], layers: int) -> str | None:

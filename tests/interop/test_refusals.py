@@ -1,5 +1,6 @@
 """What cannot be read is said in one line that names it, before any array of the model exists."""
 
+import dataclasses
 import json
 import struct
 from pathlib import Path
@@ -135,6 +136,21 @@ def test_a_head_of_other_classes_is_made_new_and_said(tmp_path: Path):
     taken = checkpoint.taken(checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=5))  # type: ignore[call-arg]
     assert taken.made_new == ("classifier/bias", "classifier/kernel") and taken.left_out == ("classifier.bias", "classifier.weight")
     assert any("classifier/kernel" in line for line in taken.in_words())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("roberta_classes_a", {"classifier": "relu"}), ("distilbert_classes_a", {"classifier": "dense"})]
+    + [("bert_classes_a", {"classifier": "linear"}), ("bert_classes_a", {"pool": "mean"})],
+)
+def test_a_head_that_is_read_otherwise_is_made_new(name: str, changes: dict[str, str], tmp_path: Path):
+    checkpoint = Checkpoint(str(Case.read(name).write(tmp_path)))
+    assert isinstance(checkpoint.model, Bert)
+    model = dataclasses.replace(checkpoint.model, **changes)  # type: ignore[arg-type]
+    shapes = model.parameter_shapes(cases.VOCABULARY, outputs=cases.CLASSES)
+    made_new = checkpoint.taken(shapes, model).made_new
+    assert made_new and all(path.startswith("classifier/") for path in made_new)
+    assert not checkpoint.taken(checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=cases.CLASSES), checkpoint.model).made_new
 
 
 def test_names_of_the_first_years(folder: Path):

@@ -10,8 +10,11 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
+from dpx.init.parent_weights import is_adapted_alike
+from dpx.init.start import planned, receiver_of
 from dpx.init.weights import by_path
 from dpx.job.plan import plan
+from dpx.models.trained import Adapters
 from dpx.training.checkpoint import released
 
 from .conftest import WORDS, composed, train
@@ -73,3 +76,20 @@ def test_what_does_not_fit_the_checkpoint_is_refused(place: Path, overrides: lis
     (place / "other.txt").write_text("\n".join([*SPECIAL_TOKENS, *reversed(WORDS)]) + "\n")
     with pytest.raises(ConfigError, match=words):
         train(place, "refused", *(one.replace("{place}", str(place)) for one in overrides))
+
+
+@pytest.mark.parametrize(("change", "words"), [("pool=mean", "model.pool=mean"), ("classifier=linear", "model.classifier=linear")])
+def test_a_runs_head_is_read_as_it_was_trained(trained: Path, change: str, words: str):
+    of_run = OmegaConf.create({"init": {"_target_": "dpx.init.declarations.FromRun", "run": str(trained)}})
+    cfg = OmegaConf.load(trained / "release" / "config.yaml")
+    cfg["init"] = of_run["init"]
+    experiment, _ = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"model.{change}"])))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        planned(experiment.init, receiver_of(experiment, 64))
+
+
+def test_adapters_with_another_dropout_are_others():
+    one = Adapters(rank=2, alpha=4.0, dropout=0.1)
+    assert is_adapted_alike(one, Adapters(rank=2, alpha=4.0, dropout=0.1, head=True, targets=("value", "query")))
+    for other in (Adapters(rank=2, alpha=4.0), Adapters(rank=2, alpha=4.0, dropout=0.2), Adapters(rank=1, alpha=4.0, dropout=0.1)):
+        assert not is_adapted_alike(one, other)
