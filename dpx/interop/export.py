@@ -1,13 +1,17 @@
 """A run's released weights as a folder that `transformers` or PEFT loads: safetensors, config, tokenizer, statement and model card."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -15,18 +19,22 @@ from dpx.claim import agreement
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY, Store
+from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
-from dpx.durable import put_in_place
+from dpx.durable import put_in_place, sync_directory
 from dpx.experiment import Experiment
-from dpx.init.weights import PARAMS, by_path, checksums, facts_beside
+from dpx.init.weights import PARAMS, Leaves, by_path, checksums, facts_beside
 from dpx.interop import tensors
 from dpx.interop.adapters import adapters
 from dpx.interop.card import card
 from dpx.interop.written import Written, written
 from dpx.models.lora import merge_adapters
+from dpx.models.shape import AnyModel, Decoder
+from dpx.task.declarations import Classification, Task
 from dpx.training.checkpoint import on_host
 
 _MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "sep_token": "sep_id", "mask_token": "mask_id"}
+_PADDING = "<|pad|>"
 
 
 Format = Literal["hf", "peft"]
@@ -35,35 +43,52 @@ Format = Literal["hf", "peft"]
 def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf") -> Written:
     """Writes `to`, whole or not at all. Raises `ConfigError` where it is there, where the run's parts do not agree, and for a model that
     transformers has no class for; with `format="peft"` also for a run without adapters of a checkpoint."""
-    require(not to.exists(), to, "is already there", "Delete it, or name another folder with job.to")
+    require(not to.exists() and not to.is_symlink(), to, "is already there", "Delete it, or name another folder with job.to")
     agreement.check(folder)
     release = folder / "release"
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
     store = prepare(experiment.data, experiment.privacy)
+    special = SpecialIds.of(store.manifest)
     if format == "peft":
         converted = adapters(experiment.init, experiment.train, model, task, by_path(tree))
     else:
         rows = model.vocabulary_size or store.manifest.vocabulary_size
-        converted = written(model, task, by_path(_merged(tree)), rows, experiment.data.labels, store.manifest)
+        leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
+        converted = written(model, task, leaves, max(rows, special.pad_id + 1), experiment.data.labels, special)
+    require((release / "privacy.json").is_file(), release, "holds weights without their statement", "Restore its privacy.json")
     statement = json.loads((release / "privacy.json").read_text())
-    unfinished = to.with_name(f".{to.name}.{os.getpid()}")
-    unfinished.mkdir(parents=True)
-    try:
+    with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
         # What a later init=hf is refused by: these weights cost what was spent on them. Adapters alone are no start.
         config = converted.config | ({"dpx": folder.name} if converted.base is None else {})
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
-        _write_tokenizer(unfinished, store, converted.family, model.positions)
+        _write_tokenizer(unfinished, store, special, model.segments, model.positions)
         shutil.copyfile(release / "privacy.json", unfinished / "privacy.json")
         shutil.copyfile(release / "config.yaml", unfinished / "dpx_config.yaml")
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
         shown = {"architecture": converted.architecture, "trained": experiment.train.kind, "command": command, "base": converted.base}
         told = card(statement, name=experiment.name, outputs=task.pooled_outputs, **shown)
         (unfinished / "README.md").write_text(told)
+    return converted
+
+
+@contextlib.contextmanager
+def _written_whole(to: Path) -> Iterator[Path]:
+    """A folder to write into, which is then at `to`, on disk. Raises `ConfigError` where there can be none."""
+    unfinished = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for file in unfinished.iterdir():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+        sync_directory(unfinished)
         put_in_place(unfinished, to)
+    except (OSError, SafetensorError) as error:
+        reason = f"cannot be written ({getattr(error, 'strerror', None) or type(error).__name__})"
+        raise ConfigError(to, reason, "Free space, or name another folder with job.to") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return converted
 
 
 def _released(params: Path) -> Any:
@@ -83,7 +108,19 @@ def _merged(tree: Any) -> Any:
     return tree
 
 
-def _write_tokenizer(to: Path, store: Store, family: str, positions: int) -> None:
+def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> tuple[Leaves, SpecialIds]:
+    """The parameters, and the ids of the marks. GPT-2's class for labels reads a text's last token that is not padding: where padding is
+    also the mark that ends a text, it gets a token of its own, with a row of zeros that nothing reads if the table is full."""
+    special = SpecialIds.of(store.manifest)
+    if not isinstance(model, Decoder) or not isinstance(task, Classification) or special.pad_id != special.sep_id:
+        return leaves, special
+    special, table_VH = dataclasses.replace(special, pad_id=len(store.vocabulary())), leaves["embeddings/word"]
+    is_full = special.pad_id == len(table_VH)
+    padded_VH = np.concatenate([table_VH, np.zeros_like(table_VH[:1])]) if is_full else table_VH
+    return leaves | {"embeddings/word": padded_VH}, special
+
+
+def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int, positions: int) -> None:
     """`tokenizer.json` with the marks that rows were given, and what says how it is used."""
     path = store.folder / text_tokenizer.DEFINITION
     vocabulary = store.vocabulary()
@@ -92,17 +129,22 @@ def _write_tokenizer(to: Path, store: Store, family: str, positions: int) -> Non
     else:
         own = text_tokenizer.of_path(store.folder / VOCABULARY, len(vocabulary)).tokenizer
         own.add_special_tokens([vocabulary[getattr(store.manifest, role)] for role in _MARKS.values()])
-    marks = {name: vocabulary[getattr(store.manifest, role)] for name, role in _MARKS.items()}
+    if special.pad_id == len(vocabulary):
+        own.add_special_tokens([_PADDING])
+        reason = "leaves no id for padding of its own"
+        require(own.token_to_id(_PADDING) == special.pad_id, path, reason, f"Name a tokenizer without gaps and {_PADDING}")
+        vocabulary = [*vocabulary, _PADDING]
+    marks = {name: vocabulary[getattr(special, role)] for name, role in _MARKS.items()}
     first, last = (marks["cls_token"], store.manifest.cls_id), (marks["sep_token"], store.manifest.sep_id)
     between = " ".join([f"{last[0]}:0"] * text_tokenizer.separators_of(own))
-    # RoBERTa and GPT-2 have one segment; BERT's second text is of segment 1.
-    second = 1 if family == "bert" else 0
+    # The second text is of segment 1 where the model has two; most of RoBERTa have one.
+    second = 1 if segments == 2 else 0
     own.post_processor = TemplateProcessing(  # type: ignore[assignment]
         single=f"{first[0]}:0 $A:0 {last[0]}:0",
         pair=f"{first[0]}:0 $A:0 {between} $B:{second} {last[0]}:{second}",
         special_tokens=sorted({first, last}),
     )
     own.save(str(to / text_tokenizer.DEFINITION))
-    inputs = ["input_ids", "token_type_ids", "attention_mask"] if family == "bert" else ["input_ids", "attention_mask"]
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if second else ["input_ids", "attention_mask"]
     settings = marks | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "model_input_names": inputs}
     (to / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -54,6 +54,13 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     config = {"architectures": [architecture], "model_type": family, "torch_dtype": "float32"}
     config |= _sizes(model, family) | {"vocab_size": vocabulary_size, "pad_token_id": special.pad_id}
     config |= {"tie_word_embeddings": model.tied, "initializer_range": model.initialiser_range}
+    if family == "gpt2":
+        # What ends a text for `generate`.
+        config |= {"bos_token_id": special.cls_id, "eos_token_id": special.sep_id}
+    if family == "roberta":
+        # It counts positions from the one after padding's id.
+        is_padding, fix = special.pad_id == model.position_offset - 1, "Train with RoBERTa's own tokenizer, or model.position_offset=0"
+        require(is_padding, f"model.position_offset={model.position_offset}", f"RoBERTa has {special.pad_id + 1} with this padding", fix)
     if isinstance(task, Classification | MultipleChoice):
         # Transformers' classes of choices give one value a text and read no label; how many texts a row has is said by these all the same.
         names = label_names(task, labels)
@@ -71,6 +78,8 @@ def family_of(model: AnyModel, task: Task) -> str:
     fix = "Train with model.pool=cls and the classifier of the model's own family"
     require(not has_classifier or model.pool == "cls", f"model.pool={model.pool}", "no classifier of transformers reads a mean", fix)
     if model.position_offset:
+        reason = f"no model of transformers has it with model.position_offset={model.position_offset}"
+        require(model.segments > 0, "model.segments=0", reason, "Use model.segments=1")
         # RobertaForMultipleChoice reads the encoder's pooler, as BERT's heads do.
         family, own = "roberta", "pooler" if isinstance(task, MultipleChoice) else "dense"
     elif model.segments:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,20 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
+from tokenizers.implementations import ByteLevelBPETokenizer
 
 from dpx import config
+from dpx.data import tokenizer as text_tokenizer
 from dpx.data.prepare import prepare
+from dpx.data.rows import marked_examples
+from dpx.data.store import Store
+from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.init.weights import nested
 from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.export import _with_padding, _write_tokenizer
 from dpx.interop.written import family_of, written
-from dpx.models.shape import Bert
+from dpx.models.shape import Bert, Decoder
 from dpx.run_folder import RunFolder
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
 from dpx.task.objective import objective
@@ -26,6 +33,8 @@ from dpx.training.checkpoint import released
 from . import cases
 from .cases import CLASSES, VOCABULARY, Case
 from .conftest import train
+
+FLAT: dict[str, Any] = {"name": "m", "layers": 1, "width": 4, "heads": 1, "feed_forward": 4}
 
 
 def export(run: Path, *overrides: str) -> Path:
@@ -102,7 +111,7 @@ def test_every_family_goes_out_as_it_came_in(name: str, tmp_path: Path):
     lm = MaskedLanguageModel(next_sentence=name.startswith("bert")) if is_encoder else CausalLanguageModel()
     task = Classification(classes=CLASSES) if is_classifier else lm
     leaves = checkpoint.leaves(checkpoint.taken(task.parameter_shapes(model, VOCABULARY)))
-    special = type("Special", (), {"pad_id": case.config.get("pad_token_id") or 0})
+    special = SpecialIds(pad_id=case.config.get("pad_token_id") or 0, unk_id=3, cls_id=4, sep_id=5, mask_id=6)
     found = written(model, task, leaves, VOCABULARY, [], special)
     assert found.family == case.config["model_type"] and found.architecture == case.config["architectures"][0]
     assert found.tensors.keys() <= case.tensors.keys()
@@ -138,6 +147,72 @@ def test_what_has_no_class_is_refused(exported: Path, run: Path):
             family_of(model, Classification(classes=2))
     with pytest.raises(ConfigError, match="is already there. Delete it, or name another folder with job.to"):
         export(run)
+
+
+class OneMark(Store):
+    """A store of rows that were cut with GPT-2's tokenizer: one mark for all."""
+
+    def __init__(self, folder: Path):
+        trained = ByteLevelBPETokenizer()
+        trained.train_from_iterator(["a text"], vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False)
+        trained._tokenizer.save(str(folder / "tokenizer.json"))
+        self.folder, self.manifest = folder, SpecialIds(pad_id=0, unk_id=0, cls_id=0, sep_id=0, mask_id=0)  # type: ignore[assignment]
+        self.size = trained.get_vocab_size()
+
+    def vocabulary(self) -> list[str]:
+        own = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        return sorted(own.get_vocab(), key=lambda token: own.token_to_id(token))
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_where_padding_is_the_last_mark_a_classifier_gets_padding_of_its_own(spare: int, tmp_path: Path):
+    store = OneMark(tmp_path)
+    model = Decoder(name="m", layers=1, width=4, heads=1, feed_forward=4, positions=16)
+    leaves = {"embeddings/word": np.ones((store.size + spare, 4), np.float32)}
+    padded, special = _with_padding(model, Classification(classes=2), leaves, store)
+    assert special.pad_id == store.size and len(padded["embeddings/word"]) == max(store.size + 1, store.size + spare)
+    np.testing.assert_array_equal(padded["embeddings/word"][: store.size], leaves["embeddings/word"][: store.size])
+    (tmp_path / "out").mkdir()
+    _write_tokenizer(tmp_path / "out", store, special, 0, 16)
+    again = text_tokenizer.of_path(tmp_path / "out", store.size + 1)
+    assert again.special == special and len(again.vocabulary) == store.size + 1
+    rows = marked_examples(again, [([5, 6], [])], 8)
+    # What transformers' class reads: the last token that is not padding.
+    assert np.flatnonzero(rows["tokens"][0] != special.pad_id)[-1] == rows["length"][0] - 1
+    for task, kind in ((CausalLanguageModel(), model), (Classification(classes=2), Bert(**FLAT))):
+        assert _with_padding(kind, task, leaves, store) == (leaves, store.manifest)
+
+
+@pytest.mark.parametrize("segments", [0, 1, 2])
+def test_a_second_text_is_of_segment_1_where_the_model_has_it(segments: int, tmp_path: Path):
+    store = OneMark(tmp_path)
+    (tmp_path / "out").mkdir()
+    _write_tokenizer(tmp_path / "out", store, SpecialIds.of(store.manifest), segments, 16)
+    told = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert ("token_type_ids" in told["model_input_names"]) is (segments == 2)
+    assert max(Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("a", "b").type_ids) == int(segments == 2)
+
+
+def test_what_roberta_would_count_otherwise_is_refused():
+    leaves = {"embeddings/position": np.zeros((18, 4), np.float32)}
+    model, task = Bert(**FLAT, positions=16, position_offset=2, segments=1), MaskedLanguageModel(next_sentence=False)
+    with pytest.raises(ConfigError, match=r"^model.position_offset=2: RoBERTa has 1 with this padding\. Train with"):
+        written(model, task, leaves, VOCABULARY, [], SpecialIds(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
+    with pytest.raises(ConfigError, match="^model.segments=0: no model of transformers has it with model.position_offset=2"):
+        family_of(Bert(**FLAT, position_offset=2, segments=0), task)
+
+
+def test_an_export_that_cannot_be_written_is_a_line_and_leaves_nothing(run: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for to, said in (("file/inside", "cannot be written"), ("a" * 250, "cannot be written"), ("link", "is already there")):
+        with pytest.raises(ConfigError, match=f"^{tmp_path / to}: {said}"):
+            export(run, f"job.to={tmp_path / to}")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "release" / "privacy.json").unlink()
+    with pytest.raises(ConfigError, match="holds weights without their statement"):
+        export(copy, f"job.to={tmp_path / 'out'}")
 
 
 def test_exported_weights_are_no_free_start(exported: Path, place: Path):
