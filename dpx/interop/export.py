@@ -29,7 +29,7 @@ from dpx.interop.adapters import adapters
 from dpx.interop.card import card
 from dpx.interop.written import Written, written
 from dpx.models.lora import merge_adapters
-from dpx.models.shape import AnyModel, Decoder
+from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declarations import Classification, Task
 from dpx.training.checkpoint import on_host
 
@@ -55,6 +55,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
         rows = model.vocabulary_size or store.manifest.vocabulary_size
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
         converted = written(model, task, leaves, max(rows, special.pad_id + 1), experiment.data.labels, special)
+    assert isinstance(model, Bert | Decoder)
     require((release / "privacy.json").is_file(), release, "holds weights without their statement", "Restore its privacy.json")
     statement = json.loads((release / "privacy.json").read_text())
     with _written_whole(to) as unfinished:
