@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from dpx import config
 from dpx.claim import agreement, rests_on
@@ -150,7 +151,11 @@ def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:
 
 def _declared(asked: str, release: Path) -> Experiment:
     require((release / "config.yaml").is_file(), asked, "holds no config.yaml", "Name the folder of a run that has begun")
-    loaded = OmegaConf.load(release / "config.yaml")
+    try:
+        loaded = OmegaConf.load(release / "config.yaml")
+    except (YAMLError, ValueError) as error:
+        raise ConfigError(release / "config.yaml", "is no YAML", "Restore the file") from error
+    require(isinstance(loaded, DictConfig), release / "config.yaml", "is no config of a run", "Restore the file")
     assert isinstance(loaded, DictConfig)
     experiment, _ = config.build(loaded)
     return experiment

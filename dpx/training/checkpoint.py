@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
+from dpx.init.weights import by_path, checksums, facts_beside
 from dpx.training.state import State, restored
 
 
@@ -100,11 +101,19 @@ def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
 
 
 def released(directory: Path) -> Any:
-    """The parameters that `export` wrote, on this process's devices."""
+    """The parameters that `export` wrote, on this process's devices. Raises `ConfigError` where they are cut short, or are not those whose
+    checksums were written beside them."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    metadata = ocp.metadata(str(directory.absolute())).metadata
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), metadata)
-    return ocp.load(str(directory.absolute()), abstract)
+    shapes = shapes_on_disk(directory)
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
+    try:
+        params = ocp.load(str(directory.absolute()), abstract)
+    except Exception as fault:
+        raise _unreadable(directory) from fault
+    known = facts_beside(directory).get("weights")
+    are_known = known is None or known == checksums(by_path(params))
+    require(are_known, directory, "holds other weights than were released there", "Restore the folder")
+    return params
 
 
 def shapes_on_disk(directory: Path, part: str | None = None) -> Any:

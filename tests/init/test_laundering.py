@@ -16,11 +16,12 @@ from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.init.start import Start, planned, receiver_of, start
-from dpx.init.weights import PARAMS, by_path, checksum, read_file
+from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file
 from dpx.job.explain import explain
 from dpx.job.plan import plan
 from dpx.privacy import origins
 from dpx.run_folder import RunFolder
+from dpx.training.checkpoint import export, released
 
 from .conftest import Place, statement
 
@@ -268,9 +269,9 @@ def test_a_run_from_a_public_file_says_whose_word_that_is(place, weights, tmp_pa
 
 def test_released_weights_are_not_public_in_another_file(place, parent, weights, tmp_path):
     public = ("init=file", "init.provenance=public")
-    for released in (parent, parent / "release", parent / "release" / "params"):
+    for folder in (parent, parent / "release", parent / "release" / "params"):
         with pytest.raises(ConfigError, match="weights that a run of dpx released.*init=run"):
-            began(place, *public, f"init.file={released}")
+            began(place, *public, f"init.file={folder}")
     whole = by_path(dpx.load(parent).params)
     with pytest.raises(ConfigError, match="what the run parent released.*init=run"):
         began(place, *public, f"init.file={saved(tmp_path / 'whole.npz', whole)}")
@@ -343,6 +344,20 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(ConfigError, match="cut short or damaged"):
         began(place, "init=run", f"init.run={handed}")
+    with pytest.raises(ConfigError, match="cut short or damaged"):
+        released(handed / PARAMS)
+    for written, said in (("a: [", "is no YAML"), ("- a", "is no config of a run")):
+        (copied / "release" / "config.yaml").write_text(written)
+        with pytest.raises(ConfigError, match=f"config.yaml: {said}"):
+            began(place, "init=run", f"init.run={copied}")
+
+
+def test_a_library_is_given_the_weights_that_were_released_or_none(copied, handed):
+    other = by_path(released(handed / PARAMS))
+    told = facts_beside(handed / PARAMS)
+    export(copied / "release" / PARAMS, nested({path: leaf + 1 for path, leaf in other.items()}), told)
+    with pytest.raises(ConfigError, match="params: holds other weights than were released there"):
+        dpx.load(copied)
 
 
 def test_charges_that_no_accountant_composes_are_refused(place, parent):
