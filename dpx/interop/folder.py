@@ -55,10 +55,11 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def weight_files(folder: Path) -> dict[str, list[str]]:
     """The files, each with the names of the tensors that an index says it holds: none where there is no index. Refuses pickles."""
-    if (folder / INDEX).is_file():
-        return _of_index(folder)
+    # As transformers does: an index beside the one file is left from before.
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}
+    if (folder / INDEX).is_file():
+        return _of_index(folder)
     pickles = sorted(file.name for file in folder.glob("*") if file.name.endswith(_PICKLES))
     if pickles:
         reason = f"holds its weights as {pickles[0]}, which can run code when it is read"

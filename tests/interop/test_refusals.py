@@ -108,6 +108,14 @@ def test_shards_by_their_index(folder: Path):
     assert "names ../../elsewhere.safetensors, which is no safetensors file beside it" in refused(folder)
 
 
+def test_an_index_that_is_left_beside_the_whole_file_is_not_read(folder: Path):
+    tensors.write(folder / "model-1.safetensors", {name: values + np.float32(1) for name, values in stored(folder).items()})
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(stored(folder), "model-1.safetensors")}))
+    checkpoint = Checkpoint(str(folder))
+    held = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))["embeddings/word"]
+    np.testing.assert_array_equal(held, stored(folder)["embeddings.word_embeddings.weight"])
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", np.float16), ("BF16", None)])
 def test_half_precision_is_widened(folder: Path, kind: str, dtype: type | None):
     held = stored(folder)
