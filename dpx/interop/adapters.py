@@ -33,9 +33,10 @@ _FIX = "Export whole weights: job.format=hf"
 _Adapter = tuple[Target, Mapping[str, np.ndarray]]
 
 
-def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves) -> Written:
-    """The adapters among a run's released parameters `leaves`, not merged. Raises `ConfigError` for a run without adapters or a named base
-    model, and where that model is no more what the run began from."""
+def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves, last_mark: int | None = None) -> Written:
+    """The adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of what ends a text. Raises `ConfigError`
+    for a run without adapters or a named base model, where that model is no more what the run began from, and where its class would read
+    another token."""
     require(isinstance(train, Adapters), f"train={train.kind}", "trained no adapters that PEFT could add to a base model", _FIX)
     require(isinstance(init, FromCheckpoint), f"init={init.kind}", "names no base model for adapters", _FIX)
     assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)
@@ -45,7 +46,12 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     trained = {path for path in beside if train.selection().picks(path)}
     has_own_module = not trained or isinstance(task, Classification | MultipleChoice)
     require(has_own_module, f"train.head=true with task={task.name}", "PEFT saves whole modules, and this head shares its table", _FIX)
-    _require_same_base(Checkpoint(init.path), beside, trained)
+    base = Checkpoint(init.path)
+    _require_same_base(base, beside, trained)
+    # GPT-2's class for labels reads the last token that is not padding.
+    is_classifier_of_gpt2 = family == "gpt2" and isinstance(task, Classification)
+    is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
+    require(not is_passed_over, base.asked, f"pads with {last_mark}, the mark that ends a text, and would not read it", _FIX)
     modules = _modules(layout, nested(leaves)["layers"]["lora"])
     ranks = {_pattern(module): len(of) for module, of in modules.items() if len(of) > 1}
     config = {

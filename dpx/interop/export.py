@@ -50,7 +50,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     store = prepare(experiment.data, experiment.privacy)
     special = SpecialIds.of(store.manifest)
     if format == "peft":
-        converted = adapters(experiment.init, experiment.train, model, task, by_path(tree))
+        converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id)
     else:
         rows = model.vocabulary_size or store.manifest.vocabulary_size
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)

@@ -100,6 +100,9 @@ def test_what_peft_cannot_add_is_refused_in_one_line(tmp_path: Path):
         adapters(RandomStart(), TRAIN, trained.model, TASK, trained.leaves)
     with pytest.raises(ConfigError, match=r"^train.head=true with task=mlm.*: PEFT saves whole modules"):
         Trained("bert_lm_a", tmp_path / "lm", TRAIN, MaskedLanguageModel(next_sentence=True)).out()
+    gpt2 = Trained("gpt2_classes_a", tmp_path / "gpt2")
+    with pytest.raises(ConfigError, match=r"^init.path=.*: pads with 0, the mark that ends a text, and would not read it\. Export whole"):
+        adapters(gpt2.init, TRAIN, gpt2.model, TASK, gpt2.leaves, gpt2.case.config["pad_token_id"])
     held = {name: values(name, shape) for name, shape in trained.case.tensors.items()}
     held["bert.embeddings.LayerNorm.bias"] = held["bert.embeddings.LayerNorm.bias"] + np.float32(1)
     tensors.write(tmp_path / "a" / "model.safetensors", held)
