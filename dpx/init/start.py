@@ -8,7 +8,7 @@ from typing import Any
 from dpx.data import manifests, tokenizer
 from dpx.data.declarations import Data
 from dpx.data.overlap import are_comparable, share_text
-from dpx.data.store import Store
+from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init import weights
@@ -167,9 +167,18 @@ def require_not_exported(checkpoint: Checkpoint) -> None:
 
 
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
-    """Weights mean nothing under another vocabulary."""
-    known = tokenizer.vocabulary_checksum(checkpoint.folder)
-    _require_vocabulary_of(store, checkpoint.asked, known, f"Add data.vocabulary.path={checkpoint.folder}")
+    """Weights mean nothing under another vocabulary, and less where text loses its case or accents before it is cut."""
+    known, fix = tokenizer.vocabulary_checksum(checkpoint.folder), f"Add data.vocabulary.path={checkpoint.folder}"
+    _require_vocabulary_of(store, checkpoint.asked, known, fix)
+    definition = store.folder / tokenizer.DEFINITION
+    cut_by = tokenizer.of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
+    is_cut_alike = _normalised(cut_by) == _normalised(tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size))
+    require(is_cut_alike, checkpoint.asked, "keeps case or accents otherwise than the tokenizer of this run's data", fix)
+
+
+def _normalised(own: tokenizer.TextTokenizer) -> str:
+    text, normaliser = "A\u00e9", own.tokenizer.normalizer
+    return text if normaliser is None else normaliser.normalize_str(text)
 
 
 def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) -> None:

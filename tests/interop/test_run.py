@@ -1,6 +1,7 @@
 """A run from a checkpoint on labelled rows: what it begins from, what it states, and what it refuses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.init.parent_weights import is_adapted_alike
@@ -93,3 +95,13 @@ def test_adapters_with_another_dropout_are_others():
     assert is_adapted_alike(one, Adapters(rank=2, alpha=4.0, dropout=0.1, head=True, targets=("value", "query")))
     for other in (Adapters(rank=2, alpha=4.0), Adapters(rank=2, alpha=4.0, dropout=0.2), Adapters(rank=1, alpha=4.0, dropout=0.1)):
         assert not is_adapted_alike(one, other)
+
+
+def test_text_is_cut_in_the_case_that_the_checkpoint_was_trained_on(place: Path, tmp_path: Path):
+    cased = shutil.copytree(place / "model", tmp_path / "model")
+    (cased / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    given = (f"init.path={cased}", f"data.vocabulary.path={cased}/vocab.txt", f"data.directory={tmp_path}/data", "train=last_layer")
+    experiment, _ = config.build(composed(place, *given))
+    store = prepare(experiment.data, experiment.privacy)
+    with pytest.raises(ConfigError, match="keeps case or accents otherwise .* Add data.vocabulary.path="):
+        planned(experiment.init, receiver_of(experiment, 64), store)
