@@ -63,9 +63,11 @@ def facts(params: Any, trained: Iterable[str]) -> dict[str, Any]:
 def facts_beside(params: Path) -> dict[str, Any]:
     """What was written beside released weights; empty where nothing was."""
     try:
-        return json.loads((params / METADATA).read_text()).get("custom_metadata") or {}
+        told = json.loads((params / METADATA).read_text())
     except (OSError, ValueError):
         return {}
+    facts = told.get("custom_metadata") if isinstance(told, dict) else None
+    return facts if isinstance(facts, dict) else {}
 
 
 def require_shapes(place: str, expected: Shapes, given: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
@@ -129,7 +131,7 @@ def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]
     for params in sorted({metadata.parent for folder in outputs for metadata in folder.glob(f"*/release/{PARAMS}/{METADATA}")}):
         known = facts_beside(params)
         for path in known.get("trained", ()):
-            digest = known["weights"][path]
+            digest = (known.get("weights") or {}).get(path, "")
             run = params.parent.parent
             require(
                 digest not in held,

@@ -16,7 +16,7 @@ from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.init.start import Start, planned, receiver_of, start
-from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file
+from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import explain
 from dpx.job.plan import plan
 from dpx.privacy import origins
@@ -323,6 +323,14 @@ def test_a_compressed_file_that_is_damaged_or_locked(tmp_path):
         file.write_bytes(bytes(damaged))
         with pytest.raises(ConfigError, match="init.file=.*is cut short, or no .npz of arrays"):
             read_file(file)
+
+
+@pytest.mark.parametrize("written", ["[]", "{", '{"custom_metadata": 3}', '{"custom_metadata": {"trained": ["a"]}}'])
+def test_what_another_run_left_damaged_stops_no_run(written, tmp_path):
+    told = tmp_path / "run" / METADATA
+    told.parent.mkdir(parents=True)
+    told.write_text(written)
+    require_no_known_release("init.file=a", {"a": np.arange(3, dtype=np.float32)}, [tmp_path])
 
 
 def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path, monkeypatch):
