@@ -1,5 +1,6 @@
 """One node of a config held against the declaration it names: keys, required values and types, said in the user's words."""
 
+import collections.abc
 import dataclasses
 import difflib
 import types
@@ -60,7 +61,15 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(isinstance(part, bool) for part in _parts(hint))
     # To Python text is a sequence of texts; in a config it is one forgotten bracket.
     is_forgotten_bracket = isinstance(value, str) and "Sequence" in str(hint) and not {str, value} & set(_parts(hint))
-    return is_bearable(value, hint, conf=_TOWER) and not is_forgotten_bracket
+    return is_bearable(value, hint, conf=_TOWER) and not is_forgotten_bracket and _items_fit(value, hint)
+
+
+def _items_fit(value: Any, hint: Any) -> bool:
+    """Whether every item of a list is what it may hold: of long ones beartype looks at one, another each time."""
+    of_items = [typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) is collections.abc.Sequence]
+    if not isinstance(value, list | tuple) or not of_items:
+        return True
+    return any(all(is_bearable(one, item, conf=_TOWER) for one in value) for item in of_items)
 
 
 def _parts(hint: Any) -> list[Any]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,6 @@ from tokenizers.processors import TemplateProcessing
 
 from dpx.claim import agreement
 from dpx.data import tokenizer as text_tokenizer
-from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY, Store
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
@@ -32,6 +32,7 @@ from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declarations import Classification, Task
 from dpx.training.checkpoint import on_host
+from dpx.training.evaluation import store_of
 
 _MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "sep_token": "sep_id", "mask_token": "mask_id"}
 _PADDING = "<|pad|>"
@@ -47,7 +48,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     agreement.check(folder)
     release = folder / "release"
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
-    store = prepare(experiment.data, experiment.privacy)
+    store = store_of(experiment, release / PARAMS)
     special = SpecialIds.of(store.manifest)
     if format == "peft":
         converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id)
@@ -76,7 +77,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
 @contextlib.contextmanager
 def _written_whole(to: Path) -> Iterator[Path]:
     """A folder to write into, which is then at `to`, on disk. Raises `ConfigError` where there can be none."""
-    unfinished = to.with_name(f".{to.name}.{os.getpid()}")
+    unfinished = to.with_name(f".{to.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         unfinished.mkdir(parents=True)
         yield unfinished

@@ -95,6 +95,10 @@ def of_checkpoint(path: str) -> Classifier:
     named = checkpoint.config.get("id2label")
     require(isinstance(named, dict) and len(named) > 1, checkpoint.asked, "names no labels in its config.json", "Name a classifier")
     assert isinstance(named, dict)
+    are_places = sorted(map(str, named)) == sorted(map(str, range(len(named)))) and len({str(label) for label in named.values()}) == len(
+        named
+    )
+    require(are_places, checkpoint.asked, "does not name each class once under id2label in its config.json", "Correct it: 0, 1, ...")
     labels, model = [str(named[number]) for number in sorted(named, key=int)], checkpoint.model
     tokenizer = of_path(checkpoint.folder, model.vocabulary_size or 0)
     choices = len(labels) if is_multiple_choice(checkpoint.config) else None

@@ -13,6 +13,7 @@ from dpx import config
 from dpx.declaration import ConfigError
 from dpx.job.predict import _write
 from dpx.run_folder import RunFolder
+from dpx.training.prediction import of_checkpoint
 from tests.composed import composed
 
 from .conftest import train
@@ -47,6 +48,11 @@ def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Pa
     exported = predict(run, place / "rows.csv", tmp_path / "exported", checkpoint=str(run / "release" / "hf"))
     scores = [np.array([list(line["scores"].values()) for line in lines]) for lines in (own, exported)]
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+    named = run / "release" / "hf" / "config.json"
+    for labels in ({"first": "0", "second": "1"}, {"0": "1", "1": "1"}, {"1": "0", "2": "1"}):
+        named.write_text(json.dumps(json.loads(named.read_text()) | {"id2label": labels}))
+        with pytest.raises(ConfigError, match="does not name each class once under id2label"):
+            of_checkpoint(str(named.parent))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])

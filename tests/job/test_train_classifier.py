@@ -14,6 +14,7 @@ from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY
 from dpx.declaration import ConfigError
+from dpx.interop.export import export
 from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
 from dpx.run_folder import RunFolder
@@ -63,7 +64,12 @@ def test_weights_are_never_read_by_another_vocabulary(trained):
     experiment, folder = trained
     data = experiment.data
     changed = dataclasses.replace(data, source=dataclasses.replace(data.source, seed=1))
-    for use in (Evaluate(), lambda experiment, folder: of_run(experiment, folder.release / "params")):
+    uses = (
+        Evaluate(),
+        lambda experiment, folder: of_run(experiment, folder.release / "params"),
+        lambda experiment, folder: export(experiment, folder.path, folder.path / "elsewhere"),
+    )
+    for use in uses:
         with pytest.raises(ConfigError, match="has another vocabulary than the weights were trained with: .* data.vocabulary.path=<"):
             use(dataclasses.replace(experiment, data=changed), folder)
     path = prepare(data, experiment.privacy).folder / VOCABULARY
@@ -121,6 +127,7 @@ def test_a_plan_counts_whole_rows():
         (["task=mlm_nsp"], "data.pairs=none"),
         (["data.pairs=same_document"], "data.pairs=same_document with data=synthetic_labels.*Use data.pairs=none"),
         (["data.source.labels=[a,a]"], r"data.source.labels=\[a, a\]: a label stands twice"),
+        (["data.source.labels=[a,1.5,b]"], r"data.source.labels=.*1.5.*: expected a list"),
         (["length_buckets=[64]"], r"length_buckets=\[64\]: .*Use 32 or less"),
         (["length_buckets=many"], "length_buckets=many: expected a list or auto"),
     ],
