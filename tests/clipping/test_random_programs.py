@@ -139,7 +139,7 @@ def judged(examples: int) -> None:
 
 
 def test_programs_of_ops():
-    judged(30)
+    judged(18)
 
 
 @pytest.mark.slow

@@ -57,7 +57,15 @@ def test_noise_of_another_variance_fails(tmp_path, monkeypatch):
         audit(tmp_path)
 
 
-@pytest.mark.parametrize("overrides", [["clip=normalised"], ["clip=per_layer"], ["clipping=ghost"], ["clipping=vmap", "mesh=data_fsdp"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["clip=normalised"],
+        ["clip=per_layer"],
+        ["clipping=ghost"],
+        pytest.param(["clipping=vmap", "mesh=data_fsdp"], marks=pytest.mark.slow),
+    ],
+)
 def test_other_clips_and_methods_pass(tmp_path, overrides):
     audit(tmp_path, "seed=2", *overrides)
 

@@ -10,7 +10,12 @@ from dpx.privacy.noise_batch_ratio import noise_batch_ratio
 CASES = json.loads((Path(__file__).parent / "reference.json").read_text())
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in CASES if case["kind"] == "noise_batch_ratio"])
+# The larger of two, which takes six times as long.
+SLOW = {"mckenna-baseline-large-eps64": pytest.mark.slow}
+RATIOS = [case for case in CASES if case["kind"] == "noise_batch_ratio"]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"], marks=SLOW.get(case["id"], ())) for case in RATIOS])
 def test_reference(case):
     given, expected = case["inputs"], case["expected"]
     claim = {"epsilon": given["epsilon"], "delta": given["delta"], "interval": 5e-4}

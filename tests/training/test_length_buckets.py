@@ -32,7 +32,7 @@ def _narrowed(rows, places, width):
     return {name: values[places][..., :width] if name == "tokens" else values[places] for name, values in rows.items()}
 
 
-@pytest.mark.parametrize(("family", "method"), [("bert", "book_keeping"), ("decoder_choices", "vmap")])
+@pytest.mark.parametrize(("family", "method"), [("bert", "book_keeping"), pytest.param("decoder_choices", "vmap", marks=pytest.mark.slow)])
 def test_the_clipped_sum_of_all_widths_is_that_of_one(family, method):
     """In float64, masks and dropout drawn for each width by itself."""
     of = subject(family, layers=1, dropout=0.2)

@@ -50,7 +50,8 @@ def by_path(tree) -> dict[str, np.ndarray]:
 
 
 # What runs of other tests do already, or do with other paths of the same selection.
-SLOW = ("train=last_layer", "train=lora train.rank=2", "train=matching train.paths=[layers/qkv/*] train.layers=2 model.layers=3")
+SLOW = ("train=last_layer", "train=top train.layers=1", "train=lora train.rank=2")
+SLOW += ("train=matching train.paths=[layers/qkv/*] train.layers=2 model.layers=3",)
 EACH = [pytest.param(line, id=line.split()[0].removeprefix("train="), marks=[pytest.mark.slow] * (line in SLOW)) for line in TRAINED]
 
 
