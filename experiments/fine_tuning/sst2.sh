@@ -42,8 +42,9 @@ for replicate in 1 2 3; do
     for trained in lora all last_layer; do full $trained 8 $replicate; done
     full lora 1 $replicate
     full lora 3 $replicate
-    for trained in lora all last_layer; do full $trained none $replicate; done
+    for trained in lora last_layer; do full $trained none $replicate; done
 done
+for replicate in 1 2 3; do full all none $replicate; done
 full lora 8 1 3 _three_passes
 full lora_ffa 8 1
 for replicate in 1 2 3; do
