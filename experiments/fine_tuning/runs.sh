@@ -2,6 +2,8 @@
 # share its runs (`taskset -c 0`, `-c 1`: a core each).
 
 declare -A tried
+# What is noted there as finished (`table.py --keep`) is not run again; with `kept=` the path of an empty folder all is.
+kept=${kept:-$here/experiments/fine_tuning}
 
 run() { # name, overrides
     local turn
@@ -14,6 +16,7 @@ once() { # name, overrides
     [ -z "${tried[$1]-}" ] || return 0
     tried[$1]=1
     ls outputs/"$1"-*/private/results.json >/dev/null 2>&1 && return
+    grep -qs "^$1," "$kept/results.csv" "$kept/rates.csv" && return
     echo "$1 $(date -u +%H:%M)"
     # A line for each start: seconds by the clock and of the processors, and kilobytes held at most.
     local code=0
@@ -27,5 +30,5 @@ trains() { # what is trained
     case $1 in lora | lora_ffa | bias) echo "train=$1 train.head=true" ;; *) echo "train=$1" ;; esac
 }
 rate_of() { # what is trained, work folder of SST-2
-    "$python" "$here/experiments/fine_tuning/table.py" "$2" --rate "$1"
+    "$python" "$here/experiments/fine_tuning/table.py" "$2" --kept "$kept" --rate "$1"
 }

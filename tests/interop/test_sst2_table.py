@@ -1,8 +1,8 @@
-"""The table of experiments/fine_tuning reads run folders, and its rate is that of the lowest held-out loss."""
+"""The table of experiments/fine_tuning reads run folders and what was noted of others, and its rate is that of the lowest held-out loss."""
 
 import json
 import os
-import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,16 +37,32 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def _table(work: Path, *flags: str) -> str:
+    command = [sys.executable, str(HOME / "table.py"), str(work), "--kept", str(work), *flags]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def test_means_and_costs_of_what_is_finished(work: Path):
-    table = runpy.run_path(str(HOME / "table.py"))["table"](work)
-    assert "| sst2 | last_layer | 8 | 2 | 81.00 ± 1.41 | 40.50 ± 0.71 | dp, 8.000 |" in table
-    assert "| sst2 | all | none | 1 | 90.00 | 45.00 | none | 3.0 | 3.0 | 2.00 |" in table
+    table = _table(work)
+    assert "| sst2 | last_layer | 8 | 2 | 81.00 ± 1.41 | 40.50 ± 0.71 | dp, 8.000 | – | – | – |" in table
+    assert "| sst2 | all | none | 1 | 90.00 | 45.00 | none | 3.0 | 3.0 | 2.0 |" in table
     assert "| mrpc | lora | 8 | 1 | 70.00 | 35.00 | dp, 8.000 |" in table and "| sst2 | lora |" not in table
 
 
+def test_what_is_noted_stands_on_the_next_machine(work: Path):
+    table = _table(work, "--keep")
+    assert _table(work) == table and not (work / "results.csv").read_text().count("sst2_lora")
+    shutil.rmtree(work / "outputs")
+    (work / "times.tsv").unlink()
+    assert _table(work) == table
+    _finished(work, "sst2_last_layer_8_2", 0.4, 0.9, 7.9999)
+    assert "| sst2 | last_layer | 8 | 2 | 85.00 ± 7.07 |" in _table(work)
+
+
 def test_the_rate_is_that_of_the_lowest_loss(work: Path):
-    rates = runpy.run_path(str(HOME / "table.py"))["rates"]
-    assert [rate for _, _, rate in rates(work, "last_layer")] == ["3e-4", "1e-3", "1e-4"] and rates(work, "bias") == []
+    assert _table(work, "--rate", "last_layer") == "3e-4\n"
+    with pytest.raises(subprocess.CalledProcessError):
+        _table(work, "--rate", "bias")
 
 
 @pytest.mark.skipif(not Path("/usr/bin/time").exists(), reason="there is no /usr/bin/time")
@@ -56,11 +72,12 @@ def test_grids_skip_what_is_finished_and_begin_no_run_without_a_rate(work: Path)
     asked = 'for one in "$@"; do case $one in name=*) echo "${one#name=}" >> asked.txt; esac; done'
     fake.write_text(f'#!/usr/bin/env bash\ncase $1 in *.py) exec {sys.executable} "$@";; esac\n{asked}\n')
     fake.chmod(0o755)
+    (work / "results.csv").write_text("name,task\nsst2_last_layer_none_2,sst2\n")
     for script in ("sst2.sh", "small_tasks.sh"):
         command = ["bash", str(HOME / script), str(work), str(work)]
-        subprocess.run(command, env=os.environ | {"PYTHON": str(fake)}, check=True, capture_output=True)
+        subprocess.run(command, env=os.environ | {"PYTHON": str(fake), "kept": str(work)}, check=True, capture_output=True)
     names = (work / "asked.txt").read_text().split()
     assert "rate_lora_1e-3" in names and "rate_last_layer_3e-2" in names and "sst2_last_layer_none_1" in names
     assert names.count("rate_lora_1e-3") == 1
-    assert not {"rate_last_layer_1e-3", "rate_last_layer_3e-4", "sst2_last_layer_8_1", "sst2_lora_8_1"} & set(names)
+    assert not {"rate_last_layer_1e-3", "rate_last_layer_3e-4", "sst2_last_layer_8_1", "sst2_last_layer_none_2"} & set(names)
     assert "mrpc_last_layer_none_5" in names and "mrpc_lora_8_5" not in names
