@@ -138,6 +138,7 @@ def test_what_does_not_fit_stops_before_anything_runs(changes, words):
         config.build(recipes.compose([*given, *changes]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices")
 def test_lengths_change_nothing_on_a_mesh_or_through_a_kill(tmp_path):
     """Texts in two lengths on four devices, by ghost clipping to a norm that moves, killed after a step and gone on with: the norms, the
