@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import omegaconf
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import _utils, base, grammar_parser
 from omegaconf.base import Box, Container, UnionNode
 
 _read_config, _known_choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
@@ -51,7 +51,7 @@ def _re_parent(self: Box) -> None:
             node._re_parent()
 
 
-def _invalidate_flags_cache(self: Container) -> None:
+def _invalidate_flags_cache(self: Any) -> None:
     """As OmegaConf's, which imports two modules in each of millions of calls."""
     if self.__dict__["_flags_cache"] is not None:
         self.__dict__["_flags_cache"] = None
@@ -62,9 +62,9 @@ def _invalidate_flags_cache(self: Container) -> None:
 _parse_rule = functools.cache(OverridesParser.parse_rule)
 
 
-def _override_read_once(self: OverridesParser, text: str, rule: str) -> Any:
+def _override_read_once(self: OverridesParser, s: str, rule_name: str) -> Any:
     """Overrides of tests are the same few; Hydra writes its loader into what it was given."""
-    return copy.copy(_parse_rule(_parser, text, rule))
+    return copy.copy(_parse_rule(_parser, s, rule_name))
 
 
 def _log_of_affine(a: float, b_P: np.ndarray, c: float) -> np.ndarray:
@@ -82,7 +82,9 @@ def _where_losses_lie(mechanism: GaussianPrivacyLoss, losses_P: np.ndarray) -> d
     inside_P &= ~np.isclose(losses_P, sign * np.log(1 - q), rtol=1e-8) & (losses_P != 0)
     losses_P = losses_P[inside_P]
     unsampled_P = sign * _log_of_affine(1 / q, sign * losses_P, 1 - 1 / q)
-    outcomes_P = mechanism._inverse_privacy_loss_without_subsampling_remove(unsampled_P)
+    # Declared for one loss, it takes an array as well.
+    outcome_of: Any = mechanism._inverse_privacy_loss_without_subsampling_remove
+    outcomes_P = outcome_of(unsampled_P)
     return dict(zip(losses_P.tolist(), (outcomes_P + (0 if removes else mechanism.sensitivity)).tolist(), strict=True))
 
 
@@ -91,7 +93,7 @@ def _deltas_of_a_grid(self: GaussianPrivacyLoss, epsilon: Any) -> Any:
     if np.ndim(epsilon) == 0 or self.sampling_prob == 1 or self.adjacency_type == AdjacencyType.REPLACE:
         return _deltas(self, epsilon)
     known, one = _where_losses_lie(self, np.asarray(epsilon)), self.inverse_privacy_loss
-    self.inverse_privacy_loss = lambda loss: known[loss] if loss in known else one(loss)
+    self.inverse_privacy_loss = lambda privacy_loss: known[privacy_loss] if privacy_loss in known else one(privacy_loss)
     try:
         return _deltas(self, epsilon)
     finally:
@@ -102,7 +104,7 @@ _parser = OverridesParser.create()
 _deltas, GaussianPrivacyLoss.get_delta_for_epsilon = GaussianPrivacyLoss.get_delta_for_epsilon, _deltas_of_a_grid
 OverridesParser.parse_rule = _override_read_once
 # Trees of interpolations hold their own text, and are read alone.
-omegaconf.base.parse = omegaconf._utils.parse = functools.cache(omegaconf.grammar_parser.parse)
+base.parse = _utils.parse = functools.cache(grammar_parser.parse)  # pyright: ignore[reportPrivateImportUsage]
 _set_parents, Box._re_parent, Container._invalidate_flags_cache = Box._re_parent, _re_parent, _invalidate_flags_cache
 ConfigRepository.load_config = _config_read_once
 defaults_list._create_interpolation_map = _known_choices_if_asked

@@ -11,6 +11,7 @@ from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.launch.finished import has_finished
 from dpx.report.collect import knobs_of
+from dpx.task.declarations import MaskedLanguageModel
 from dpx.training.fingerprint import claim_of
 
 from .training.conftest import declare
@@ -48,8 +49,9 @@ def test_a_config_with_a_former_key_is_the_same_run_and_the_same_claim(tmp_path)
 
 def test_the_claim_calls_a_key_by_its_first_name():
     """Its checksum stands in ledgers; under another name a run could not go on, and what starts from it would lose its guarantee."""
-    task = claim_of(declare())["task"]
-    assert task["masked_slots"] == declare().task.max_masked_positions and {"max_masked_positions", "_target_"}.isdisjoint(task)
+    task, declared = claim_of(declare())["task"], declare().task
+    assert isinstance(declared, MaskedLanguageModel)
+    assert task["masked_slots"] == declared.max_masked_positions and {"max_masked_positions", "_target_"}.isdisjoint(task)
 
 
 @pytest.mark.parametrize("overrides", [["task.masked_slots=7"], ["+task.masked_slots=7"]])

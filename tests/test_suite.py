@@ -4,6 +4,7 @@ collect separately and must agree, and take tests from one another."""
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ def test_nothing_is_replaced_for_longer_than_a_module():
 def test_the_accounting_of_tests_is_that_of_dp_accounting_to_the_bit(adjacency, sigma, q):
     mechanism = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=adjacency)
     bounds = mechanism.connect_dots_bounds()
+    assert bounds.epsilon_lower is not None and bounds.epsilon_upper is not None
     step = (bounds.epsilon_upper - bounds.epsilon_lower) / 2000
     # A little beyond what losses there are, and with the one where their formula has another form.
-    losses_P = np.append(np.arange(bounds.epsilon_lower - 3 * step, bounds.epsilon_upper + 3 * step, step), 0.0)
+    losses_P: Any = np.append(np.arange(bounds.epsilon_lower - 3 * step, bounds.epsilon_upper + 3 * step, step), 0.0)
     np.testing.assert_array_equal(quickly._deltas_of_a_grid(mechanism, losses_P), quickly._deltas(mechanism, losses_P))

@@ -12,7 +12,6 @@ import dpx
 from dpx.models import trainable
 from dpx.models.lora import add_adapters
 from dpx.task.declarations import MultipleChoice
-from dpx.task.objective import Objective
 from tests.clipping.batches import QUICKLY, assert_trees_close, float64_gradients, parameters, squared_norm
 from tests.clipping.families import DROPOUT_KEY, rows, subject
 
@@ -41,7 +40,7 @@ class Case:
     has_choices: bool
 
     @classmethod
-    def of(cls, objective: Objective, batch: Any, spread: float | None = None, with_adapters: bool = False, dropout: float = 0.0) -> "Case":
+    def of(cls, objective: Any, batch: Any, spread: float | None = None, with_adapters: bool = False, dropout: float = 0.0) -> "Case":
         """`spread` is the deviation of the parameters. Adapters do something: B is not zero, and `dropout` is that of their inputs."""
         has_choices = isinstance(objective.task, MultipleChoice)
         params = parameters(objective, spread=spread or (0.5 if has_choices else 0.3))

@@ -1,11 +1,14 @@
 """One small objective of every family of models and heads, and awkward rows for it."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
 from dpx.models.shape import Bert, Decoder, Model
+from dpx.task import causal_lm, classification, mlm
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
-from dpx.task.objective import Objective, objective
+from dpx.task.objective import objective
 from tests.clipping.batches import (
     SPECIAL,
     VOCABULARY,
@@ -43,13 +46,14 @@ FAMILIES: dict[str, tuple[type[Model], dict, Task]] = {
 }
 
 
-def subject(family: str, **changes) -> Objective:
+def subject(family: str, **changes) -> mlm.Objective | causal_lm.Objective | classification.Objective:
     declared, options, task = FAMILIES[family]
     make = bert if declared is Bert else decoder
-    return objective(make(**(options | changes)), task, VOCABULARY, SPECIAL)
+    of: Any = objective(make(**(options | changes)), task, VOCABULARY, SPECIAL)
+    return of
 
 
-def rows(of: Objective, examples: int = 4, tokens: int = 12, seed: int = 1):
+def rows(of: Any, examples: int = 4, tokens: int = 12, seed: int = 1):
     """A batch of that objective: repeated tokens, labels that also occur in the input, padding, an example without any label."""
     if isinstance(of.task, MaskedLanguageModel):
         return batch(examples, tokens, min(4, tokens), seed)

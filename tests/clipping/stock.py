@@ -3,6 +3,8 @@
 T: tokens, D: width, V: vocabulary, L: layers.
 """
 
+from typing import Any
+
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
@@ -160,13 +162,13 @@ def experts():
 
 
 def convolution():
-    model = nn.Sequential([nn.Conv(D, (3,)), nn.relu, nn.Conv(4, (3,))])
+    model: Any = nn.Sequential([nn.Conv(D, (3,)), nn.relu, nn.Conv(4, (3,))])
     params = model.init(jax.random.key(0), jnp.zeros((1, T, D)))["params"]
     return (lambda p, e: jnp.square(model.apply({"params": p}, e["x"][None])).mean()), moved(params), {"copies", "elementwise"}
 
 
 def gradient_penalty():
-    model = nn.Sequential([nn.Dense(2 * D), nn.tanh, nn.Dense(1)])
+    model: Any = nn.Sequential([nn.Dense(2 * D), nn.tanh, nn.Dense(1)])
     params = model.init(jax.random.key(0), jnp.zeros(D))["params"]
 
     def loss(p, e):

@@ -1,6 +1,7 @@
 """Examples that are not finite, rows of padding and units of several rows: what does not count contributes exactly zero."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,12 @@ from tests.clipping.attacks import MORE_WAYS, WAYS, Attacks, B, D, T, V, batch, 
 
 counted = Attacks()
 ALL_WAYS = WAYS | {"vmap": {"method": "vmap"}}
-TABLE, KERNEL, NAN = {"table": (V, D)}, {"kernel": (D, D)}, jnp.nan
+TABLE: dict[str, Any] = {"table": (V, D)}
+KERNEL: dict[str, Any] = {"kernel": (D, D)}
+NAN = jnp.nan
 
 
-def poisoned(key, value, at=1):
+def poisoned(key, value, at: Any = 1):
     return batch() | {key: batch()[key].at[at].set(value)}
 
 

@@ -1,5 +1,7 @@
 """Ops whose leading axis is not the example, and examples that see each other: the clipped sum is right, or refused."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from dpx.clipping import ops
 from tests.clipping.attacks import MORE_WAYS, Attacks, B, C, D, M, T, V, batch, look, right_or_refused, total
 
 rows = Attacks()
-KERNEL = {"kernel": (D, D)}
+KERNEL: dict[str, Any] = {"kernel": (D, D)}
 
 # What each op is given, and what it does with it: its first two axes come out as they went in.
 OPS = {
@@ -168,7 +170,7 @@ SEEN = {
     "branch_on_the_first": lambda x, b: jax.lax.cond(b["x"][0, 0, 0] > 0, lambda: x, lambda: jnp.sin(x)),
     "slice_by_id": lambda x, b: x * jax.lax.dynamic_slice_in_dim(b["x"], b["id"][0, 0] % T, 1, axis=1),
     "rounds_by_id": lambda x, b: x * jax.lax.while_loop(lambda n: n < b["id"].max(), lambda n: n + 1, 0),
-    "loop_over_examples": lambda x, b: jax.lax.scan(lambda c, row: ((c + row) / 2,) * 2, jnp.zeros_like(x[0]), x)[1],
+    "loop_over_examples": lambda x, b: jax.lax.scan(lambda c, row: (y := (c + row) / 2, y), jnp.zeros_like(x[0]), x)[1],
     "associative_scan": lambda x, b: jax.lax.associative_scan(jnp.add, x),
     "named_axis": lambda x, b: jax.vmap(lambda row: row - jax.lax.pmean(row, "i"), axis_name="i")(x),
     "convolution": lambda x, b: x + jnp.pad(x, ((1, 0), (0, 0), (0, 0)))[:-1],
@@ -238,7 +240,7 @@ APART = {
     "tokens_in_line": lambda x, b: jnp.tanh(x.reshape(-1, D) @ jnp.eye(D, dtype=x.dtype)).reshape(x.shape),
     "cumsum": lambda x, b: jnp.cumsum(x, axis=1),
     "sort": lambda x, b: jnp.sort(x, axis=1),
-    "loop_over_tokens": lambda x, b: swapped(jax.lax.scan(lambda c, row: ((c + row) / 2,) * 2, jnp.zeros_like(x[:, 0]), swapped(x))[1]),
+    "loop_over_tokens": lambda x, b: swapped(jax.lax.scan(lambda c, row: (y := (c + row) / 2, y), jnp.zeros_like(x[:, 0]), swapped(x))[1]),
     "mask": lambda x, b: jnp.where(b["has_label"][..., None], x, 0) / b["has_label"].sum(1)[:, None, None],
     "padding": lambda x, b: jnp.concatenate([jnp.ones_like(x[:, :1]), x], 1)[:, :-1],
 }

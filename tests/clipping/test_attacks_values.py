@@ -1,5 +1,7 @@
 """Ids and labels of no row, shapes that broadcast, losses of the wrong form, values that are not finite: right, or refused."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from dpx.models.fused_head import token_loss
 from tests.clipping.attacks import MORE_WAYS, Attacks, B, C, D, T, V, batch, drawn, look, right_or_refused, total
 
 values = Attacks()
-TABLE, KERNEL = {"table": (V, D)}, {"kernel": (D, D)}
+TABLE: dict[str, Any] = {"table": (V, D)}
+KERNEL: dict[str, Any] = {"kernel": (D, D)}
 
 
 def small(table, id_BT):
@@ -43,7 +46,7 @@ for name, ids in STRANGE.items():
     for function in (looked_up, looked_up_small, looked_up_and_decoded, looked_up_and_tied, labelled, labelled_beside_slots):
         is_plain = function in (looked_up, looked_up_small)
         function.__name__ = f"{function.__name__}_{name}"
-        shapes = TABLE | ({"bias": (V,)} if function.__name__.startswith("labelled") else {})
+        shapes: dict[str, Any] = TABLE | ({"bias": (V,)} if function.__name__.startswith("labelled") else {})
         values(
             "right" if is_plain else None,
             rows=strange,

@@ -1,6 +1,7 @@
 """What private steps cost without a clock: matrix products of the traced step, temporaries of the compiled one."""
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ def shapes(size: str, sequence: int, examples: int):
     """(objective, shapes of parameters, shapes of a batch); nothing is allocated."""
     model = declared(size)
     masked = MaskedLanguageModel(next_sentence=True, max_masked_positions=20 if sequence == 128 else 77)
-    subject = objective(model, CausalLanguageModel() if model.causal else masked, VOCABULARY, SPECIAL)
+    subject: Any = objective(model, CausalLanguageModel() if model.causal else masked, VOCABULARY, SPECIAL)
     key, scalar = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((examples,), jnp.int32)
     rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
     rows["tokens"] = jax.ShapeDtypeStruct((examples, sequence), jnp.int32)

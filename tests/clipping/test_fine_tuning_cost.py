@@ -48,7 +48,9 @@ def subject(trained: str, layers: int, is_scanned: bool, examples: int = 16):
 
 def operations(function, arguments) -> float:
     """Of the program as it is handed to the compiler, which counts what a loop repeats once: layers must not be scanned."""
-    return jax.jit(function).lower(*arguments).cost_analysis()["flops"]
+    costs = jax.jit(function).lower(*arguments).cost_analysis()
+    assert costs is not None
+    return costs["flops"]
 
 
 @pytest.mark.parametrize("trained", TRAINED)

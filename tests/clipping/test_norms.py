@@ -43,10 +43,10 @@ def test_norms_are_never_negative():
 @pytest.mark.parametrize("T", [7, 70, 300])
 def test_repeated_tokens_add_up_before_they_are_squared(T):
     drawn = np.random.default_rng(T)
-    ids, g = drawn.integers(0, 5, (3, T)), np.float32(drawn.normal(1, 1, (3, T, 4)))
+    ids, g = drawn.integers(0, 5, (3, T)), drawn.normal(1, 1, (3, T, 4)).astype(np.float32)
     table = np.zeros((3, 5, 4))
     for b in range(3):
-        np.add.at(table[b], ids[b], np.float64(g[b]))
+        np.add.at(table[b], ids[b], g[b].astype(np.float64))
     np.testing.assert_allclose(norms.lookup(jnp.asarray(ids), jnp.asarray(g)), np.square(table).sum((1, 2)), rtol=1e-5)
 
 

@@ -97,7 +97,7 @@ def program_of(seed: int) -> list[tuple]:
     """
     draw, program, count = np.random.default_rng(seed), [], Counter()
     for _ in range(draw.integers(1, 5)):
-        step = str(draw.choice(sorted(draw.choice([OPS, HARD, WRONG], p=[0.86, 0.11, 0.03]))))
+        step = str(draw.choice(sorted([OPS, HARD, WRONG][draw.choice(3, p=[0.86, 0.11, 0.03])])))
         names = []
         for kind in STEPS[step][0]:
             number = int(draw.integers(count[kind])) if count[kind] and draw.random() < 0.2 else count[kind]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from dpx.data.store import Store
 from .corpora import PRIVACY, declared, text, write_vocabulary
 
 
-def store(folder: Path, name: str, texts: list[str], **settings: object) -> Store:
+def store(folder: Path, name: str, texts: list[str], **settings: Any) -> Store:
     """The texts prepared, a document each, with one vocabulary for all corpora."""
     (folder / name).mkdir()
     for number, words in enumerate(texts):

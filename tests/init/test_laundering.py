@@ -234,7 +234,7 @@ def test_a_vocabulary_is_the_parents_and_was_not_learnt_from_what_is_protected(p
     assert "the vocabulary was learnt" in reasons(began(place, *again, f"init.run={handed}", text="other"))
 
 
-def saved(path: Path, leaves: dict[str, np.ndarray]) -> Path:
+def saved(path: Path, leaves: dict[str, Any]) -> Path:
     np.savez(path, **leaves)
     return path
 

@@ -4,6 +4,7 @@ python -m tests.interop.make_logits
 """
 
 import json
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ HEADS = {
 }
 
 
-def computed(model, model_type: str) -> dict[str, np.ndarray]:
+def computed(model, model_type: str) -> dict[str, Any]:
     """Hidden states at real tokens and logits."""
     given = inputs(model_type)
     place = np.arange(given["tokens"].shape[1])

@@ -1,6 +1,7 @@
 """Small checkpoints of every family and head give the hidden states and logits that transformers gives, and come back bit for bit."""
 
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -78,7 +79,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(name: str, tmp_path:
     is_token = np.asarray(jnp.arange(given["tokens"].shape[1]) < given["length"][:, None])
     segment = segments(given["tokens"].shape[1], given["segment_start"], given["length"])
     with jax.default_matmul_precision("highest"):
-        found = {"hidden": Encoder(model).apply({"params": params}, given["tokens"], segment, given["length"])}
+        found: dict[str, Any] = {"hidden": Encoder(model).apply({"params": params}, given["tokens"], segment, given["length"])}
         found |= logits_of(model, name, params) if "_body_" not in name else {}
     assert found.keys() == case.expected.keys()
     for key, expected in case.expected.items():

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_the_file_that_is_read_is_not_written_over(tmp_path: Path, suffix: str):
 
 @pytest.mark.parametrize("second", [ConfigError("rows.csv:3", "has an empty text", "Give it text"), np.array([np.nan, np.nan])])
 def test_predictions_that_are_there_stay_until_the_new_ones_are_whole(tmp_path: Path, second: object):
-    def scores(*given: object):
+    def scores(*given: Any):
         for one in given:
             if isinstance(one, ConfigError):
                 raise one

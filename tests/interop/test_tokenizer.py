@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.implementations import ByteLevelBPETokenizer
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
 from dpx.data import tokenizer as text_tokenizer
@@ -28,7 +27,8 @@ def wordpieces(tmp_path: Path) -> Path:
 def byte_pairs(tmp_path: Path) -> Path:
     """In RoBERTa's form: <s> A </s></s> B </s>."""
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(TEXTS * 3, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"], show_progress=False)
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(iter(TEXTS * 3), vocab_size=300, special_tokens=marks, show_progress=False)
     inner: Tokenizer = trained._tokenizer
     inner.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)  # type: ignore[assignment]
     inner.save(str(tmp_path / "tokenizer.json"))
@@ -71,7 +71,7 @@ def test_pieces_of_a_checkpoint_follow_its_own_case(wordpieces: Path, is_lower: 
 
 def test_the_marks_of_gpt2_are_one(tmp_path: Path):
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(TEXTS, vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False)
+    trained.train_from_iterator(iter(TEXTS), vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False)
     trained._tokenizer.save(str(tmp_path / "tokenizer.json"))
     own = text_tokenizer.of_path(tmp_path, 1000)
     assert set(vars(own.special).values()) == {0} and own.separators == 1

@@ -69,7 +69,9 @@ def test_tensorboard_has_one_run_of_a_short_name_with_one_row_of_hparams(trained
     runs.Reload()
     assert list(runs.Runs()) == [folder.path.name]
     told = runs.GetAccumulator(folder.path.name).summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    values = plugin_data_pb2.HParamsPluginData.FromString(told).session_start_info.hparams
+    # Made while its module is imported.
+    message = plugin_data_pb2.HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
+    values = message.FromString(told).session_start_info.hparams
     claim = json.loads((folder.release / "privacy.json").read_text())
     assert values["guarantee"].string_value == "dp" and values["delta"].number_value == claim["delta"]
     assert values["epsilon"].number_value == claim["epsilon"]["rdp"]

@@ -6,6 +6,7 @@ python -m tests.models.gemma_cases
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tests.interop.cases import inputs, values
 
 LOGITS = Path(__file__).with_name("vaultgemma_logits.npz")
 VOCABULARY = 64
-SIZES = {"layers": 2, "width": 16, "head_dim": 6, "feed_forward": 24, "positions": 16}
+SIZES: dict[str, Any] = {"layers": 2, "width": 16, "head_dim": 6, "feed_forward": 24, "positions": 16}
 MODELS = {
     "multi_query": Gemma(name="multi_query", heads=4, key_value_heads=1, **SIZES),
     "grouped": Gemma(name="grouped", heads=4, key_value_heads=2, **SIZES),

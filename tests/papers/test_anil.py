@@ -6,6 +6,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
+from dpx.models.shape import Bert
 from dpx.papers.anil2021 import accounting as anil_accounting
 from dpx.papers.anil2021.accounting import AnilAccounting
 from dpx.papers.anil2021.scale_invariance import AnilScaleInvariance
@@ -76,6 +77,7 @@ def test_readings_are_the_config_options(option: str, schedule) -> None:
 @pytest.mark.slow
 def test_only_the_three_tables_together_are_invariant() -> None:
     model = config.build(recipes.compose(["model=micro"]))[0].model
+    assert isinstance(model, Bert)
     analysis = AnilScaleInvariance(model=model, alphas=[3.0], examples=2, tokens=8, vocabulary_size=32)
     (table,) = analysis()
     for row in _rows(table):

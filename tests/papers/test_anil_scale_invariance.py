@@ -4,6 +4,7 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
+from dpx.models.shape import Bert
 from dpx.papers.anil2021.scale_invariance import CASES, AnilScaleInvariance
 
 # float64 leaves the LayerNorm's own 1e-12 (beside variances of 1e-7 and more); float32 its rounding.
@@ -13,6 +14,7 @@ TOLERANCE = {"float64": 1e-5, "float32": 1e-4}
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     model = config.build(recipes.compose(["+experiment=anil_scale_invariance", "model=micro", "model.layers=1"]))[0].model
+    assert isinstance(model, Bert)
     (table,) = AnilScaleInvariance(model=model, alphas=[0.5, 1.0, 3.0], examples=2, tokens=8, vocabulary_size=32)()
     return table.as_json()["rows"]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dpx.table import Table
 from tests.report import made
 
 HOME = Path(__file__).parents[2] / "experiments" / "mckenna2025"
-AXES = {"size": [2**k for k in range(5)], "batch_size": [2**k for k in range(5)], "epsilon": [2**k for k in range(5)]}
+AXES: dict[str, Sequence[float]] = {name: [2**k for k in range(5)] for name in ("size", "batch_size", "epsilon")}
 PLACE = {"size": 2.0**20, "batch_size": 4.0, "epsilon": 4.0}
 
 

@@ -1,6 +1,7 @@
 """Each laptop verdict of McKenna et al. 2025 on made-up runs that show it, that do not, and that are not there."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ EVIDENCE = Path(__file__).parents[2] / "experiments" / "mckenna2025"
 REFERENCE = Path(__file__).parents[1] / "privacy" / "reference.json"
 
 
-def runs(name: str, losses: dict[tuple, float | list[float]], *knobs: str, **rest) -> list[Run]:
+def runs(name: str, losses: Mapping[tuple, float | list[float]], *knobs: str, **rest) -> list[Run]:
     """One run for each loss; keys are values of `knobs`."""
     found = []
     for values, given in losses.items():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dpx.batch_schedule import Constant
 from dpx.config import build, declare, recipes
 from dpx.packages import conf_directory
 from dpx.scaling.published import BASELINES, SEQUENCE_LENGTH
@@ -45,6 +46,7 @@ def _decays_as(recipe: str, grid: str, model: str) -> None:
 def test_the_three_settings_cost_what_figure_5_says_and_decay_as_the_grid_does():
     for model, (_, parameters, steps, batch_size) in zip(("large", "medium", "tiny"), BASELINES, strict=True):
         experiment, _ = build(recipes.planned("mckenna_fig5_direct", [f"model={model}"]))
+        assert isinstance(experiment.batch_schedule, Constant)
         assert (experiment.steps, experiment.batch_schedule.size) == (steps, batch_size)
         assert 6 * parameters * batch_size * SEQUENCE_LENGTH * steps == pytest.approx(1e19, rel=0.01)
         _decays_as("mckenna_fig5_direct", "mckenna_grid", model)
@@ -57,6 +59,7 @@ def test_the_laptops_three_settings_are_the_baselines_of_its_lab():
     declared = declare(conf_directory() / "analysis" / "lab" / "laptop.yaml", "lab")
     for one in declared.baselines:
         experiment, _ = build(recipes.planned("laptop/mckenna_fig5_direct", [f"model={one.model}"]))
+        assert isinstance(experiment.batch_schedule, Constant)
         assert (experiment.steps, experiment.batch_schedule.size) == (one.steps, one.batch_size)
         parameters = sum(math.prod(shape) for shape in experiment.task.parameter_shapes(experiment.model, 1024).values())
         assert parameters == one.parameters

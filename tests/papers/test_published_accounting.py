@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,8 @@ def test_legal_noise_and_the_order_grid():
     assert all(abs(row["difference"]) < 0.01 for row in rows(small._batches()))
     (at_half,) = rows(small._small())
     assert at_half["rdp_old_orders"] == pytest.approx(3.726, rel=1e-3) and at_half["pld"] == pytest.approx(2.02, rel=0.01)
-    runs, claim = [(full.small_batch_size / full.small_size, full.small_steps)], {"noise_multiplier": 0.1, "delta": full.small_delta}
+    runs = [(full.small_batch_size / full.small_size, full.small_steps)]
+    claim: dict[str, Any] = {"noise_multiplier": 0.1, "delta": full.small_delta}
     old, new = (dpx.privacy.epsilon(runs, accountant="rdp", orders=orders, **claim) for orders in (full.orders, None))
     assert old == pytest.approx(4e5, rel=0.1) and new < 2_000
 

@@ -7,6 +7,7 @@ import pytest
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError
 from dpx.job.plan import Plan
+from dpx.models.gemma import Gemma
 from dpx.models.shape import count
 
 RELEASED = 1_038_741_120  # metadata of google/vaultgemma-1b
@@ -27,6 +28,7 @@ def planned() -> dict:
 def test_the_quoted_sizes_are_a_billion_and_with_four_key_value_heads_the_released_file(planned):
     experiment, _ = build(recipes.planned(NAME, []))
     model = experiment.model
+    assert isinstance(model, Gemma)
     of_four = dataclasses.replace(model, key_value_heads=4)
     assert count(of_four.parameter_shapes(256_000)) == RELEASED
     assert planned["parameters"] == count(model.parameter_shapes(256_000)) == RELEASED - 26 * 2 * 3 * 256 * 1152 == 992_734_848

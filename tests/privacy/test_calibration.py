@@ -190,6 +190,7 @@ def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
     experiment = small(noise=TargetEpsilon(epsilon=2.0))
     now = calibrate(experiment, N)
     plan = plan_of(experiment, now)
+    assert now.noise_multiplier is not None
     other = plan | {"noise_multiplier": now.noise_multiplier * 1.0001}
     kept = as_planned(experiment, now, other)
     assert kept.noise_multiplier == other["noise_multiplier"] and kept.epsilon["pld"] < now.epsilon["pld"]

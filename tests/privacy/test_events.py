@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,11 @@ def arguments(event):
 
 def full_participation(kind):
     """Everyone takes part in each of these."""
-    extra = {"truncated_poisson": {"size": 100, "cap": 101}, "fixed_size": {"size": 100, "sample_size": 100}, "group": {"rows_per_unit": 3}}
+    extra: dict[str, dict[str, Any]] = {
+        "truncated_poisson": {"size": 100, "cap": 101},
+        "fixed_size": {"size": 100, "sample_size": 100},
+        "group": {"rows_per_unit": 3},
+    }
     return Release(noise_multiplier=SIGMA, kind=kind, **extra.get(kind, {}))
 
 

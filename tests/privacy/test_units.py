@@ -1,6 +1,7 @@
 """Units of several rows: drawn whole they cost what one row costs; drawn row by row they never do."""
 
 import dataclasses
+from typing import Literal
 
 import pytest
 
@@ -9,7 +10,7 @@ from dpx.claim.calibration import calibrate, entry
 from dpx.declaration import ConfigError
 from dpx.job.explain import explain
 from dpx.privacy import ledger
-from dpx.privacy.declarations import Privacy, Rdp
+from dpx.privacy.declarations import Adjacency, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import Deterministic, FixedSize
 
@@ -27,7 +28,7 @@ class Manifest:
 def units(small):
     """Documents of at most five rows, drawn whole unless said."""
 
-    def vary(mode="sample_units", adjacency="zero_out", **changes):
+    def vary(mode: Literal["group", "sample_units"] = "sample_units", adjacency: Adjacency = "zero_out", **changes):
         privacy = Privacy(delta=1e-5, unit="document", rows_per_unit_max=5, unit_mode=mode, adjacency=adjacency)
         return dataclasses.replace(small(accountant=Rdp()), privacy=privacy, **changes)
 

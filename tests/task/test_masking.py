@@ -65,7 +65,7 @@ def test_always_mask_hides_every_slot():
 
 def test_slots_are_uniform_over_ordinary_positions():
     token_BT, length_B = rows(1)
-    token_BT, length_B = np.repeat(token_BT, 3000, 0), np.repeat(np.int32([20]), 3000)
+    token_BT, length_B = np.repeat(token_BT, 3000, 0), np.repeat(np.array([20], np.int32), 3000)
     token_BT[:, 5:] = 7
     found = masked(MaskedLanguageModel(next_sentence=False), token_BT, length_B, np.arange(3000))
     counts = np.bincount(np.asarray(found.masked_position_BM)[np.asarray(found.has_label_BM)], minlength=T)
@@ -90,7 +90,7 @@ def test_masks_do_not_depend_on_the_batch():
 def test_rows_without_a_word_or_without_a_token_have_no_slot():
     token_BT = np.full((2, 8), SPECIAL.pad_id, np.int32)
     token_BT[0, :3] = [SPECIAL.cls_id, SPECIAL.unk_id, SPECIAL.sep_id]
-    found = masked(MaskedLanguageModel(next_sentence=False), token_BT, np.int32([3, 0]), np.arange(2))
+    found = masked(MaskedLanguageModel(next_sentence=False), token_BT, np.array([3, 0], np.int32), np.arange(2))
     assert not np.asarray(found.has_label_BM).any()
     np.testing.assert_array_equal(found.token_BT, token_BT)
 

@@ -1,6 +1,7 @@
 """dpx's own tasks for a model of one example: each example's loss is its own, whatever stands beside it or behind it."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ class Stack(Bag):
 
 
 def test_layers_that_rest_are_run_by_a_model_that_knows_nothing_of_them():
-    subject = objective(Stack(), CausalLanguageModel(), VOCABULARY, SPECIAL)
+    subject: Any = objective(Stack(), CausalLanguageModel(), VOCABULARY, SPECIAL)
     params, key = jax.jit(subject.init)(np.zeros(2, np.uint32)), np.zeros(2, np.uint32)
     batch = subject.batch(key, synthetic_rows(subject.task, EXAMPLES, LENGTH, VOCABULARY))
     trained, rests = split(params, top(1))

@@ -149,4 +149,4 @@ def test_every_method_clips_to_a_norm_known_only_when_it_runs(micro, method):
     adaptive, flat = total(jnp.float32(0.05))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), adaptive, flat)
     assert float(jnp.linalg.norm(total(jnp.float32(0.1))[0]["embeddings"]["word"])) > float(jnp.linalg.norm(flat["embeddings"]["word"]))
-    assert total._cache_size() == 1
+    assert total._cache_size() == 1  # pyright: ignore[reportAttributeAccessIssue]

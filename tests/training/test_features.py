@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -101,7 +102,7 @@ def read(data, tmp_path_factory):
     """(experiment, objective, parameters, store, the store with features)."""
     experiment, *_ = composed(*HEAD, data, "privacy.unit=document", "privacy.rows_per_unit_max=2", "privacy.unit_mode=sample_units")
     store = prepare(experiment.data, experiment.privacy)
-    of = make_objective(experiment.model, experiment.task, store.manifest.vocabulary_size, store.manifest)
+    of: Any = make_objective(experiment.model, experiment.task, store.manifest.vocabulary_size, store.manifest)
     params = jax.jit(of.init)(np.zeros(2, np.uint32))
     folder = tmp_path_factory.mktemp("read")
     return of, params, store, features.of_store(of, params, store, experiment.widths, experiment.mesh.make(), folder)
@@ -136,12 +137,12 @@ def test_the_head_makes_the_same_of_what_was_read(read):
     assert texts.shape == (6, 2)
 
 
-SIZES = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "positions": 16}
+SIZES: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "positions": 16}
 
 
 @pytest.mark.parametrize("model", [Bert(name="bert", **SIZES), Decoder(name="decoder", **SIZES)], ids=lambda model: model.name)
 def test_each_choice_has_features(model):
-    of = make_objective(model, MultipleChoice(choices=3), 32, SpecialIds(0, 1, 2, 3, 4))
+    of: Any = make_objective(model, MultipleChoice(choices=3), 32, SpecialIds(0, 1, 2, 3, 4))
     params, generator = jax.jit(of.init)(np.zeros(2, np.uint32)), np.random.default_rng(0)
     rows = {"tokens": generator.integers(5, 32, (4, 3, 8)), "segment_start": np.full((4, 3), 8), "length": generator.integers(3, 9, (4, 3))}
     rows |= {"label": np.zeros(4, np.int32), "record": np.arange(4)}

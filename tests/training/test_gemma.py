@@ -1,5 +1,7 @@
 """A Gemma through the step on several devices: its matrices are split by output or input, and norms and sums are one device's."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ SPLIT = {"query": 2, "key": 2, "value": 2, "attention_out": 1, "gate": 2, "up": 
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 4, 1)], ids=["2x2x2", "4"])
 def test_the_sum_on_a_mesh_is_that_of_one_device(mesh):
-    of = objective(GEMMA, CausalLanguageModel(), VOCABULARY, Special(0, 1, 2, 3, 4))
+    of: Any = objective(GEMMA, CausalLanguageModel(), VOCABULARY, Special(0, 1, 2, 3, 4))
     experiment = _on(mesh, "traced", model=GEMMA, task=of.task, data=DATA)
     step, rows = _make(experiment, of, microbatch=1), make_rows(4)
     params = step.init(INIT).params

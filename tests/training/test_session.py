@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +47,7 @@ def experiment(tmp_path_factory):
     return make
 
 
-def _train(experiment, path, fork=None, die_after=None, monkeypatch=None):
+def _train(experiment, path, fork=None, die_after=None, monkeypatch: Any = None):
     """Runs to the end, or raises `Killed` once `die_after` steps have been computed; returns final parameters."""
     folder = RunFolder(path, "name: micro\n", fork)
     if die_after is not None:
@@ -62,6 +63,7 @@ def _train(experiment, path, fork=None, die_after=None, monkeypatch=None):
     try:
         with folder.claimed(), Session.open(experiment, folder) as session:
             session.train()
+            assert session.final is not None
             return jax.tree.map(np.array, session.final.params)
     finally:
         if die_after is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def ran(tmp_path_factory):
         microbatch=2,
         schedule=Schedule(evaluation_rows=32),
     )
-    calls = {"drawn": [], "units": [], "expected": []}
+    calls: dict[str, Any] = {"drawn": [], "units": [], "expected": []}
     draw, patch = loop.draw, pytest.MonkeyPatch()
 
     def watched(sampler, size, q, *rest):
