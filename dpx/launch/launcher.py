@@ -94,16 +94,21 @@ class Launcher:
             self._note_interrupted(interrupted, path, status)
             raise
         except Exception as error:
-            log.exception("the job stopped")
-            self.failures.append(error)
-            words = str(as_refused(error) or f"{type(error).__name__}: {error}")
-            # On a full disk the error is what the user must see, not that it could not be noted.
-            with contextlib.suppress(OSError):
-                # A finished run that a search may not count has still finished, and what another process trains has not failed.
-                if not is_left_alone:
-                    status.write("failed", error=words)
+            # A finished run that a search may not count has still finished, and what another process trains has not failed.
+            words = self._note_failed(error, None if is_left_alone else status)
             return self._record(path, point, "failed", error=words)
         return self._record(path, point, "finished", status.read().get(SCORE))
+
+    def _note_failed(self, error: Exception, status: Status | None) -> str:
+        """Keeps the error, notes it where `status` is the failed job's own, and returns it in words."""
+        log.exception("the job stopped")
+        self.failures.append(error)
+        words = str(as_refused(error) or f"{type(error).__name__}: {error}")
+        # On a full disk the error is what the user must see, not that it could not be noted.
+        with contextlib.suppress(OSError):
+            if status is not None:
+                status.write("failed", error=words)
+        return words
 
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)

@@ -17,7 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpx.scaling.runs import RECORD_EVERY, load, shipped
+import numpy as np
+
+from dpx.scaling.runs import RECORD_EVERY, load, record_means, shipped
 
 # (epsilon, FLOPs); rows of the text, which are the records.
 BUDGETS = ((4, 2e12), (16, 4e12), (64, 8e12))
@@ -57,18 +59,16 @@ def design(work: Path, epsilon: float, compute: float) -> Path:
     folder = work / f"budget_{epsilon:g}"
     if not (folder / "release" / "design.json").exists():
         budget = (f"design.epsilon={epsilon}", f"design.compute={compute}", f"design.size={RECORDS}", "privacy.delta=1e-6")
-        text = ("data=text", f"data.source.paths=[{','.join(map(str, texts()))}]")
-        dpx(work, GRID, "hydra.mode=RUN", "job=design", *budget, *text, f"hydra.run.dir={folder}")
+        dpx(work, GRID, "hydra.mode=RUN", "job=design", *budget, *text(), f"hydra.run.dir={folder}")
     return folder
 
 
-def texts() -> list[Path]:
-    folder = Path(os.environ["DPX_DATA"]) / "text" / "wikipedia_en"
-    return sorted(folder.glob("train-*.jsonl.gz"))
+def text() -> tuple[str, str]:
+    files = sorted((Path(os.environ["DPX_DATA"]) / "text" / "wikipedia_en").glob("train-*.jsonl.gz"))
+    return "data=text", f"data.source.paths=[{','.join(map(str, files))}]"
 
 
 def run(work: Path, replicates: int) -> None:
-    text = ("data=text", f"data.source.paths=[{','.join(map(str, texts()))}]")
     for replicate in range(replicates):
         for epsilon, compute in BUDGETS:
             folder = design(work, epsilon, compute)
@@ -84,7 +84,7 @@ def run(work: Path, replicates: int) -> None:
                 )
                 shape = (f"model={model}", f"batch_schedule.size={batch}", f"steps={steps}", "lr_schedule.final_fraction=0.1")
                 run_dir = f"hydra.run.dir={folder}/{choice}_{replicate}"
-                dpx(work, AT_EPSILON, "hydra.mode=RUN", *text, *noise, *shape, f"replicate={replicate}", run_dir)
+                dpx(work, AT_EPSILON, "hydra.mode=RUN", *text(), *noise, *shape, f"replicate={replicate}", run_dir)
 
 
 def finals(folder: Path, choice: str) -> list[float]:
@@ -92,7 +92,8 @@ def finals(folder: Path, choice: str) -> list[float]:
     found = []
     for results in sorted(folder.glob(f"{choice}_*/private/results.json")):
         lines = [json.loads(line) for line in (results.parent / "metrics.jsonl").read_text().splitlines()]
-        found.append(statistics.mean(line["train/loss"] for line in lines[-RECORD_EVERY:] if line["train/examples"] > 0))
+        losses, examples = (np.array([line[name] for line in lines[-RECORD_EVERY:]]) for name in ("train/loss", "train/examples"))
+        found.append(float(record_means(losses, examples > 0)[1][0]))
     return found
 
 
