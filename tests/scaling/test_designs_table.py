@@ -30,6 +30,7 @@ def work(tmp_path: Path) -> Path:
     _finished(budget / "twenty_tokens_0", [5.80] * 150)
     _finished(budget / "middle_model_0", [5.72] * 150)
     (budget / "middle_model_1" / "private").mkdir(parents=True)
+    (tmp_path / "frequencies.json").write_text("6.03")
     return tmp_path
 
 
