@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -99,7 +100,13 @@ def unit_name(place: str, value: Any, field: str) -> str:
     those beyond its cap be left out."""
     is_name = isinstance(value, str | int) and str(value).strip() != ""
     require(is_name, place, f"names no unit under {field!r}", "Give every row one, or unset data.source.unit_field")
-    return str(value)
+    return in_one_form(value)
+
+
+def in_one_form(name: str | int) -> str:
+    """A unit's name where it is written as a number or its digits, with an accent in its letter or after it, with or without spaces around
+    it: two units for one would each be protected by half."""
+    return unicodedata.normalize("NFC", str(name).strip())
 
 
 def digest_of(file: Path) -> bytes:

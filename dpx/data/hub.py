@@ -8,6 +8,7 @@ from typing import Any
 
 from dpx.data.declarations import Hub
 from dpx.data.documents import Document
+from dpx.data.files import in_one_form
 from dpx.data.hub_rows import content_of, load
 from dpx.declaration import ConfigError
 
@@ -48,4 +49,4 @@ def _document(record: Mapping[str, Any], place: str, text_field: str, unit_field
     if unit_id is not None and (unit_id != unit_id or not str(unit_id).strip()):
         raise ConfigError(place, f"names no unit under {unit_field!r}", "Give every record one, or correct data.source.corpora")
     paragraphs = tuple(part for part in str(record[text_field]).split("\n") if part.strip())
-    return Document(paragraphs=paragraphs, unit_id=None if unit_id is None else str(unit_id))
+    return Document(paragraphs=paragraphs, unit_id=None if unit_id is None else in_one_form(str(unit_id)))

@@ -1,4 +1,5 @@
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def test_a_record_a_line_with_paragraphs_and_units(tmp_path: Path):
     path.write_text('{"text": "one\\ntwo", "who": 7}\n\n{"text": "three", "who": "x"}\n')
     assert read(path) == [(("one", "two"), None), (("three",), None)]
     assert read(path, unit_field="who") == [(("one", "two"), "7"), (("three",), "x")]
+
+
+def test_ways_of_writing_one_name_are_one_unit(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": who, "who": who}) + "\n" for who in ("Ren\u00e9", "Rene\u0301", " Ren\u00e9 ")))
+    assert {unit for _, unit in read(path, unit_field="who")} == {"Ren\u00e9"}
 
 
 def test_gzip_folders_and_byte_order_marks(tmp_path: Path):
