@@ -103,11 +103,12 @@ def _loaded(file: Path, *about: Path) -> TextTokenizer:
 
 
 def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
-    """BERT's, as it was before there were definitions: lower-casing unless `do_lower_case` says otherwise."""
+    """BERT's, as it was before there were definitions: it lower-cases and parts Chinese characters unless the config says otherwise."""
     vocabulary = read(file, 1 << 31)
-    is_lower = facts.get("do_lower_case", True)
+    is_lower, is_parted = facts.get("do_lower_case", True), facts.get("tokenize_chinese_chars", True)
     tokenizer = tokenizer_of(vocabulary)
-    tokenizer.normalizer = BertNormalizer(lowercase=is_lower, strip_accents=facts.get("strip_accents"))  # type: ignore[assignment]
+    normaliser = BertNormalizer(lowercase=is_lower, strip_accents=facts.get("strip_accents"), handle_chinese_chars=is_parted)
+    tokenizer.normalizer = normaliser  # type: ignore[assignment]
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer
 

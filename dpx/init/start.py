@@ -1,8 +1,9 @@
 """Where a run starts from, decided before any array of the model exists: its parameters, and what they cost it."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from dpx.data import manifests, tokenizer
@@ -15,6 +16,7 @@ from dpx.init import weights
 from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, open_parent
 from dpx.interop.checkpoint import Checkpoint, Taken
+from dpx.interop.folder import is_hub_id
 from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
@@ -111,13 +113,21 @@ def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs:
 def related(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Origin:
     """`origin` as it stands to the data of the run that starts from it; `private` holds manifests of the origin's data, if any."""
     if origin.kind == "file":
-        may_hold = among(receiver.data.known_as, origin.claim.get("trained_on", ()))
-        reason = f"{origin.name} was trained on {', '.join(may_hold)}, which may hold this run's data"
-        return dataclasses.replace(origin, against=list(dict.fromkeys([*origin.against, reason]))) if may_hold else origin
+        return dataclasses.replace(origin, against=list(dict.fromkeys([*origin.against, *_of_overlap(origin, receiver.data.known_as)])))
     origin = dataclasses.replace(origin, relation=_relation(origin, receiver, store, private), against=())
     mismatch = unit_mismatch(origin, receiver.data, receiver.privacy)
     learnt = _learnt_from_protected(origin, store, private)
     return dataclasses.replace(origin, against=[reason for reason in (mismatch, learnt) if reason])
+
+
+def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
+    """Why weights from elsewhere may have seen this run's data: by what they were trained on, or by what they are called."""
+    may_hold = among(known_as, origin.claim.get("trained_on", ()))
+    if may_hold:
+        yield f"{origin.name} was trained on {', '.join(may_hold)}, which may hold this run's data"
+    called = among(known_as, origin.claim.get("names", ()))
+    if called:
+        yield f"{origin.name} is called {called[0]}, as if it was trained on this run's data"
 
 
 def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple[Origin, ...], Parent | None]:
@@ -149,8 +159,15 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
         _require_own_tokenizer(checkpoint, store)
     name = str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name)
     told = taken.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
+    told |= {"names": sorted({_called(name), _called(init.path)})}
     origin = Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=told)
     return related(origin, receiver, store, None)
+
+
+def _called(path: str) -> str:
+    """A hub id, also that of a copy in its cache; of another folder its own name: those above it are the user's."""
+    cached = re.search(r"models--([^/]+)", path)
+    return cached.group(1).replace("--", "/") if cached else path if is_hub_id(path) and not Path(path).exists() else PurePath(path).name
 
 
 def _require_trained(taken: Taken, train: Trained) -> None:
@@ -167,17 +184,18 @@ def require_not_exported(checkpoint: Checkpoint) -> None:
 
 
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
-    """Weights mean nothing under another vocabulary, and less where text loses its case or accents before it is cut."""
+    """Weights mean nothing under another vocabulary, and less where text is changed otherwise before it is cut."""
     known, fix = tokenizer.vocabulary_checksum(checkpoint.folder), f"Add data.vocabulary.path={checkpoint.folder}"
     _require_vocabulary_of(store, checkpoint.asked, known, fix)
     definition = store.folder / tokenizer.DEFINITION
     cut_by = tokenizer.of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
     is_cut_alike = _normalised(cut_by) == _normalised(tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size))
-    require(is_cut_alike, checkpoint.asked, "keeps case or accents otherwise than the tokenizer of this run's data", fix)
+    reason = "keeps case or accents, or parts Chinese characters, otherwise than the tokenizer of this run's data"
+    require(is_cut_alike, checkpoint.asked, reason, fix)
 
 
 def _normalised(own: tokenizer.TextTokenizer) -> str:
-    text, normaliser = "A\u00e9", own.tokenizer.normalizer
+    text, normaliser = "A\u00e9\u4e2d\u56fd", own.tokenizer.normalizer
     return text if normaliser is None else normaliser.normalize_str(text)
 
 

@@ -105,5 +105,5 @@ def test_text_is_cut_in_the_case_that_the_checkpoint_was_trained_on(place: Path,
     given = (f"init.path={cased}", f"data.vocabulary.path={cased}/vocab.txt", f"data.directory={tmp_path}/data", "train=last_layer")
     experiment, _ = config.build(composed(place, *given))
     store = prepare(experiment.data, experiment.privacy)
-    with pytest.raises(ConfigError, match="keeps case or accents otherwise .* Add data.vocabulary.path="):
+    with pytest.raises(ConfigError, match="keeps case or accents, .* Add data.vocabulary.path="):
         planned(experiment.init, receiver_of(experiment, 64), store)

@@ -69,6 +69,13 @@ def test_pieces_of_a_checkpoint_follow_its_own_case(wordpieces: Path, is_lower: 
     assert again.vocabulary == own.vocabulary and again.tokenizer.encode(TEXTS[1]).ids == own.tokenizer.encode(TEXTS[1]).ids
 
 
+@pytest.mark.parametrize(("said", "pieces"), [({}, ["中", "国"]), ({"tokenize_chinese_chars": False}, ["中国"])])
+def test_chinese_characters_are_parted_unless_the_checkpoint_keeps_them(tmp_path: Path, said: dict[str, bool], pieces: list[str]):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "中", "国", "中国"]) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    assert text_tokenizer.of_path(tmp_path, 1000).tokenizer.encode("中国", add_special_tokens=False).tokens == pieces
+
+
 def test_the_marks_of_gpt2_are_one(tmp_path: Path):
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(iter(TEXTS), vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False)

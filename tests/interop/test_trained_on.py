@@ -1,5 +1,7 @@
 """Data that a checkpoint has seen is found by the names its card and its user give, and takes the guarantee away."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,26 @@ def test_data_that_may_have_been_seen_has_no_guarantee(place: Path):
     assert apart["guarantee"] == "dp" and not apart["reasons"]
     assert seen["guarantee"] == "none" and any("Poems of Tiny, which may hold this run's data" in reason for reason in seen["reasons"])
     assert seen["init"]["origins"][0]["claim"]["trained_on"] == ["Poems of Tiny"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "of_config", "is_named"),
+    [
+        ("bert-poems", None, True),
+        ("model", "somebody/bert-base-poems", True),
+        ("models--somebody--bert-poems/snapshots/0a1b", None, True),
+        ("poems/model", "poems/outputs/bert", False),
+        ("model", "/home/somebody/poems/bert", False),
+    ],
+)
+def test_a_checkpoint_called_after_the_data_may_have_seen_it(
+    place: Path, tmp_path: Path, folder: str, of_config: str | None, is_named: bool
+) -> None:
+    copied = shutil.copytree(place / "model", tmp_path / folder)
+    if of_config:
+        facts = json.loads((copied / "config.json").read_text())
+        (copied / "config.json").write_text(json.dumps(facts | {"_name_or_path": of_config}))
+    given = [f"init.path={copied}", "train=last_layer", "init.provenance=public", "data.source.known_as=[poems]"]
+    planned = plan(config.build(composed(place, *given))[0])
+    assert planned["guarantee"] == ("none" if is_named else "dp")
+    assert any("as if it was trained on this run's data" in reason for reason in planned["reasons"]) == is_named
