@@ -3,8 +3,11 @@
 What grows line by line is appended and synced by its owner instead: `dpx.privacy.chain`, `dpx.training.released`.
 """
 
+import contextlib
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -29,6 +32,17 @@ def put_in_place(draft: Path, path: Path) -> None:
     os.replace(draft, path)
     for folder in {draft.parent, path.parent}:
         sync_directory(folder)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps other processes that would hold `folder` waiting, while what lies in it is read, changed and written back."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

@@ -1,11 +1,12 @@
-"""The closing table of a sweep."""
+"""The closing table of a sweep, and what each point came to."""
 
 import io
+import threading
 from pathlib import Path
 
 from rich.console import Console
 
-from dpx.launch.sweep import Outcome, show
+from dpx.launch.sweep import Outcome, Status, show
 
 
 def _shown(*outcomes: Outcome) -> str:
@@ -23,3 +24,13 @@ def test_a_path_in_brackets_is_shown_as_it_is() -> None:
 def test_only_what_differs_is_named() -> None:
     shown = _shown(Outcome(Path("a"), ("steps=1", "seed=1"), "finished", 0.25), Outcome(Path("b"), ("steps=1", "seed=2"), "failed"))
     assert "seed=2" in shown and "steps=1" not in shown and "25.00%" in shown
+
+
+def test_jobs_of_several_threads_keep_their_entries(tmp_path: Path) -> None:
+    jobs = [Status(tmp_path, name) for name in ("train", "audit", "evaluate", "export")]
+    writers = [threading.Thread(target=lambda job=job: [job.write("running", step=step) for step in range(20)]) for job in jobs]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [job.read()["step"] for job in jobs] == [19] * 4

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpx.durable import held
 from dpx.run_folder import write_json
 
 # A score's key in `private/status.json` and in records of searches, which are on users' disks from before it was called a score.
@@ -32,7 +33,7 @@ class Outcome:
 
 
 class Status:
-    """One job's entry in a run's `private/status.json`; written atomically, so that a kill leaves the last state."""
+    """One job's entry in a run's `private/status.json`; a kill leaves the last state, and jobs of other processes keep theirs."""
 
     def __init__(self, folder: Path, job: str):
         self._path, self.job = folder / "private" / "status.json", job
@@ -44,7 +45,8 @@ class Status:
     def write(self, state: str, **facts: Any) -> None:
         entry = {"state": state, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | facts
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, self._all() | {self.job: entry})
+        with held(self._path.parent):
+            write_json(self._path, self._all() | {self.job: entry})
 
     def _all(self) -> dict[str, Any]:
         try:
