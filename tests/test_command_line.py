@@ -23,6 +23,8 @@ from dpx.launch.launcher import _check_noise
         (["model=zzz"], "model=zzz: no such option. Use one of base,"),
         (["+experiment=anil_2m"], "experiment=anil_2m: no such option. Use one of anil_2m_batch,"),
         (["experiment=anil_2m_batch"], "experiment: not in the default config. Write +experiment=anil_2m_batch."),
+        (["data=null"], "command line: a config group is set to what is no option's name."),
+        (["model=7"], "command line: a config group is set to what is no option's name."),
         (["steps"], "steps: not of the form key=value."),
         (["data.source.paths=[a"], "data.source.paths=[a: not of the form key=value."),
     ],

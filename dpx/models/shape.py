@@ -131,8 +131,8 @@ AnyModel = Model | ExampleModel
 
 def check_sizes(model: Model) -> None:
     """Raises `ConfigError` for a shape that cannot be built."""
-    sizes = (model.layers, model.width, model.heads, model.feed_forward)
-    require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward")
+    sizes = (model.layers, model.width, model.heads, model.feed_forward, model.positions)
+    require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward, positions")
     require(model.width % model.heads == 0, f"model.heads={model.heads}", f"does not divide width {model.width}", "Use width/64 heads")
     require(0 <= model.dropout < 1, f"model.dropout={model.dropout}", "not a rate", "Use 0 <= rate < 1")
 

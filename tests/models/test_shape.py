@@ -19,6 +19,7 @@ from .declared import declared
         ({"width": 0}, "sizes must be positive"),
         ({"heads": 0}, "sizes must be positive"),
         ({"feed_forward": 0}, "sizes must be positive"),
+        ({"positions": 0}, "sizes must be positive"),
         ({"heads": 3}, "model.heads=3: does not divide width 128"),
     ],
 )
