@@ -30,7 +30,8 @@ def batch():
 def moved(params, seed: int = 3):
     """Away from zeros and ones, so that no gradient is small by accident."""
     drawn = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: leaf + jnp.asarray(drawn.normal(0, 0.2, leaf.shape), leaf.dtype), params)
+    # By numpy: jax would compile a program to add each shape.
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + drawn.normal(0, 0.2, leaf.shape).astype(leaf.dtype)), params)
 
 
 def next_tokens(logits_TV, id_T):
@@ -68,7 +69,7 @@ class LinenModel(nn.Module):
 
 def linen(is_causal: bool, is_tied: bool):
     model = LinenModel(is_causal, is_tied)
-    params = model.init(jax.random.key(0), jnp.zeros(T, int))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros(T, int))["params"]
 
     def loss(params, example):
         logits_TV = model.apply({"params": params}, example["id"])
@@ -80,7 +81,7 @@ def linen(is_causal: bool, is_tied: bool):
 def linen_scanned():
     """Layers stacked, by `nn.scan` with remat."""
     scanned = nn.scan(nn.remat(Carrying), {"params": 0}, split_rngs={"params": True}, length=L)(True)
-    params = scanned.init(jax.random.key(0), jnp.zeros((T, D)), None)["params"]
+    params = jax.jit(scanned.init)(jax.random.key(0), jnp.zeros((T, D)), None)["params"]
     return lambda p, e: jnp.square(scanned.apply({"params": p}, e["x"], None)[0]).mean(), moved(params), {"product", "elementwise"}
 
 
@@ -137,13 +138,13 @@ def haiku():
         return hk.Linear(V)(hk.LayerNorm(-1, create_scale=True, create_offset=True)(x))
 
     model = hk.without_apply_rng(hk.transform(forward))
-    params = model.init(jax.random.key(0), jnp.zeros(T, int))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros(T, int))
     return (lambda p, e: next_tokens(model.apply(p, e["id"]), e["id"])), moved(params), {"product", "lookup", "elementwise"}
 
 
 def haiku_lstm():
     model = hk.without_apply_rng(hk.transform(lambda x: hk.dynamic_unroll(core := hk.LSTM(D), x, core.initial_state(None))[0]))
-    params = model.init(jax.random.key(0), jnp.zeros((T, D)))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((T, D)))
     return (lambda p, e: jnp.square(model.apply(p, e["x"])).mean()), moved(params), {"product", "elementwise"}
 
 
@@ -163,13 +164,13 @@ def experts():
 
 def convolution():
     model: Any = nn.Sequential([nn.Conv(D, (3,)), nn.relu, nn.Conv(4, (3,))])
-    params = model.init(jax.random.key(0), jnp.zeros((1, T, D)))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, T, D)))["params"]
     return (lambda p, e: jnp.square(model.apply({"params": p}, e["x"][None])).mean()), moved(params), {"copies", "elementwise"}
 
 
 def gradient_penalty():
     model: Any = nn.Sequential([nn.Dense(2 * D), nn.tanh, nn.Dense(1)])
-    params = model.init(jax.random.key(0), jnp.zeros(D))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros(D))["params"]
 
     def loss(p, e):
         value = lambda x_TD: model.apply({"params": p}, x_TD).sum()  # noqa: E731

@@ -136,6 +136,7 @@ def test_a_record_that_only_the_sum_finds_infinite(way):
     def losses(p, b):
         return b["factor"] * total(apply(Narrow(), {"scale": p["scale"]}, (b["x"],))), {}
 
+    @jax.jit
     def sums(padding_B):
         weights = lambda norms_B: 1 / jnp.maximum(norms_B, 1)  # noqa: E731
         return dpx.clipped_sum(losses, drawn({"scale": (D,)}), rows, weights=weights, is_padding_B=padding_B, **WAYS[way])
@@ -153,7 +154,8 @@ def test_an_infinite_weight_of_an_example_without_a_gradient(way):
     """1 / norm, as pages on clipping print it: infinity times zero would be in every parameter's sum."""
     factor_B = jnp.array([1.0, 0.0, 1.0])
     losses = lambda p, b: (b["factor"] * total(ops.dense(b["x"], p["kernel"])), {})  # noqa: E731
-    found = dpx.clipped_sum(losses, drawn(KERNEL), batch() | {"factor": factor_B}, weights=lambda n: 1 / n, **ALL_WAYS[way])
+    run = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=lambda n: 1 / n, **ALL_WAYS[way]))
+    found = run(drawn(KERNEL), batch() | {"factor": factor_B})
     assert bool(jnp.isfinite(found.total["kernel"]).all())
 
 

@@ -123,10 +123,8 @@ def test_units_of_rows_padding_and_counts():
         y = jnp.sin((e["x"] + p["table"][e["id"]]) @ p["kernel"])
         return y.sum(), {"positive": (y > 0).sum()}
 
-    def run(**options):
-        return dpx.clipped_grad(loss, params, rows, weights=weights, is_padding_B=is_padding_B, rows_per_unit=2, **options)
-
-    found = run()
+    run = jax.jit(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights, is_padding_B=is_padding_B, rows_per_unit=2))
+    found = run(params, rows)
     _, gradients, losses = one_at_a_time(lambda p, e: loss(p, e)[0], params, rows)
     units = [[sum(leaves) for leaves in zip(*(gradients[row] for row in unit), strict=True)] for unit in ((0, 1), (2,), (4, 5))]
     norms = np.sqrt([sum(np.square(leaf).sum() for leaf in unit) for unit in units])
