@@ -37,12 +37,14 @@ def test_the_noise_times_the_strategy_is_independent_noise(strategy):
     mechanism = Banded(bands=len(strategy))
     past = mechanism.initial_state(params)
     assert past["w"].shape == (len(strategy) - 1, 5, 7) and not past["w"].any()
+    run = jax.jit(lambda keys, past: mechanism.noisy_sum(params, (keys, jnp.asarray(strategy)), jnp.float32(2.0), past, 0.1)[1:])
+    independent = jax.jit(lambda key: add_noise(params["w"], key, jnp.float32(2.0))[0])
     released, fresh = [], []
     for step in range(6):
         keys = jax.tree.map(jnp.asarray, slice_keys(SECRET, step, params))
-        _, noisy, squares, past = mechanism.noisy_sum(params, (keys, jnp.asarray(strategy)), jnp.float32(2.0), past, 0.1)
+        noisy, squares, past = run(keys, past)
         released.append(np.asarray(noisy["w"], np.float64))
-        fresh.append(np.asarray(add_noise(params["w"], keys["w"], jnp.float32(2.0))[0], np.float64))
+        fresh.append(np.asarray(independent(keys["w"]), np.float64))
         total = sum(float(np.sum(np.square(np.asarray(leaf, np.float64)))) for leaf in jax.tree.leaves(noisy))
         assert float(squares) == pytest.approx(total, rel=1e-5)
     for step in range(6):

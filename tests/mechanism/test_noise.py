@@ -22,10 +22,21 @@ def _keys(params, step: int = 0):
     return jax.tree.map(jnp.asarray, slice_keys(SECRET, step, params))
 
 
+def _noisy(total, keys, scale: float):
+    """By a program of its own: slices are of another size in some tests, and a program is known by its function and shapes."""
+    return jax.jit(lambda total, keys: add_noise(total, keys, jnp.float32(scale)))(total, keys)
+
+
+def _alone(keys, blocks):
+    """What each key draws for its own rows, as one array of two axes."""
+    drawn = jax.jit(lambda keys: [gaussian(key, *block) for key, block in zip(keys, blocks, strict=True)])(list(keys))
+    return np.concatenate([np.asarray(block) for block in drawn])
+
+
 def test_noise_has_the_stated_deviation_on_every_slice(monkeypatch):
     monkeypatch.setattr(noise, "SLICE_ELEMENTS", 4096)
     total = jnp.zeros((1000, 64))
-    noisy, squares = add_noise(total, _keys({"w": total})["w"], jnp.float32(2.5))
+    noisy, squares = _noisy(total, _keys({"w": total})["w"], 2.5)
     blocks = np.array_split(np.asarray(noisy), range(64, 1000, 64))
     for block in blocks:
         assert scipy.stats.kstest(block.ravel() / 2.5, "norm").pvalue > 1e-5
@@ -36,9 +47,8 @@ def test_noise_has_the_stated_deviation_on_every_slice(monkeypatch):
 def test_every_slice_has_the_noise_of_its_own_key(shape, counts, monkeypatch):
     monkeypatch.setattr(noise, "SLICE_ELEMENTS", 12)
     keys = _keys({"w": jnp.zeros(shape)})["w"]
-    noisy, _ = add_noise(jnp.zeros(shape), keys, jnp.float32(2))
-    expected = [2 * np.asarray(gaussian(key, count, shape[1])) for key, count in zip(keys, counts, strict=True)]
-    np.testing.assert_allclose(noisy, np.concatenate(expected), rtol=1e-5)
+    noisy, _ = _noisy(jnp.zeros(shape), keys, 2)
+    np.testing.assert_allclose(noisy, 2 * _alone(keys, [(count, shape[1]) for count in counts]), rtol=1e-5)
     assert len(np.unique(noisy)) == noisy.size
 
 
@@ -50,9 +60,7 @@ def test_small_leaves_are_drawn_as_one_with_the_bits_of_their_own_keys(monkeypat
     keys = _keys(total)
     noisy, squares = jax.jit(add_noise)(total, keys, jnp.float32(2))
     for name, leaf in total.items():
-        alone = 2 * np.concatenate(
-            [np.asarray(gaussian(key, count, columns)) for key, (count, columns) in zip(keys[name], row_blocks(leaf.shape), strict=True)]
-        )
+        alone = 2 * _alone(keys[name], list(row_blocks(leaf.shape)))
         np.testing.assert_array_equal(noisy[name], alone.reshape(leaf.shape))
         assert float(squares[name]) == pytest.approx(float(np.sum(np.square(alone))), rel=1e-5)
 
@@ -60,8 +68,7 @@ def test_small_leaves_are_drawn_as_one_with_the_bits_of_their_own_keys(monkeypat
 def test_noise_is_added_to_the_sum():
     total = jnp.arange(12.0).reshape(3, 4)
     keys = _keys({"w": total})["w"]
-    with_sum, _ = add_noise(total, keys, jnp.float32(0.5))
-    alone, _ = add_noise(jnp.zeros((3, 4)), keys, jnp.float32(0.5))
+    (with_sum, _), (alone, _) = (_noisy(given, keys, 0.5) for given in (total, jnp.zeros((3, 4))))
     np.testing.assert_allclose(with_sum, total + alone, rtol=1e-6)
 
 
@@ -69,7 +76,7 @@ def test_equal_shaped_leaves_and_steps_get_other_noise():
     shape = jnp.zeros((16, 16))
     first = _keys({"a": shape, "b": shape}, step=0)
     second = _keys({"a": shape, "b": shape}, step=1)
-    drawn = [np.asarray(add_noise(shape, key, jnp.float32(1))[0]).ravel() for key in (first["a"], first["b"], second["a"])]
+    drawn = [np.asarray(_noisy(shape, key, 1)[0]).ravel() for key in (first["a"], first["b"], second["a"])]
     assert np.max(np.abs(np.corrcoef(drawn) - np.eye(3))) < 0.4
 
 

@@ -73,7 +73,7 @@ def test_no_token_sees_a_later_one(case):
 
 
 def test_halves_start_smaller_in_a_deep_stack():
-    params = subject("decoder", layers=8, width=32).init(jax.random.PRNGKey(0))["layers"]
+    params = jax.jit(subject("decoder", layers=8, width=32).init)(jax.random.PRNGKey(0))["layers"]
     ratio = np.std(params["down"]["kernel"]) / np.std(params["up"]["kernel"])
     assert ratio == pytest.approx(0.25, rel=0.05)
 

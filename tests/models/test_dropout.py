@@ -1,5 +1,6 @@
 """Dropout keeps the mean, drops the rate it is given, and depends on record, layer and place alone."""
 
+import functools
 import math
 
 import jax
@@ -47,6 +48,7 @@ def test_a_layer_that_is_traced_drops_as_one_that_is_not():
 def test_a_token_drops_the_same_whatever_its_text_is_padded_to(length_B):
     keys, texts = record_keys(KEY, RECORD_B), length_B.shape[1:]
 
+    @functools.partial(jax.jit, static_argnums=0)
     def dropped(tokens):
         hidden = of_tokens(jnp.ones((2, tokens * math.prod(texts), 5)), keys, 0, 1, 0.5, length_B)
         return hidden.reshape(*length_B.shape, tokens, 5), of_probabilities(jnp.ones((*length_B.shape, 3, tokens, tokens)), keys, 0, 0.5)

@@ -25,7 +25,7 @@ def block(h_BMH, table, bias):
 
 
 def test_losses_and_what_is_right_are_those_of_the_logits():
-    (losses_B, correct_B), (expected_B, right_B) = block(H_BMH, TABLE, BIAS), written_out(H_BMH, TABLE, BIAS)
+    (losses_B, correct_B), (expected_B, right_B) = (jax.jit(of)(H_BMH, TABLE, BIAS) for of in (block, written_out))
     np.testing.assert_allclose(losses_B, expected_B, rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(correct_B, right_B)
     # Alone on a slot, the word that has no logit leaves the mean to the others.
@@ -35,7 +35,7 @@ def test_losses_and_what_is_right_are_those_of_the_logits():
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["hidden", "table", "bias"])
 def test_gradients_are_those_of_the_logits(place):
     found, expected = (
-        jax.grad(lambda *given, of=of: of(*given)[0].sum(), argnums=place)(H_BMH, TABLE, BIAS) for of in (block, written_out)
+        jax.jit(jax.grad(lambda *given, of=of: of(*given)[0].sum(), argnums=place))(H_BMH, TABLE, BIAS) for of in (block, written_out)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
@@ -43,5 +43,5 @@ def test_gradients_are_those_of_the_logits(place):
 def test_a_word_is_right_where_no_other_has_a_larger_logit():
     """The first word of the vocabulary as well."""
     table = jnp.zeros((V, H)).at[0].set(1.0)
-    _, correct_B = token_loss(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), jnp.ones((1, 1, H)), table)
+    _, correct_B = jax.jit(token_loss)(np.zeros((1, 1), np.int32), np.ones((1, 1), bool), np.ones((1, 1, H), np.float32), table)
     assert correct_B.tolist() == [1.0]
