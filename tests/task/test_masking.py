@@ -73,17 +73,17 @@ def test_slots_are_uniform_over_ordinary_positions():
 
 
 def test_masks_do_not_depend_on_the_batch():
-    subject = objective()
+    batch_of = jax.jit(objective().batch)
     token_BT, length_B = rows(6)
     token_BT = np.minimum(token_BT, 49)
     whole = {"tokens": token_BT, "length": length_B, "segment_start": length_B, "is_next": np.zeros(6, np.int32)}
     whole["record"] = np.arange(6, dtype=np.int32)
     chosen = np.array([4, 1])
-    together = subject.batch(KEY, whole)
-    apart = subject.batch(KEY, {name: value[chosen] for name, value in whole.items()})
+    together = batch_of(KEY, whole)
+    apart = batch_of(KEY, {name: value[chosen] for name, value in whole.items()})
     for name in together:
         np.testing.assert_array_equal(np.asarray(together[name])[chosen], apart[name])
-    other = subject.batch(jax.random.PRNGKey(6), whole)
+    other = batch_of(jax.random.PRNGKey(6), whole)
     assert not np.array_equal(together["masked_positions"], other["masked_positions"])
 
 

@@ -43,8 +43,9 @@ def test_the_clipped_sum_of_all_widths_is_that_of_one(family, method):
     longest = np.asarray(rows["length"]).reshape(6, -1).max(axis=1)
     places = list(by_width(longest, WIDTHS))
     assert [width for width, _ in places] == [24, 16]
-    batches = {width: of.batch(np.asarray(DROPOUT_KEY), _narrowed(rows, found, width)) for width, found in places}
-    whole = of.batch(np.asarray(DROPOUT_KEY), rows)
+    batch_of = jax.jit(of.batch)
+    batches = {width: batch_of(np.asarray(DROPOUT_KEY), _narrowed(rows, found, width)) for width, found in places}
+    whole = batch_of(np.asarray(DROPOUT_KEY), rows)
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), parameters(of))
 

@@ -111,7 +111,7 @@ def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
             rows_per_unit=MOST,
         )
     )
-    reference = run(jax.tree.map(jnp.asarray, params), subject.batch(mask, flat))
+    reference = run(jax.tree.map(jnp.asarray, params), jax.jit(subject.batch)(mask, flat))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a.sum(0), b, rtol=1e-4, atol=1e-6), gradient, reference.total)
 
 
