@@ -142,8 +142,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
         loss = lambda params: run(*jax.tree.leaves((params, frozen, row)))[0].sum()  # noqa: E731
         return jax.value_and_grad(loss)(params)
 
-    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    together, alone = (jax.jit(function, compiler_options=quick) for function in (together, alone))
+    compiled: list[Any] = []
 
     def trial(drawn: Draw) -> _Trial:
         # A trial is computed at once, even where the loss is being traced inside somebody's `jit`.
@@ -152,16 +151,25 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
             params, frozen = jax.tree.map(lambda leaf: _parameter(leaf, drawn), (program.params, program.frozen))
             batch = jax.tree.map(lambda leaf: _stand_in(leaf, drawn, rows), program.batch)
             consts, consts_alone = ([_constant(leaf, drawn, known) for leaf in consts] for consts in (program.closed.consts, alone_consts))
-            trials = []
+            given = []
             for unit in _units(program):
                 place = slice(unit * rows, (unit + 1) * rows)
                 cotangent_B = np.zeros(program.examples, jnp.result_type(float))
                 cotangent_B[place] = 1
                 row = jax.tree.map(lambda leaf, place=place: leaf[place], batch)
-                trials.append((together(params, frozen, batch, consts, cotangent_B), alone(params, frozen, row, consts_alone)))
-            return jax.tree.map(np.asarray, trials)
+                given.append(((params, frozen, batch, consts, cotangent_B), (params, frozen, row, consts_alone)))
+        # Not so the programs, which jax would trace with a program compiled for each of their constants.
+        if not compiled:
+            compiled.extend(_compiled(function, arguments) for function, arguments in zip((together, alone), given[0], strict=True))
+        with jax.ensure_compile_time_eval():
+            return jax.tree.map(np.asarray, [tuple(run(*own) for run, own in zip(compiled, both, strict=True)) for both in given])
 
     return trial
+
+
+def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(function).lower(*arguments).compile(quick)
 
 
 def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, list[Any]]:
