@@ -98,9 +98,11 @@ def require_characters(place: str, text: str) -> None:
 def unit_name(place: str, value: Any, field: str) -> str:
     """The name of a unit that a record holds under `field`. Raises `ConfigError` for none: nameless records would all be one unit, and
     those beyond its cap be left out."""
-    is_name = isinstance(value, str | int) and str(value).strip() != ""
-    require(is_name, place, f"names no unit under {field!r}", "Give every row one, or unset data.source.unit_field")
-    return in_one_form(value)
+    is_name = value is None or isinstance(value, str | int)
+    require(is_name, place, f"names its unit {str(value)[:40]}, neither text nor a whole number", "Write names of units as text")
+    name = "" if value is None else in_one_form(value)
+    require(name != "", place, f"names no unit under {field!r}", "Give every row one, or unset data.source.unit_field")
+    return name
 
 
 def in_one_form(name: str | int) -> str:
