@@ -45,7 +45,7 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
         if key not in fields:
             raise unknown_key(full, fields)
         if not _fits(value, hints[key]):
-            raise ConfigError(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", "Correct the value")
+            raise ConfigError(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", _mend(value))
         parts = _parts(hints[key])
         checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value
     for name, field in fields.items():
@@ -69,7 +69,13 @@ def _items_fit(value: Any, hint: Any) -> bool:
     of_items = [typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) is collections.abc.Sequence]
     if not isinstance(value, list | tuple) or not of_items:
         return True
-    return any(all(is_bearable(one, item, conf=_TOWER) for one in value) for item in of_items)
+    return any(all(_fits(one, item) for one in value) for item in of_items)
+
+
+def _mend(value: Any) -> str:
+    if isinstance(value, list | tuple) and any(isinstance(one, bool) for one in value):
+        return "Put true, false and, in a file, yes, no, on and off in quotation marks where they are words"
+    return "Correct the value"
 
 
 def _parts(hint: Any) -> list[Any]:
@@ -84,7 +90,8 @@ def _words(hint: Any) -> str:
     described = []
     for part in _parts(hint):
         if typing.get_origin(part) is not None:
-            described.append("a list" if "Sequence" in str(part) or "list" in str(part) or "tuple" in str(part) else "a mapping")
+            is_list = typing.get_origin(part) in (collections.abc.Sequence, list, tuple)
+            described.append(f"a list (each {_words(typing.get_args(part)[0])})" if is_list else "a mapping")
         else:
             described.append(names.get(part) or (part.__name__ if isinstance(part, type) else str(part)))
     return " or ".join(dict.fromkeys(described))

@@ -127,9 +127,10 @@ def test_a_plan_counts_whole_rows():
         (["task=mlm_nsp"], "data.pairs=none"),
         (["data.pairs=same_document"], "data.pairs=same_document with data=synthetic_labels.*Use data.pairs=none"),
         (["data.source.labels=[a,a]"], r"data.source.labels=\[a, a\]: a label stands twice"),
-        (["data.source.labels=[a,1.5,b]"], r"data.source.labels=.*1.5.*: expected a list"),
+        (["data.source.labels=[a,1.5,b]"], r"data.source.labels=.*1.5.*: expected a list \(each text\)"),
+        (["data.source.labels=[false,true]"], r"data.source.labels=.*False.*: expected a list .* in quotation marks"),
         (["length_buckets=[64]"], r"length_buckets=\[64\]: .*Use 32 or less"),
-        (["length_buckets=many"], "length_buckets=many: expected a list or auto"),
+        (["length_buckets=many"], r"length_buckets=many: expected a list \(each a whole number\) or auto"),
     ],
 )
 def test_what_does_not_fit_stops_before_anything_runs(changes, words):
