@@ -26,7 +26,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # Where in Python an operation of a compiled program comes from: nobody reads it, and ten frames are written down for each.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-# Leaving jax's own frames out of an exception that is expected takes 25 ms: paths of every frame are compared with forty others.
+# Leaving jax's own frames out of an exception compares the path of every frame with those of forty files; many tests expect exceptions.
 os.environ["JAX_TRACEBACK_FILTERING"] = "off"
 
 import beartype  # noqa: E402
@@ -78,7 +78,7 @@ jaxtyping.jaxtyped = lambda typechecker: functools.partial(_checked, typechecker
 
 
 def pytest_collection_finish():
-    """What is imported by now stays until the end, and what tracing makes is mostly freed by its last reference: rarer collections take a
-    tenth off tests that trace."""
+    """What is imported by now stays until the end, and what tracing makes is mostly freed by its last reference: rarer collections take
+    4 to 11 % off tests that trace (experiments/LOG.md)."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
