@@ -78,13 +78,14 @@ class Design:
 
         measured, not_read = load(self.measurements or shipped(), self.match)
         grid = grid_of(measured)
-        surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach)
+        surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach).for_epsilon(epsilon)
         budget = design.Budget(compute, size, epsilon, experiment.privacy.delta)
         designs, asked = design.best_of_each_model(surface, budget)
         best = designs[0]
         tables = self._tables(surface, budget, designs, asked, (*not_read, *grid.left_out))
-        m, r = (int(np.argmin(np.abs(np.log(nodes / value)))) for nodes, value in _nodes(grid, best))
-        t = int(np.argmin(np.abs(grid.steps_T - best.steps)))
+        grid = grid.for_epsilon(epsilon)
+        nearest = ((grid.parameters_M, best.parameters), (grid.ratios_R, best.noise_batch_ratio), (grid.steps_T, best.steps))
+        m, r, t = (0 if len(nodes) == 1 else int(np.argmin(np.abs(np.log(nodes / value)))) for nodes, value in nearest)
         return tables, best, float(grid.rates_MRT[m, r, t])
 
     def _tables(self, surface: Any, budget: Any, designs: list[Any], asked: Any, left_out: tuple[str, ...]) -> list[Table]:
@@ -124,14 +125,6 @@ class Design:
             Table("doubled", ("twice_the", "loss", "gain"), tuple(bought), "what twice as much would buy"),
             Table("curve", ("model", "batch_size", "loss"), tuple(curve), "loss by batch size at this compute"),
         ]
-
-
-def _nodes(grid: Any, best: Any) -> list[tuple[Any, float]]:
-    import numpy as np
-
-    from dpx.scaling.measurements import NO_NOISE
-
-    return [(grid.parameters_M, best.parameters), (np.maximum(grid.ratios_R, NO_NOISE), max(best.noise_batch_ratio, NO_NOISE))]
 
 
 def _published(size: int, epsilon: float) -> Table:

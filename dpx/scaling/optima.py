@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from dpx.scaling.query import Ratio, candidates
+from dpx.scaling.query import MODELS, Ratio, candidates
 from dpx.scaling.surface import Surface
 
 
@@ -34,8 +34,10 @@ class Optimum:
 
     @property
     def is_censored(self) -> bool:
-        """Whether the optimum stands at an end of the trained models: the true one may lie beyond."""
-        return any(mark in ("smallest model", "largest model") for mark in self.marks)
+        """Whether the optimum stands at an end of the trained models: the true one may lie beyond. Without noise the batch is fixed, so
+        that the most steps that were run are such an end too."""
+        ends = ("smallest model", "largest model", *(() if np.isfinite(self.epsilon) else ("largest steps",)))
+        return any(mark in ends for mark in self.marks)
 
 
 def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float | int, compute: float) -> Optimum | None:
@@ -43,6 +45,7 @@ def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float
 
     Without noise the batch is the measured one: what a batch does to the loss by itself was not measured.
     """
+    surface = surface.for_epsilon(epsilon)
     batch_sizes = None if np.isfinite(epsilon) else [surface.batch_size]
     asked = candidates(surface, ratio, compute=compute, size=size, batch_sizes=batch_sizes)
     if not np.isfinite(asked.loss).any():
@@ -50,6 +53,10 @@ def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float
     place, near = asked.best, asked.near()
     tokens = asked.batch_size * asked.steps * surface.tokens / asked.parameters
     marks = asked.at_edge(surface, place)
+    spacing = (surface.parameters_M[-1] / surface.parameters_M[0]) ** (1 / (MODELS - 1))
+    if not np.isfinite(epsilon) and "largest steps" not in marks and asked.steps[place] * spacing > surface.steps_T[-1]:
+        # The next smaller model would take more steps than are there.
+        marks += ("largest steps",)
     marks += ("extrapolated steps",) if asked.is_extrapolated[place] else ()
     marks += ("less noise than measured",) if asked.is_below_ratios[place] else ()
     return Optimum(
@@ -78,7 +85,7 @@ def optima(
 ) -> list[Optimum]:
     """The optimum at every (size, epsilon, compute) that has one, in this order. An infinite epsilon has none where nothing was measured
     without noise."""
-    kept = [epsilon for epsilon in epsilons if np.isfinite(epsilon) or surface.noiseless_MT is not None]
+    kept = [epsilon for epsilon in epsilons if np.isfinite(epsilon) or surface.noiseless is not None]
     each = (
         optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute)
         for size, epsilon, compute in itertools.product(sizes, kept, list(computes))

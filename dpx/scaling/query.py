@@ -11,6 +11,7 @@ from dpx.scaling.surface import Surface
 # (size, batch_size, steps) -> (ratio, is_fixed), as `dpx.scaling.noise.Calibration.ratio`.
 Ratio = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 NEAR = 0.01
+MODELS = 50
 FLOPS_A_TOKEN = 6
 
 
@@ -53,7 +54,9 @@ class Candidates:
             ("steps", self.steps[place], surface.steps_T),
             ("ratio", self.ratio[place], surface.ratios_R),
         ):
-            if value <= nodes[0] * 1.001 and not (name == "ratio" and value == 0):
+            if value == 0:
+                continue
+            if value <= nodes[0] * 1.001:
                 edges.append(f"smallest {name}")
             if value >= nodes[-1] / 1.001:
                 edges.append(f"largest {name}")
@@ -69,12 +72,14 @@ def candidates(
     parameters: Sequence[float] | np.ndarray | None = None,
     batch_sizes: Sequence[float] | np.ndarray | None = None,
 ) -> Candidates:
-    """Every model (50 inside the trained range by default) with every batch (powers of 2^(1/4) up to `size`), T = C / (6 M B S).
+    """Every model (`MODELS` inside the trained range by default) with every batch (powers of 2^(1/4) up to `size`), T = C / (6 M B S).
 
     What lies outside the grid stays in the table, marked and without a loss.
     """
     require(compute > 0 and size >= 1, f"compute={compute:g}, size={size:g}", "nothing can be trained", "Give positive values")
-    models = np.geomspace(surface.parameters_M[0], surface.parameters_M[-1], 50) if parameters is None else np.asarray(parameters, float)
+    models = (
+        np.geomspace(surface.parameters_M[0], surface.parameters_M[-1], MODELS) if parameters is None else np.asarray(parameters, float)
+    )
     batches = 2.0 ** np.arange(0, np.log2(size), 0.25) if batch_sizes is None else np.asarray(batch_sizes, float)
     m, b = (axis.ravel() for axis in np.meshgrid(models, batches, indexing="ij"))
     t = compute / (FLOPS_A_TOKEN * m * b * surface.tokens)

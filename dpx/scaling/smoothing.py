@@ -14,11 +14,16 @@ from dpx.scaling.measurements import Measurements
 
 # The paper does not say how it chooses; the first is our default (McKenna et al. 2025, section 3.3).
 Choice = Literal["pointwise_minimum", "lowest_final_loss"]
+# (losses, learning rates) [T] by (parameters, model, ratio); the ratio is 0 without noise.
+Cells = dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Losses at every (model, ratio, record); `rates_MRT` are the learning rates that they were reached with."""
+    """Losses at every (model, ratio, record); `rates_MRT` are the learning rates that they were reached with.
+
+    `noiseless` are losses without noise, a grid of its own models and of the one ratio 0.
+    """
 
     names: tuple[str, ...]
     parameters_M: np.ndarray
@@ -27,6 +32,15 @@ class Grid:
     losses_MRT: np.ndarray
     rates_MRT: np.ndarray
     left_out: tuple[str, ...] = ()
+    noiseless: "Grid | None" = None
+
+    def for_epsilon(self, epsilon: float | int) -> "Grid":
+        """What a budget of `epsilon` was measured on: the losses without noise where it is infinite. Raises `ConfigError` without them."""
+        if np.isfinite(epsilon):
+            return self
+        require(self.noiseless is not None, "epsilon=inf", "nothing was measured without noise", "Train models without noise too")
+        assert self.noiseless is not None
+        return self.noiseless
 
 
 def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +61,8 @@ def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> t
 def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") -> Grid:
     """The largest full rectangle of models and ratios that were measured at common steps; replicates count as their mean.
 
-    What is left out of it is named. Several physical batches or lengths in one table are refused: their losses are not comparable.
+    What is left out of it is named. Losses without noise take no part in it, and are kept of every model that has them. Several physical
+    batches or lengths in one table are refused: their losses are not comparable.
     """
     for name in ("batch_size", "sequence_length"):
         values = np.unique(getattr(measurements, name))
@@ -55,6 +70,11 @@ def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") ->
     # The most steps that the runs share: a run that is still going on, or was cut, is left out and not shortened to.
     steps_T = _common_steps(measurements)
     cells = _cells(measurements, steps_T, choice)
+    noisy, noiseless = ({cell: found for cell, found in cells.items() if (cell[2] > 0) is has_noise} for has_noise in (True, False))
+    return dataclasses.replace(_grid(noisy, steps_T), noiseless=_grid(noiseless, steps_T) if noiseless else None)
+
+
+def _grid(cells: Cells, steps_T: np.ndarray) -> Grid:
     names = sorted({(m, name) for m, name, _ in cells})
     ratios = sorted({ratio for *_, ratio in cells})
     models, kept = _rectangle(set(cells), names, ratios)
@@ -66,12 +86,12 @@ def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") ->
 
 
 def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, float], tuple[np.ndarray, np.ndarray]]:
-    """(steps, losses) by (parameters, model, ratio, learning rate, replicate), steps ascending."""
+    """(steps, losses) by (parameters, model, ratio, learning rate, replicate), steps ascending; the ratio is 0 without noise."""
     keys = list(
         zip(
             measurements.parameters.tolist(),
             measurements.model.tolist(),
-            measurements.noise_batch_ratio.tolist(),
+            np.where(measurements.is_noisy, measurements.noise_batch_ratio, 0.0).tolist(),
             measurements.learning_rate.tolist(),
             measurements.replicate.tolist(),
             strict=True,
@@ -88,9 +108,7 @@ def _common_steps(measurements: Measurements) -> np.ndarray:
     return max((steps for steps, _ in _runs(measurements).values()), key=len)
 
 
-def _cells(
-    measurements: Measurements, steps_T: np.ndarray, choice: Choice
-) -> dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]:
+def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> Cells:
     """(losses, rates) [T] by (parameters, model, ratio), of those that have every record at some rate."""
     by_cell: dict[tuple[float, str, float], dict[float, list[np.ndarray]]] = {}
     for (m, name, ratio, rate, _), (steps, losses) in _runs(measurements).items():

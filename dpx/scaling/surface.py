@@ -10,7 +10,6 @@ import numpy as np
 
 from dpx.declaration import require
 from dpx.scaling.extrapolation import extend
-from dpx.scaling.measurements import NO_NOISE
 from dpx.scaling.smoothing import Grid, isotonic, smooth
 
 Real = np.ndarray | float | int
@@ -30,7 +29,7 @@ class Found:
 class Surface:
     """Nodes, ascending, and losses [M, R, T] on them; `measured_steps` is the last step that was run.
 
-    `noiseless_MT` are losses without noise, a slice of its own: no logarithm reaches it. `tokens` is the length of an example.
+    `noiseless` are losses without noise, a surface of its own models and of the one ratio 0. `tokens` is the length of an example.
     """
 
     names: tuple[str, ...]
@@ -41,41 +40,42 @@ class Surface:
     measured_steps: float
     batch_size: float
     tokens: float
-    noiseless_MT: np.ndarray | None = None
+    noiseless: "Surface | None" = None
+
+    def for_epsilon(self, epsilon: float | int) -> "Surface":
+        """Where a budget of `epsilon` looks: the surface without noise where it is infinite. Raises `ConfigError` without one."""
+        if np.isfinite(epsilon):
+            return self
+        require(self.noiseless is not None, "epsilon=inf", "nothing was measured without noise", "Train models without noise too")
+        assert self.noiseless is not None
+        return self.noiseless
 
     def at(self, parameters: Real, steps: Real, ratio: Real) -> Found:
         """The losses at models (parameters), steps and noise-batch ratios, broadcast against one another.
 
         `ratio` 0 asks for no noise; raises `ConfigError` where that was not measured."""
         m, t, r = np.broadcast_arrays(*(np.asarray(value, float) for value in (parameters, steps, ratio)))
-        axes = (self.parameters_M, self.steps_T)
-        is_outside = np.zeros(m.shape, bool)
-        for values, nodes in zip((m, t), axes, strict=True):
-            is_outside |= (values < nodes[0] * (1 - 1e-9)) | (values > nodes[-1] * (1 + 1e-9)) | ~np.isfinite(values)
+        found = self._at(m, t, r)
         is_noiseless = np.asarray(r == 0)
-        if is_noiseless.any():
-            require(self.noiseless_MT is not None, "epsilon=inf", "nothing was measured without noise", "Train the slice without noise too")
-        is_below = ~is_noiseless & np.asarray(r < self.ratios_R[0] * (1 - 1e-9))
-        is_outside |= (r > self.ratios_R[-1] * (1 + 1e-9)) | ~np.isfinite(r)
+        if self.ratios_R[0] == 0 or not is_noiseless.any():
+            return found
+        without = self.for_epsilon(np.inf)._at(m, t, np.zeros_like(r))
+        pairs = [(getattr(without, field.name), getattr(found, field.name)) for field in dataclasses.fields(Found)]
+        return Found(*(np.asarray(np.where(is_noiseless, *pair)) for pair in pairs))
+
+    def _at(self, m: np.ndarray, t: np.ndarray, r: np.ndarray) -> Found:
+        is_outside = np.asarray((r > self.ratios_R[-1] * (1 + 1e-9)) | ~np.isfinite(r))
+        for values, nodes in ((m, self.parameters_M), (t, self.steps_T)):
+            is_outside |= (values < nodes[0] * (1 - 1e-9)) | (values > nodes[-1] * (1 + 1e-9)) | ~np.isfinite(values)
+        is_below = np.asarray(r < self.ratios_R[0] * (1 - 1e-9))
         held = np.asarray(np.clip(r, self.ratios_R[0], self.ratios_R[-1]))
-        loss = self._noisy(m, t, held, np.asarray(~is_outside & ~is_noiseless))
-        if is_noiseless.any():
-            loss = np.where(is_noiseless, self._noiseless(m, t, np.asarray(~is_outside & is_noiseless)), loss)
+        loss = _interpolated([self.parameters_M, self.ratios_R, self.steps_T], self.losses_MRT, [m, held, t], np.asarray(~is_outside))
         is_extrapolated = ~is_outside & (t > self.measured_steps * (1 + 1e-9))
         return Found(*map(np.asarray, (loss, is_outside, is_extrapolated, is_below & ~is_outside)))
 
-    def _noisy(self, m: np.ndarray, t: np.ndarray, r: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        points = [np.log(self.parameters_M), np.log(self.ratios_R), np.log(self.steps_T)]
-        return _interpolated(points, self.losses_MRT, [np.asarray(np.log(np.where(wanted, v, 1.0))) for v in (m, r, t)], wanted)
-
-    def _noiseless(self, m: np.ndarray, t: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        assert self.noiseless_MT is not None
-        points = [np.log(self.parameters_M), np.log(self.steps_T)]
-        return _interpolated(points, self.noiseless_MT, [np.asarray(np.log(np.where(wanted, v, 1.0))) for v in (m, t)], wanted)
-
 
 def _interpolated(nodes: list[np.ndarray], values: np.ndarray, places: list[np.ndarray], wanted: np.ndarray) -> np.ndarray:
-    """Linear between nodes where `wanted`, NaN elsewhere; an axis of one node holds that node alone."""
+    """Linear between logarithms of nodes where `wanted`, NaN elsewhere; an axis of one node holds that node alone."""
     from scipy.interpolate import RegularGridInterpolator
 
     kept = [axis for axis, node in enumerate(nodes) if len(node) > 1]
@@ -83,9 +83,9 @@ def _interpolated(nodes: list[np.ndarray], values: np.ndarray, places: list[np.n
     out = np.full(wanted.shape, np.nan)
     if not wanted.any():
         return out
-    ends = [(nodes[axis][0], nodes[axis][-1]) for axis in kept]
-    at = np.stack([np.clip(places[axis][wanted], *end) for axis, end in zip(kept, ends, strict=True)], axis=-1)
-    out[wanted] = RegularGridInterpolator([nodes[axis] for axis in kept], values)(at)
+    logs = [np.log(nodes[axis]) for axis in kept]
+    at = np.stack([np.clip(np.log(places[axis][wanted]), log[0], log[-1]) for axis, log in zip(kept, logs, strict=True)], axis=-1)
+    out[wanted] = RegularGridInterpolator(logs, values)(at) if kept else values
     return out
 
 
@@ -98,15 +98,17 @@ def surface_of(grid: Grid, batch_size: float, tokens: float, *, width: int | Non
     Raises `ConfigError` for a grid with less than two ratios or records.
     """
     require(len(grid.ratios_R) > 0 and len(grid.parameters_M) > 0, "an empty grid", "no model has all its ratios", "Finish some runs")
-    losses = smooth(grid.losses_MRT, width or max(1, min(10, len(grid.steps_T) // 10)))
+    require(len(grid.ratios_R) >= 2, f"{len(grid.ratios_R)} ratios", "nothing lies between less than two", "Train more ratios")
+    width = width or max(1, min(10, len(grid.steps_T) // 10))
+    noiseless = _surface(grid.noiseless, batch_size, tokens, width, reach) if grid.noiseless else None
+    return dataclasses.replace(_surface(grid, batch_size, tokens, width, reach), noiseless=noiseless)
+
+
+def _surface(grid: Grid, batch_size: float, tokens: float, width: int, reach: float | int) -> Surface:
+    losses = smooth(grid.losses_MRT, width)
     steps, measured = grid.steps_T.astype(float), float(grid.steps_T[-1])
     if reach > 1:
         beyond = np.geomspace(measured, measured * reach, 1 + max(1, round(np.log2(reach) * 2)))[1:]
         losses = np.concatenate([losses, isotonic(extend(steps, losses, beyond), 1, increasing=True)], axis=2)
         steps = np.concatenate([steps, beyond])
-    is_noisy = grid.ratios_R > NO_NOISE
-    require(int(is_noisy.sum()) >= 2, f"{int(is_noisy.sum())} ratios", "nothing lies between less than two", "Train more ratios")
-    noiseless = losses[:, ~is_noisy][:, 0] if (~is_noisy).any() else None
-    return Surface(
-        grid.names, grid.parameters_M, grid.ratios_R[is_noisy], steps, losses[:, is_noisy], measured, batch_size, tokens, noiseless
-    )
+    return Surface(grid.names, grid.parameters_M, grid.ratios_R, steps, losses, measured, batch_size, tokens)

@@ -6,9 +6,10 @@ import pytest
 from dpx.declaration import ConfigError
 from dpx.scaling import smoothing
 from dpx.scaling.extrapolation import extend, fit_power_law
+from dpx.scaling.measurements import Measurements
 from dpx.scaling.surface import surface_of
 
-from .synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measured
+from .synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measured, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,20 @@ def test_the_slice_without_noise_is_its_own():
     truth = lambda m, t, r: np.where(r < 2**-30, 1.5, form_l2(m, t, np.maximum(r, 2**-30)))  # noqa: E731
     surface = surface_of(smoothing.grid_of(measured(truth, ratios=np.array([2.0**-40, *RATIOS]))), BATCH, TOKENS, width=1)
     assert surface.at(2e5, 500, 0.0).loss == pytest.approx(1.5) and len(surface.ratios_R) == len(RATIOS)
+
+
+def test_what_is_missing_without_noise_costs_the_surface_nothing():
+    """The slice takes its own models: neither does it shrink the rectangle, nor the rectangle it."""
+    noisy = [row for row in rows_of(form_l2) if row["model"] != "e"]
+    slices = [row for row in rows_of(form_l2, ratios=[2.0**-40]) if row["model"] in ("b", "c", "e")]
+    alone, both = (surface_of(smoothing.grid_of(Measurements.of(rows)), BATCH, TOKENS, width=1) for rows in (noisy, noisy + slices))
+    assert np.array_equal(alone.losses_MRT, both.losses_MRT) and both.names == ("a", "b", "c", "d")
+    assert both.for_epsilon(np.inf).names == ("b", "c", "e") and both.for_epsilon(8) is both
+    found = both.at(np.array([6e4, 2e6, 2e4, 6e4]), 500.0, np.array([0.0, 0.0, 0.0, RATIOS[0]]))
+    assert found.loss[[0, 1, 3]] == pytest.approx(
+        [form_l2(6e4, 500.0, 2.0**-40), form_l2(2e6, 500.0, 2.0**-40), form_l2(6e4, 500.0, RATIOS[0])]
+    )
+    assert found.is_outside.tolist() == [False, False, True, False] and np.isnan(found.loss[2])
 
 
 def test_a_power_law_is_found_again_and_a_flat_curve_stays_flat():

@@ -25,7 +25,7 @@ class MckennaFig11Nonprivate(OfLab):
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
         fix = f"Run +experiment={self.lab.made_by} noise.noise_batch_ratio=9.094947017729282e-13"
-        require(fitted.surface.noiseless_MT is not None, "the grid", "nothing was measured without noise", fix)
+        require(fitted.surface.noiseless is not None, "the grid", "nothing was measured without noise", fix)
         points = optima(fitted.surface, self.lab.ratio, [self.lab.size], [np.inf], self.lab.computes_of())
         columns = ("compute", "loss", "model", "tokens", "tokens_per_parameter", "marks")
         rows = tuple(

@@ -10,7 +10,6 @@ from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import BY_RATIO, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
-from dpx.scaling.measurements import NO_NOISE
 from dpx.scaling.parametric import transformed
 from dpx.table import Table
 
@@ -30,7 +29,6 @@ class MckennaFig17Transform(OfLab):
             (name, ratio, float(transformed(ratio)), float(surface.losses_MRT[m, r, last]))
             for m, name in enumerate(surface.names)
             for r, ratio in enumerate(surface.ratios_R.tolist())
-            if ratio > NO_NOISE
         ]
         columns = ("model", "noise_batch_ratio", "transformed", "loss")
         return [

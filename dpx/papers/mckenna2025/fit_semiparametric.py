@@ -1,5 +1,7 @@
 """McKenna et al. 2025, section 3.3: what the semi-parametric fit does to the measured losses, and whether these are as it assumes."""
 
+import itertools
+
 import numpy as np
 
 from dpx.declaration import declaration
@@ -7,7 +9,6 @@ from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import BY_RATIO, Fitted, OfLab
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
-from dpx.scaling.measurements import NO_NOISE
 from dpx.scaling.smoothing import Grid
 from dpx.scaling.surface import Surface
 from dpx.table import Table
@@ -29,12 +30,12 @@ class MckennaFitSemiparametric(OfLab):
 
 
 def _final(fitted: Fitted, notes: tuple[str, ...]) -> Table:
-    grid, surface, rows = fitted.grid, fitted.surface, []
-    for m, name in enumerate(grid.names):
-        for r, ratio in enumerate(grid.ratios_R.tolist()):
-            at = surface.at(grid.parameters_M[m], grid.steps_T[-1], ratio if ratio > NO_NOISE else 0)
-            values = grid.losses_MRT[m, r, -1], at.loss, grid.rates_MRT[m, r, -1]
-            rows.append((name, float(grid.parameters_M[m]), ratio, *map(float, values)))
+    grid, rows = fitted.grid, []
+    for part in (grid.noiseless, grid) if grid.noiseless else (grid,):
+        for (m, name), (r, ratio) in itertools.product(enumerate(part.names), enumerate(part.ratios_R.tolist())):
+            at = fitted.surface.at(part.parameters_M[m], part.steps_T[-1], ratio)
+            values = part.losses_MRT[m, r, -1], at.loss, part.rates_MRT[m, r, -1]
+            rows.append((name, float(part.parameters_M[m]), ratio, *map(float, values)))
     columns = ("model", "parameters", "noise_batch_ratio", "measured", "fitted", "learning_rate")
     return Table("final_losses", columns, tuple(rows), f"after {grid.steps_T[-1]:,.0f} steps", notes)
 

@@ -114,5 +114,7 @@ class Fitted:
         """What a reader of any figure must know."""
         grid = self.grid
         size = f"{len(grid.names)} models, {len(grid.ratios_R)} ratios, {len(grid.steps_T)} records up to {grid.steps_T[-1]:,.0f} steps"
+        without = [f"{len(grid.noiseless.names)} models without noise too"] if grid.noiseless else []
         missing = [f"{len(self.left_out)} runs or cells left out of the grid"] if self.left_out else []
-        return (f"losses of {size}, at a batch of {self.surface.batch_size:,.0f}; no model was trained to an epsilon named here", *missing)
+        first = f"losses of {size}, at a batch of {self.surface.batch_size:,.0f}; no model was trained to an epsilon named here"
+        return (first, *without, *missing)
