@@ -91,7 +91,7 @@ def solve(
 def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> float:
     """A noise multiplier within 1 % of `solve`'s under zero_out, by PLD, in a tenth of a second: for searches, whose answer is solved anew.
 
-    `start` is a guess. Kept on disk.
+    `start` is a guess. Kept on disk. Raises `ConfigError` where `solve` does.
     """
     question = {"charges": [[repr(release), count] for release, count in events.merge(charges)], "nearly": [epsilon, delta]}
     stored = cache.read(cache.key(question))
@@ -104,7 +104,11 @@ def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> flo
         return math.log(max(accounting.compose(at, interval=loss_grid.sketch(at)).epsilon(delta), 1e-12) / epsilon)
 
     first = math.log(start)
-    solved = math.exp(optimize.newton(excess, first, x1=first + 0.01, tol=2e-3))
+    try:
+        solved = math.exp(optimize.newton(excess, first, x1=first + 0.01, tol=2e-3))
+    except RuntimeError:
+        # At an epsilon or delta near nothing the secant leaves what a sketch resolves; what refuses, refuses in words.
+        solved = solve(charges, epsilon=epsilon, delta=delta)
     cache.write(cache.key(question), solved, question)
     return solved
 

@@ -44,30 +44,31 @@ class Measurements:
             require(bool(np.isfinite(values).all()), f"column {name}", "holds a value that is no finite number", "Leave such rows out")
         for name in ("parameters", "batch_size", "sequence_length", "step"):
             require(bool((getattr(self, name) > 0).all()), f"column {name}", "holds a value that is not positive", "Check its unit")
+        ratios = self.noise_batch_ratio
+        require(bool((ratios >= 0).all()), "column noise_batch_ratio", "holds a value below 0", "Give 0 for clipping without noise")
 
     def __len__(self) -> int:
         return len(self.model)
 
     @classmethod
     def of(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
-        """The table of `rows`, each `{column: value}` (text or numbers). Raises `ConfigError` for no rows, a missing column, or a
-        value that is not a finite number."""
+        """The table of `rows`, each `{column: value}` (text or numbers). Raises `ConfigError` for no rows, a missing column, a value that
+        is not a finite number, or two losses of one step."""
         require(bool(rows), "0 rows", "nothing was measured", "Name finished runs or a table that holds some")
-        columns: dict[str, np.ndarray] = {}
-        try:
-            columns["model"] = np.array([str(row["model"]) for row in rows])
-            columns |= {name: np.array([float(row[name]) for row in rows]) for name in NUMBERS}
-        except KeyError as missing:
-            raise ConfigError(f"column {missing}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}") from None
-        except (TypeError, ValueError) as error:
-            raise ConfigError("a row", str(error), "Give numbers") from None
-        return cls(**columns)
+        for name in (*TEXT, *NUMBERS):
+            require(name in rows[0], f"column {name!r}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}")
+        table = cls(np.array([str(row["model"]) for row in rows]), **{name: _numbers(rows, name) for name in NUMBERS})
+        said: set[tuple] = set()
+        for row in zip(*(getattr(table, name).tolist() for name in (*TEXT, *NUMBERS[:-1])), strict=True):
+            own = f"{row[0]} at ratio {row[2]:g}, rate {row[3]:g}, replicate {row[4]:g}, step {row[7]:g}"
+            require(row not in said, own, "has two losses", "Leave one out, or give the second run a replicate of its own")
+            said.add(row)
+        return table
 
     @classmethod
     def read(cls, path: Path) -> "Measurements":
         """The table in a CSV file with these columns. Raises `ConfigError` where it has others."""
-        with open(path, newline="") as file:
-            return cls.of(list(csv.DictReader(file)))
+        return cls.of(_lines(path))
 
     def write(self, path: Path) -> None:
         """A CSV file that `read` reads, numbers unrounded."""
@@ -87,14 +88,32 @@ class Measurements:
         return self.noise_batch_ratio > NO_NOISE
 
 
+def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    values = []
+    for place, row in enumerate(rows, 1):
+        try:
+            values.append(float(row[name]))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"row {place}, column {name}", f"{row.get(name)!r} is no number", "Give one") from None
+    return np.array(values)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Rows of a CSV file by their header's names, with or without a mark of byte order."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(path, f"no CSV table in UTF-8 ({error})", "Save it as one") from None
+
+
 def published_results(path: Path, batch_size: int = 1024, sequence_length: int = 512) -> Measurements:
     """The layout that the paper's authors announce for their losses: columns Model, Learning Rate, Iterations, Noise Batch Ratio, Cross
     Entropy (McKenna et al. 2025; google-research/dp_scaling_laws). Models are named as in Table 1; a ratio of 0 is clipping without noise.
     """
     from dpx.scaling.published import PARAMETERS
 
-    with open(path, newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = _lines(path)
     needed = ("Model", "Learning Rate", "Iterations", "Noise Batch Ratio", "Cross Entropy")
     missing = [name for name in needed if lines and name not in lines[0]]
     require(bool(lines) and not missing, path, f"no such layout: {', '.join(missing) or 'no rows'}", f"Give columns {', '.join(needed)}")

@@ -12,6 +12,8 @@ from dpx.declaration import require
 from dpx.scaling.measurements import Measurements
 
 RECORD_EVERY = 100
+# What tells the runs of a table apart.
+SETTINGS = ("model", "parameters", "noise_batch_ratio", "learning_rate", "replicate", "batch_size", "sequence_length")
 
 
 def record_means(losses: np.ndarray, is_drawn: np.ndarray, every: int = RECORD_EVERY) -> tuple[np.ndarray, np.ndarray]:
@@ -25,18 +27,28 @@ def record_means(losses: np.ndarray, is_drawn: np.ndarray, every: int = RECORD_E
 
 
 def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple[Measurements, list[str]]:
-    """Every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read.
+    """Every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read, or has the
+    settings of one that went as far.
 
     Raises `ConfigError` where nothing is found.
     """
-    rows: list[dict[str, Any]] = []
+    kept: dict[tuple, tuple[str, list[dict[str, Any]]]] = {}
     left_out = []
     for folder in sorted(path for path in outputs.glob(f"{match}*") if (path / "private" / "metrics.jsonl").exists()):
         try:
-            rows += _rows(folder, every)
+            found = folder.name, _rows(folder, every)
         # Whatever is wrong with one folder, the others are read.
         except Exception as error:
             left_out.append(f"{folder.name}: not readable ({type(error).__name__}: {error})")
+            continue
+        if not found[1]:
+            continue
+        settings = tuple(found[1][0][name] for name in SETTINGS)
+        if settings in kept:
+            shorter, found = sorted((found, kept[settings]), key=lambda one: len(one[1]))
+            left_out.append(f"{shorter[0]}: the settings of {found[0]}; give one of them a replicate of its own")
+        kept[settings] = found
+    rows = [row for _, rows in kept.values() for row in rows]
     require(bool(rows), f"{outputs}/{match}*", "no run there has a record of its training loss", "Name the folder that holds the runs")
     return Measurements.of(rows), left_out
 

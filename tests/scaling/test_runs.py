@@ -65,6 +65,14 @@ def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
     assert "no finite number" in left_out[1]
 
 
+def test_of_two_runs_with_the_same_settings_the_longer_counts(tmp_path):
+    for name, steps in (("a", 200), ("b", 300), ("c", 300)):
+        folder(tmp_path / name, np.full(steps, float(ord(name))))
+    found, left_out = runs.measured(tmp_path)
+    assert found.loss.tolist() == [ord("b")] * 3
+    assert [line.split("; ")[0] for line in left_out] == ["a: the settings of b", "c: the settings of b"]
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no run"):
         runs.measured(tmp_path)
@@ -73,8 +81,32 @@ def test_a_folder_without_runs_is_refused(tmp_path):
 @pytest.mark.parametrize("row", ["width_16,24848", "width_16,24848,0,1,0,128,32,100,much", "width_16,24848,0,1,0,128,32,100,nan"])
 def test_a_row_that_is_none_is_refused(row, tmp_path):
     (tmp_path / "losses.csv").write_text(f"{','.join((*TEXT, *NUMBERS))}\n{row}\n")
-    with pytest.raises(ConfigError, match="Give numbers|no finite number"):
+    with pytest.raises(ConfigError, match="is no number|no finite number"):
         Measurements.read(tmp_path / "losses.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "width_16,24848,0,1,0,128,32,100,5\nwidth_16,24848,0,1,0,128,32,100,6",
+            "width_16 at ratio 0, rate 1, replicate 0, step 100: has two",
+        ),
+        ("width_16,24848,-0.5,1,0,128,32,100,5", "noise_batch_ratio: holds a value below 0"),
+        ("width_16,24848,0,1,0,128,32,100,5\nwidth_16,24848,0,1", "row 2, column replicate: None is no number"),
+        ("Gr\xf6\xdfe,24848,0,1,0,128,32,100,5", "no CSV table in UTF-8"),
+        ("x" * 200_000, "no CSV table in UTF-8"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_in_one_line(text, words, tmp_path):
+    (tmp_path / "losses.csv").write_text(f"{','.join((*TEXT, *NUMBERS))}\n{text}\n", encoding="latin-1")
+    with pytest.raises(ConfigError, match=words):
+        Measurements.read(tmp_path / "losses.csv")
+
+
+def test_a_mark_of_byte_order_is_no_part_of_a_name(tmp_path):
+    (tmp_path / "losses.csv").write_text(f"{','.join((*TEXT, *NUMBERS))}\nwidth_16,24848,0,1,0,128,32,100,5\n", encoding="utf-8-sig")
+    assert Measurements.read(tmp_path / "losses.csv").model.tolist() == ["width_16"]
 
 
 def test_the_layout_of_the_papers_authors_is_read(tmp_path):
