@@ -285,3 +285,38 @@ def test_the_loss_of_training_rows_rises_with_the_batch_or_does_not():
     rows = [(128, 0, 3.6, 0.43, 0.1), (512, 0, 4.0, 0.37, 0.5), (8192, 0, 4.1, 0.36, 8.0)]
     assert states(table3_trainset.judged(rows)) == ["pass"] and states(table3_trainset.judged(rows[:1])) == ["not run"]
     assert states(table3_trainset.judged([*rows, (8192, 1, 3.5, 0.44, 8.0)])) == ["fail"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"size": 0}, "analysis.lab.size=0: must be positive"),
+        ({"epsilons": [4, -1]}, "analysis.lab.epsilons"),
+        ({"sizes": []}, "nothing would be computed"),
+        ({"baselines": []}, "nothing would be computed"),
+        ({"lowest_compute": 0}, "lowest_compute=0: must be positive"),
+        ({"lowest_compute": 2e30}, "no range"),
+        ({"highest_compute": float("nan")}, "highest_compute=nan"),
+        ({"steps_above": -1}, "must not be negative"),
+        ({"reach": 0.5}, "reach=0.5"),
+    ],
+)
+def test_numbers_of_a_lab_that_cannot_be_are_refused(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        lab(**changed)
+
+
+@pytest.mark.parametrize(
+    ("analysis", "options"),
+    [
+        (fig19_parametric_optimum.MckennaFig19ParametricOptimum, {"ratios": [0.0], "times": 4, "starts": 8}),
+        (fig6_full_grid.MckennaFig6FullGrid, {"epsilons": [1], "times": []}),
+        (
+            fig15_vulnerability.MckennaFig15Vulnerability,
+            {"settings": [["a", 1e9, 1e5]], "epsilon": 8, "size": 9, "tokens": 8, "batch_sizes": [0]},
+        ),
+    ],
+)
+def test_numbers_of_an_analysis_that_cannot_be_are_refused(analysis, options):
+    with pytest.raises(ConfigError, match="must be positive|nothing would be computed"):
+        analysis(lab=lab(), **options)

@@ -7,6 +7,7 @@ import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Positive
 from dpx.picture import Cells, Lines, Picture
 from dpx.report.shape import Part
 from dpx.scaling.vulnerability import excess_by_profiles
@@ -14,7 +15,7 @@ from dpx.table import Table
 
 
 @declaration
-class MckennaCalibrationProfiles:
+class MckennaCalibrationProfiles(Positive):
     """Poisson settings that visit `examples` records each, calibrated to one (epsilon, delta) and compared over all of delta(eps)."""
 
     size: int

@@ -8,13 +8,14 @@ import numpy as np
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Positive
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.table import Table
 
 
 @declaration
-class MckennaDiminishingBatch:
+class MckennaDiminishingBatch(Positive):
     """The batch size at which doubling it takes `threshold` off the noise-batch ratio, over a grid of N, epsilon and T."""
 
     delta: float

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Positive
 from dpx.picture import Arrows, Picture
 from dpx.report.shape import Part
 from dpx.table import Table
@@ -14,7 +15,7 @@ PLACES = ("epsilon", "batch_size", "size")
 
 
 @declaration
-class MckennaFig4VectorFields:
+class MckennaFig4VectorFields(Positive):
     """Arrows ratio(x) / ratio(2x) - 1 along two axes of each plane; the third value is `fixed_*`.
 
     On axes of doubling values the end of one arrow is the start of another, so each ratio is computed once.

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Positive
 from dpx.report.shape import Part
 from dpx.run_folder import read_json
 from dpx.table import Table
@@ -18,7 +19,7 @@ NOISE_OPERATIONS = 3
 
 
 @declaration
-class MckennaFlopsModel:
+class MckennaFlopsModel(Positive):
     """`published_parameters` (Table 4) by model option; programs are traced at `physical_batch` examples and never run.
 
     What was measured is read from the benchmark.json files under `evidence`, where there are any.

@@ -19,6 +19,32 @@ BY_COMPUTE: dict[str, Any] = {"x": "compute", "x_label": "FLOPs", "x_scale": "lo
 BY_RATIO: dict[str, Any] = {"x": "noise_batch_ratio", "x_label": "noise-batch ratio", "x_scale": "log"}
 
 
+def require_positive(of: Any, place: str, may_be_zero: Sequence[str] = ()) -> None:
+    """Raises `ConfigError` where a number of the declaration `of`, alone or in a list, is not above 0, or a list of what is to
+    be computed is empty."""
+    for name in (field.name for field in dataclasses.fields(of)):
+        value = getattr(of, name)
+        said = f"{place}.{name}={value}"
+        require(name == "published" or value not in ([], ()), said, "nothing would be computed", "Give one at least")
+        numbers = [one for one in _leaves(value) if isinstance(one, (int, float))]
+        if name in may_be_zero:
+            require(all(one >= 0 for one in numbers), said, "must not be negative", "Give 0 or more")
+        else:
+            require(all(one > 0 for one in numbers), said, "must be positive", "Give numbers above 0")
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for one in value for leaf in _leaves(one)] if isinstance(value, (list, tuple)) else [value]
+
+
+@declaration
+class Positive:
+    """An analysis whose numbers are all above 0, but for points of a profile, which may begin at 0."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "analysis", may_be_zero=("points",))
+
+
 @declaration
 class Baseline:
     """A fixed setting that the optimum is compared with (section 4.4)."""
@@ -27,6 +53,9 @@ class Baseline:
     parameters: float | int
     steps: int
     batch_size: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "analysis.lab.baselines")
 
 
 @declaration
@@ -56,6 +85,12 @@ class Lab:
     steps_above: float | int
     ratio_above: float | int
     loss_at_most: float | int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "analysis.lab", may_be_zero=("steps_above", "ratio_above"))
+        require(self.reach >= 1, f"analysis.lab.reach={self.reach}", "measured steps are kept whole", "Give 1, or how many times as many")
+        ends = f"analysis.lab.lowest_compute={self.lowest_compute:g}, highest_compute={self.highest_compute:g}"
+        require(self.lowest_compute <= self.highest_compute < np.inf, ends, "no range", "Give the lower one first")
 
     @property
     def is_measured(self) -> bool:
@@ -90,7 +125,7 @@ class Lab:
 
 
 @declaration
-class OfLab:
+class OfLab(Positive):
     """An analysis of what the lab measured."""
 
     lab: Lab

@@ -5,6 +5,7 @@ from typing import Any
 
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Positive
 from dpx.report.shape import Part
 from dpx.table import Table
 
@@ -13,7 +14,7 @@ READINGS = ("exact", "with_next_sentence", "untied")
 
 
 @declaration
-class MckennaTable1Models:
+class MckennaTable1Models(Positive):
     """`table_1` and `table_4` by model option, as printed; counts are of our encoder with a masked-LM head, tied and untied."""
 
     table_1: Mapping[str, float]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpx.declaration import declaration, require
 from dpx.papers.mckenna2025 import verdicts
+from dpx.papers.mckenna2025.lab import Positive
 from dpx.report.shape import Part, all_above
 from dpx.table import Table
 
@@ -13,7 +14,7 @@ Row = tuple[int, int, float, float, float]
 
 
 @declaration
-class MckennaTable3Trainset:
+class MckennaTable3Trainset(Positive):
     """Finished runs under `runs` whose names begin with `match` and whose ratio is `noise_batch_ratio`, evaluated on `rows` training rows.
 
     `published` are (batch size, loss, accuracy) as printed. Losses of training rows are private: they stand in no release of a run.
