@@ -1,4 +1,4 @@
-"""The pages of `dpx/docs/`: every command on them runs, in order, on a file like the one they speak of."""
+"""The pages of `dpx/docs/`: every command on them is one, and all of them run, in order, on a file like the one they speak of."""
 
 import random
 import re
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import dpx
+from dpx import config
+from dpx.config import recipes
 from tests.processes import answers
 
 DOCS = Path(dpx.__file__).parent / "docs"
@@ -51,6 +53,19 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.parametrize("page", ["your_text.md", "fine_tuning.md"])
+def test_every_command_composes(page: str):
+    """What they do is in the slow suite; that their words are still dpx's is here."""
+    lines = [line[3:] for line in commands(page) if line[:3] == ["python", "-m", "dpx"]]
+    assert len(lines) > 5
+    for line in lines:
+        cfg = recipes.compose(line)
+        # A checkpoint is looked at when its declaration is built, and there is none.
+        if "init=hf" not in line and not cfg.run:
+            config.build(cfg)
+
+
+@pytest.mark.slow
 def test_your_text_from_a_file_to_weights(folder):
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "your_text.md").read_text(), re.DOTALL)
     lines = []

@@ -50,6 +50,7 @@ def test_half_the_noise_is_caught(canaries, monkeypatch):
     assert sum(verdict.primary.refutes for verdict, _ in found) >= 18
 
 
+@pytest.mark.slow
 def test_no_noise_is_caught(canaries, monkeypatch):
     scaled_noise(monkeypatch, 0.0)
     assert all(verdict.primary.refutes for verdict, _ in verdicts(canaries()))

@@ -97,12 +97,14 @@ def both(is_causal):
     return traced, written
 
 
+@pytest.mark.slow
 @IS_CAUSAL
 def test_products_of_a_plain_model_beside_the_same_in_ops(is_causal):
     traced, written = (matmul_flops(run, PARAMS, BATCH) for run in both(is_causal))
     assert 0.9 < traced / written <= 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["bert_tiny", "decoder"])
 def test_memory_of_a_plain_model_beside_the_same_in_ops(is_causal):
     traced, written = (temporary_bytes(run, PARAMS, BATCH) for run in both(is_causal))

@@ -53,6 +53,7 @@ def operations(function, arguments) -> float:
     return costs["flops"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", TRAINED)
 @pytest.mark.parametrize("layers", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_operations_of_a_private_step_beside_a_plain_one(layers, trained):

@@ -46,6 +46,7 @@ def slow(*names):
     return [pytest.param(*name, marks=pytest.mark.slow) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size, selection",
     [*(("base", name) for name in SELECTIONS), *slow(*(("decoder_small", name) for name in SELECTIONS))],

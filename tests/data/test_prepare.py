@@ -57,7 +57,7 @@ PRIVACIES: dict[str, Privacy] = {
 
 @pytest.mark.parametrize("unit", ["row", "document", "author"])
 @pytest.mark.parametrize("pairs", ["same_document", "none"])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(removed=st.integers(0, len(AUTHORED) - 1))
 def test_removing_a_unit_changes_nothing_else(tmp_path_factory: pytest.TempPathFactory, unit: str, pairs: str, removed: int):
     """With a vocabulary that was brought: any unit, whichever split holds it."""

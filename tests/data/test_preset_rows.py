@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_table_and_a_preset_of_the_same_rows_give_the_same_run(folder: Path):
     given = ["model=micro", "model.layers=1", "task=classification", "seed=3", "steps=2", "microbatch=8"]
     given += ["batch_schedule.size=16", "data.sequence_length=16"]

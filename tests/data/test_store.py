@@ -125,6 +125,7 @@ def test_a_store_of_another_key_is_refused(copied: Path):
         open_store(copied, "another")
 
 
+@pytest.mark.slow
 def test_reading_a_batch_of_346_million_rows_costs_a_batch(store: Store, tmp_path: Path):
     """Sparse files stand in for the corpus of Anil et al. 2021: 88 GB of tokens, of which a batch touches a few pages."""
     count, length = 346_000_000, 128

@@ -242,7 +242,7 @@ PRESETS = {
 
 
 @pytest.mark.skipif(not (SHARED_DATA / "sst2").is_dir(), reason="the tasks' files are not here")
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (rows > 9_000)) for one, (_, rows, _) in PRESETS.items()])
 def test_a_preset_reads_the_file_it_names(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DPX_DATA", os.fspath(SHARED_DATA))
     task = {"casehold": ["task=multiple_choice"]}.get(name, ["task=classification", f"task.classes={PRESETS[name][0]}"])

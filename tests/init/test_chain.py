@@ -105,6 +105,7 @@ def test_other_text_is_not_composed_and_stands_beside(place, parent, apart):
     assert [one["relation"] for one in statement(last)["init"]["origins"]] == ["disjoint", "same"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_the_same_weights_and_keeps_its_chain(place, parent, tmp_path):
     source = shutil.copytree(parent, tmp_path / "source")
     line = ("init=run", f"init.run={source}", "seed=3")
@@ -145,6 +146,7 @@ def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):
     assert sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"]) == 5
 
 
+@pytest.mark.slow
 def test_what_rests_has_the_cost_of_what_it_came_from(place, parent):
     path = place.train("biases", "init=run", f"init.run={parent}", "train=bias")
     before, after = by_path(dpx.load(parent).params), by_path(dpx.load(path).params)
@@ -153,6 +155,7 @@ def test_what_rests_has_the_cost_of_what_it_came_from(place, parent):
     assert any("what rests comes from" in line for line in statement(path)["assumptions"])
 
 
+@pytest.mark.slow
 def test_adapters_go_on_or_become_part_of_the_weights(place, parent):
     adapted = place.train("adapted", "init=run", f"init.run={parent}", "train=lora", "train.rank=2")
     before = by_path(dpx.load(adapted).params)

@@ -196,7 +196,7 @@ def seeded(place) -> Path:
     return place.train("seeded", "seed=1")
 
 
-@pytest.mark.parametrize("name", ["plain", "seeded"])
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "seeded"])
 def test_a_parent_without_a_guarantee_leaves_none_but_on_other_text(request, place, name, tmp_path):
     path, why = request.getfixturevalue(name), {"plain": "mechanism=none", "seeded": "fixed_seed"}[name]
     assert why in reasons(began(place, "init=run", f"init.run={path}"))

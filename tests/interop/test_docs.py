@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import dpx
 from dpx.data.vocabulary import SPECIAL_TOKENS
@@ -29,6 +30,7 @@ def _write(path: Path, rows: int, seed: int) -> None:
             table.writerow([" ".join(drawn.choice(WORDS, 6)), ("no", "yes")[number % 2], f"a{number // 4}"])
 
 
+@pytest.mark.slow
 def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     folder = Case.read("bert_body_a").write(tmp_path / "checkpoint")
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")

@@ -65,6 +65,7 @@ def test_the_rate_is_that_of_the_lowest_loss(work: Path):
         _table(work, "--rate", "bias")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/usr/bin/time").exists(), reason="there is no /usr/bin/time")
 def test_grids_skip_what_is_finished_and_begin_no_run_without_a_rate(work: Path):
     """Their python stands in: it notes the name of each run that it was asked for, and finishes none."""

@@ -276,8 +276,12 @@ def test_a_run_from_before_the_chain_goes_on_in_a_new_noise_epoch(data, tmp_path
 
 @pytest.mark.parametrize(
     ("change", "names"),
-    [([], []), (["lr_schedule.learning_rate=0.1"], []), (["noise.noise_multiplier=3.0"], ["noise_multiplier"]), (["steps=10"], ["steps"])],
-    ids=["nothing", "rate", "noise", "steps"],
+    [
+        pytest.param([], [], id="nothing", marks=pytest.mark.slow),
+        pytest.param(["lr_schedule.learning_rate=0.1"], [], id="rate"),
+        pytest.param(["noise.noise_multiplier=3.0"], ["noise_multiplier"], id="noise"),
+        pytest.param(["steps=10"], ["steps"], id="steps", marks=pytest.mark.slow),
+    ],
 )
 def test_a_fork_that_plans_anew_after_results_has_no_guarantee(data, finished, tmp_path, change, names):
     claim = train(data, tmp_path / "fork", *change, fork=f"{finished}@6")

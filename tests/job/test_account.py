@@ -146,15 +146,3 @@ def test_sources_of_several_relations_need_one_that_is_given(experiment, tmp_pat
 def test_infinite_values_are_written_as_nothing(run):
     found = account(read(run.path).segments, "deterministic", 1e-6, "zero_out")
     assert all(value is None or math.isfinite(value) for row in found[1].rows for value in row)
-
-
-def test_no_jax_is_imported(run_python):
-    assert run_python("import dpx.job.account, dpx.job.explain, sys; print('jax' in sys.modules)") == "False"
-
-
-@pytest.fixture
-def run_python():
-    import subprocess
-    import sys
-
-    return lambda program: subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()

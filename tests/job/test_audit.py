@@ -60,9 +60,9 @@ def test_noise_of_another_variance_fails(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["clip=normalised"],
         ["clip=per_layer"],
-        ["clipping=ghost"],
+        pytest.param(["clip=normalised"], marks=pytest.mark.slow),
+        pytest.param(["clipping=ghost"], marks=pytest.mark.slow),
         pytest.param(["clipping=vmap", "mesh=data_fsdp"], marks=pytest.mark.slow),
     ],
 )

@@ -150,6 +150,7 @@ def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
         list(Benchmark(variants=["plain", "opacus_ew"]).settings(experiment))
 
 
+@pytest.mark.slow
 def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
     """Every dtype and mesh by its own process; two simulated devices add up what they summed once."""
     settings = ["benchmark.variants=[plain,book_keeping]", "benchmark.logical_batch=4", "benchmark.physical_batches=[2]"]

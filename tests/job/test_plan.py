@@ -174,6 +174,7 @@ def test_a_large_model_is_compiled_without_being_allocated() -> None:
     assert 12 * parameters / 8 + 8 * parameters < found["peak_bytes_per_device"] < 139e9
 
 
+@pytest.mark.slow
 def test_what_rests_is_not_counted_as_trained() -> None:
     """Of a classifier on a frozen encoder each text is read once; biases and adapters need two of a step's three products (attention all of
     them), and their own."""

@@ -109,6 +109,7 @@ def test_one_release_is_charged_each_time_the_busiest_group_comes_round(tmp_path
     assert ledger.releases(found.segments()) == [(once, 4)]
 
 
+@pytest.mark.slow
 def test_a_target_is_met_by_the_amplified_event():
     calibrated = calibrate(make(steps=40, noise=TargetEpsilon(epsilon=3.0), privacy=Privacy(delta=1e-5)), N)
     assert calibrated.noise_multiplier is not None and 2.99 < calibrated.epsilon["pld"] <= 3.0

@@ -28,6 +28,7 @@ def test_its_code_is_the_ponds(code):
         assert any(place in re.sub(r"\n\n+", "\n\n", text) for place in places for text in written), part
 
 
+@pytest.mark.slow
 def test_its_commands_run(tmp_path):
     lines = [shlex.split(line) for block in blocks("bash") for line in block.splitlines()]
     installing, *told = lines

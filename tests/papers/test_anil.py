@@ -27,6 +27,7 @@ def _accounting() -> AnilAccounting:
 PUBLISHED = [(32_768, 0.4941, 4.36), (2_097_152, 1.2151, 5.10)]
 
 
+@pytest.mark.slow
 def test_noise_by_batch_size() -> None:
     # The larger is planned in tests/job/test_plan.py.
     published = PUBLISHED[:1]
@@ -46,6 +47,7 @@ def test_noise_of_the_stepped_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stepped["epsilon (pld)"] < stepped["epsilon (rdp)"] <= 5.36
 
 
+@pytest.mark.slow
 def test_fixed_size_sampling_costs_more_than_poisson() -> None:
     analysis = dataclasses.replace(_accounting(), batch_sizes=[32_768, 65_536, 1_048_576, 2_097_152])
     rows = _rows(analysis.fixed_size())

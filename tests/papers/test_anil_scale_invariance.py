@@ -7,6 +7,8 @@ from dpx.config import recipes
 from dpx.models.shape import Bert
 from dpx.papers.anil2021.scale_invariance import CASES, AnilScaleInvariance
 
+# Every case is traced and compiled in two precisions at three scales.
+pytestmark = pytest.mark.slow
 # float64 leaves the LayerNorm's own 1e-12 (beside variances of 1e-7 and more); float32 its rounding.
 TOLERANCE = {"float64": 1e-5, "float32": 1e-4}
 

@@ -33,6 +33,7 @@ def test_a_slope_needs_two_sizes():
         )
 
 
+@pytest.mark.slow
 def test_clipping_of_instantiated_gradients_falls_with_length_and_measured_shares_are_read(tmp_path):
     row = {"clipping": "book_keeping", "examples_per_s": 64.0, "update_seconds": 1.0, "ratio_to_plain": 0.9, "model_flops_per_s": 1e9}
     (tmp_path / "a.json").write_text(json.dumps({"rows": [row | {"model": "micro", "sequence_length": 16, "physical_batch": 4}]}))

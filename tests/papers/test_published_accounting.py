@@ -95,6 +95,7 @@ def test_proposition_3_holds_only_for_small_epsilon():
     assert 1 / 32 < found[(0.001, 32)] < found[(0.02, 32)] and found[(1.73, 1)] == 1.0
 
 
+@pytest.mark.slow
 def test_arrows_lie_between_nothing_and_a_doubling():
     analysis = MckennaFig4VectorFields(
         steps=16000,
@@ -126,6 +127,7 @@ def test_batches_stop_paying_in_proportion_to_the_scale(monkeypatch):
     assert all(0.8 < row["batch_over_scale"] < 1.25 for row in rows(points))
 
 
+@pytest.mark.slow
 def test_profiles_of_equal_claims_differ_elsewhere():
     analysis = MckennaCalibrationProfiles(
         size=10_000_000, examples=48828125, epsilon=8.0, delta=1e-8, batch_sizes=[131072, 524288], points=[0, 8], interval=2e-3

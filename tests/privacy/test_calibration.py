@@ -45,6 +45,7 @@ def test_stages_are_accounted_at_their_own_rates(small):
     assert calibrated.stages == ((32 / N, 5), (64 / N, 15))
 
 
+@pytest.mark.slow
 def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
     monkeypatch.setattr(accounting, "RATES_MAX", 6)
     experiment = small(steps=20, batch_schedule=Linear(start=20, end=400, ramp_steps=20), accountant=Rdp())

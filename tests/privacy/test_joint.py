@@ -65,6 +65,7 @@ def test_a_pass_over_the_data_is_charged_jointly(small, tmp_path):
     assert count == 1 and release.noise_multiplier == pytest.approx(joint(1.0, 2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["zero_out", pytest.param("replace_one", marks=pytest.mark.slow)])
 def test_a_target_epsilon_is_met_by_sum_and_count_together(small, adjacency):
     noise, privacy = TargetEpsilon(epsilon=4.0), {"adjacency": adjacency}

@@ -156,8 +156,8 @@ def test_points_are_bounded():
     ("charges", "adjacency"),
     [
         ([(poisson(0.0086, 0.52), 120)], "zero_out"),
-        ([(poisson(1e-4, 0.5), 5_000)], "zero_out"),
-        ([(poisson(0.3, 3.0), 7)], "replace_one"),
+        pytest.param([(poisson(1e-4, 0.5), 5_000)], "zero_out", marks=pytest.mark.slow),
+        pytest.param([(poisson(0.3, 3.0), 7)], "replace_one", marks=pytest.mark.slow),
         ([(poisson(0.01, 0.8), 10), (poisson(0.02, 0.8), 30)], "zero_out"),
         ([(poisson(0.05, 2.0, kind="truncated_poisson", size=1000, cap=60), 20)], "zero_out"),
     ],

@@ -84,6 +84,7 @@ def test_rounding_rates_up_never_lowers_epsilon_and_its_error_is_bounded(runs, b
     assert exact * (1 - 1e-9) <= bound <= exact + accounting.rounding_error(listed, 1e-6, rates=buckets) + 1e-9
 
 
+@pytest.mark.slow
 @few
 @given(st.floats(1e-3, 1.0), st.integers(1, 2000), st.floats(0.05, 20.0), st.floats(-9, -4))
 def test_calibration_never_overshoots_and_is_within_a_thousandth(q, steps, target, log_delta):
@@ -102,6 +103,7 @@ def test_the_closed_form_inverts_itself(mu, log_delta):
         assert closed_form.mu(epsilon, 10**log_delta) == pytest.approx(mu, rel=1e-6)
 
 
+@pytest.mark.slow
 @few
 @given(st.floats(1e-4, 0.5), noises, counts, st.integers(2, 6))
 def test_a_unit_of_rows_never_costs_less_than_a_row(q, sigma, count, rows):

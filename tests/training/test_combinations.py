@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 3
 TRAINED = 11
 # As many as the default suite trains.
-FIRST = 7
+FIRST = 2
 PROGRAMS = 4
 
 

@@ -59,7 +59,7 @@ def test_the_run_is_that_of_reading_texts_at_every_step(whole, data, tmp_path, m
     assert not any(tokens for *_, tokens in whole[2]) and all(tokens for *_, tokens in seen)
 
 
-@pytest.mark.parametrize("loss", ["kept", "lost", "damaged", "of other rows"])
+@pytest.mark.parametrize("loss", ["kept", "damaged", *(pytest.param(one, marks=pytest.mark.slow) for one in ("lost", "of other rows"))])
 def test_a_run_that_was_killed_ends_with_the_same_bits(whole, data, tmp_path, monkeypatch, loss):
     calls, compute = [], features._compute
     monkeypatch.setattr(features, "_compute", lambda *given: calls.append(1) or compute(*given))
@@ -154,7 +154,10 @@ def test_each_choice_has_features(model):
     np.testing.assert_allclose(logits(params, kept), logits(params, batch), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("changes", [(), ("+model.dropout=0.1",), ("train=bias",), ("task=mlm",)], ids=" ".join)
+READ_AT_EVERY_STEP = [("+model.dropout=0.1",), *(pytest.param(line, marks=pytest.mark.slow) for line in (("train=bias",), ("task=mlm",)))]
+
+
+@pytest.mark.parametrize("changes", [(), *READ_AT_EVERY_STEP], ids=" ".join)
 def test_what_changes_from_step_to_step_is_read_at_every_step(changes):
     given = HEAD if "task=mlm" not in changes else [line for line in HEAD if "labels" not in line and "examples" not in line]
     experiment, *_ = composed(*given, *changes)

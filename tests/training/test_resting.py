@@ -50,7 +50,7 @@ def by_path(tree) -> dict[str, np.ndarray]:
 
 
 # What runs of other tests do already, or do with other paths of the same selection.
-SLOW = ("train=last_layer", "train=top train.layers=1", "train=lora train.rank=2")
+SLOW = ("train=last_layer", "train=top train.layers=1", "train=lora train.rank=2", "train=lora_ffa train.rank=2 train.dropout=0.2")
 SLOW += ("train=matching train.paths=[layers/qkv/*] train.layers=2 model.layers=3",)
 EACH = [pytest.param(line, id=line.split()[0].removeprefix("train="), marks=[pytest.mark.slow] * (line in SLOW)) for line in TRAINED]
 
@@ -86,6 +86,7 @@ def adapted(data, tmp_path_factory):
     return path, train(data, path, "train=lora", "train.rank=2")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bits(adapted, data, tmp_path):
     train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
     found = train(data, tmp_path / "run", "train=lora", "train.rank=2")
@@ -138,6 +139,7 @@ def test_a_released_run_is_evaluated_whole(adapted, capsys):
     assert "accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_canaries_of_an_audit_train_beside_any_part(data, tmp_path):
     found = train(data, tmp_path / "run", "train=bias", "audit=canaries", "audit.gradients=40", "audit.primary.guesses=20")
     assert found and "canaries/table" not in found

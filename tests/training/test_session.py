@@ -195,6 +195,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards(exper
     assert _runs(tmp_path) == _runs(uninterrupted[0])
 
 
+@pytest.mark.slow
 def test_a_plain_run_enters_nothing_and_claims_nothing(experiment, tmp_path):
     _train(experiment(mechanism=NoPrivacy(), steps=2), tmp_path)
     claim = json.loads((tmp_path / "release" / "privacy.json").read_text())

@@ -161,6 +161,7 @@ def test_sensitivity_one_row_moves_the_sum_by_at_most_the_norm(micro, plain):
     assert norm <= experiment.clip.clipping_norm
 
 
+@pytest.mark.slow
 def test_mechanism_none_sums_plain_gradients(micro):
     experiment, objective = micro
     step = _make(declare(mechanism=NoPrivacy()), objective)

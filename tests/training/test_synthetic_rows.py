@@ -9,7 +9,9 @@ from dpx.training.synthetic_rows import synthetic_rows
 from tests.clipping.families import subject
 
 
-@pytest.mark.parametrize("family", ["bert", "decoder", "bert_classifier", "bert_choices"])
+@pytest.mark.parametrize(
+    "family", ["bert", "bert_choices", *(pytest.param(name, marks=pytest.mark.slow) for name in ("decoder", "bert_classifier"))]
+)
 def test_a_task_learns_from_its_own_rows(family):
     of = subject(family)
     rows = synthetic_rows(of.task, 3, 16, 50)
