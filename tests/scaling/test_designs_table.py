@@ -35,12 +35,22 @@ def work(tmp_path: Path) -> Path:
 
 
 def test_what_was_trained_stands_beside_what_was_predicted(work: Path) -> None:
-    table = runpy.run_path(str(DESIGNS))["table"](work)
-    (line,) = table.splitlines()[2:]
+    of = runpy.run_path(str(DESIGNS))
+    rows = of["trained"](work)
+    assert [row["replicate"] for row in rows] == [0, 1, 0, 0]
+    of["write"](rows, work / "designs.csv")
+    (line,) = [line for line in of["table"](of["read"](work / "designs.csv"), 0.01, 5).splitlines() if line.startswith("| 4")]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:4] == ["4, 2e+12", "width_32, 300 x 700", "5.660", "5.710 (5.700, 5.720)"]
     # A tenth of the way from word frequencies to the best loss that was measured is 0.05 nats.
     assert cells[4].startswith("0.050") and cells[6] == "better (+0.090)" and cells[8] == "tie (+0.010)"
+
+
+def test_the_page_shows_what_was_kept() -> None:
+    of = runpy.run_path(str(DESIGNS))
+    deviation, pairs = of["seed_deviation"]()
+    assert pairs >= 5 and 0.002 < deviation < 0.05
+    assert of["table"](of["read"](of["TRAINED"]), deviation, pairs) in of["README"].read_text()
 
 
 def test_choices_by_hand_cost_what_the_design_costs() -> None:
