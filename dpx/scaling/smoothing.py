@@ -5,7 +5,7 @@ Shape legend: M models, R noise-batch ratios, L learning rates, T records (numbe
 
 import dataclasses
 import itertools
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -18,8 +18,24 @@ Choice = Literal["pointwise_minimum", "lowest_final_loss"]
 Cells = dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]
 
 
+Either = TypeVar("Either", bound="WithNoiseless")
+
+
+class WithNoiseless:
+    """Losses at noise-batch ratios, and, apart from them and where there are any, the like without noise."""
+
+    noiseless: Any
+
+    def for_epsilon(self: Either, epsilon: float | int) -> Either:
+        """What a budget of `epsilon` rests on: the losses without noise where it is infinite. Raises `ConfigError` without them."""
+        if np.isfinite(epsilon):
+            return self
+        require(self.noiseless is not None, "epsilon=inf", "nothing was measured without noise", "Train models without noise too")
+        return self.noiseless
+
+
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class Grid(WithNoiseless):
     """Losses at every (model, ratio, record); `rates_MRT` are the learning rates that they were reached with.
 
     `noiseless` are losses without noise, a grid of its own models and of the one ratio 0.
@@ -33,14 +49,6 @@ class Grid:
     rates_MRT: np.ndarray
     left_out: tuple[str, ...] = ()
     noiseless: "Grid | None" = None
-
-    def for_epsilon(self, epsilon: float | int) -> "Grid":
-        """What a budget of `epsilon` was measured on: the losses without noise where it is infinite. Raises `ConfigError` without them."""
-        if np.isfinite(epsilon):
-            return self
-        require(self.noiseless is not None, "epsilon=inf", "nothing was measured without noise", "Train models without noise too")
-        assert self.noiseless is not None
-        return self.noiseless
 
 
 def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpx.declaration import require
 from dpx.scaling.extrapolation import extend
-from dpx.scaling.smoothing import Grid, isotonic, smooth
+from dpx.scaling.smoothing import Grid, WithNoiseless, isotonic, smooth
 
 Real = np.ndarray | float | int
 
@@ -26,7 +26,7 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Surface:
+class Surface(WithNoiseless):
     """Nodes, ascending, and losses [M, R, T] on them; `measured_steps` is the last step that was run.
 
     `noiseless` are losses without noise, a surface of its own models and of the one ratio 0. `tokens` is the length of an example.
@@ -41,14 +41,6 @@ class Surface:
     batch_size: float
     tokens: float
     noiseless: "Surface | None" = None
-
-    def for_epsilon(self, epsilon: float | int) -> "Surface":
-        """Where a budget of `epsilon` looks: the surface without noise where it is infinite. Raises `ConfigError` without one."""
-        if np.isfinite(epsilon):
-            return self
-        require(self.noiseless is not None, "epsilon=inf", "nothing was measured without noise", "Train models without noise too")
-        assert self.noiseless is not None
-        return self.noiseless
 
     def at(self, parameters: Real, steps: Real, ratio: Real) -> Found:
         """The losses at models (parameters), steps and noise-batch ratios, broadcast against one another.
