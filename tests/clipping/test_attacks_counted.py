@@ -13,10 +13,10 @@ from dpx.clipping import norms, ops
 from dpx.clipping.probes import Op, apply
 from dpx.declaration import ConfigError
 from dpx.models.fused_head import token_loss
-from tests.clipping.attacks import MORE_WAYS, WAYS, Attacks, B, D, T, V, batch, drawn, look, right_or_refused, total
+from tests.clipping.attacks import ALL_WAYS, WAYS, Attacks, B, D, T, V, batch, drawn, look, right_or_refused, total
 
 counted = Attacks()
-ALL_WAYS = WAYS | {"vmap": {"method": "vmap"}}
+WITH_VMAP = WAYS | {"vmap": {"method": "vmap"}}
 TABLE: dict[str, Any] = {"table": (V, D)}
 KERNEL: dict[str, Any] = {"kernel": (D, D)}
 NAN = jnp.nan
@@ -154,7 +154,7 @@ def test_an_infinite_weight_of_an_example_without_a_gradient(way):
     """1 / norm, as pages on clipping print it: infinity times zero would be in every parameter's sum."""
     factor_B = jnp.array([1.0, 0.0, 1.0])
     losses = lambda p, b: (b["factor"] * total(ops.dense(b["x"], p["kernel"])), {})  # noqa: E731
-    run = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=lambda n: 1 / n, **ALL_WAYS[way]))
+    run = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=lambda n: 1 / n, **WITH_VMAP[way]))
     found = run(drawn(KERNEL), batch() | {"factor": factor_B})
     assert bool(jnp.isfinite(found.total["kernel"]).all())
 
@@ -218,8 +218,8 @@ def test_what_counts(attack):
 
 @pytest.mark.slow
 @counted.each()
-def test_what_counts_by_other_ways(attack):
-    right_or_refused(attack, MORE_WAYS)
+def test_what_counts_by_every_way(attack):
+    right_or_refused(attack, ALL_WAYS)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from dpx.clipping import ops
-from tests.clipping.attacks import MORE_WAYS, Attacks, D, L, drawn, right_or_refused, total
+from tests.clipping.attacks import ALL_WAYS, Attacks, D, L, drawn, right_or_refused, total
 
 looped = Attacks()
 SQUARE, STACK = (D, D), (L, D, D)
@@ -282,5 +282,5 @@ def test_parameters_in_loops_and_branches(attack):
 
 @pytest.mark.slow
 @looped.each()
-def test_parameters_in_loops_and_branches_by_other_ways(attack):
-    right_or_refused(attack, MORE_WAYS)
+def test_parameters_in_loops_and_branches_by_every_way(attack):
+    right_or_refused(attack, ALL_WAYS)

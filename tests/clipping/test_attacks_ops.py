@@ -8,7 +8,7 @@ import pytest
 
 from dpx.clipping import norms, ops
 from dpx.clipping.probes import Op, apply
-from tests.clipping.attacks import MORE_WAYS, Attacks, D, right_or_refused, total
+from tests.clipping.attacks import ALL_WAYS, Attacks, D, right_or_refused, total
 
 own = Attacks()
 
@@ -155,5 +155,5 @@ def test_ops_of_ones_own(attack):
 
 @pytest.mark.slow
 @own.each()
-def test_ops_of_ones_own_by_other_ways(attack):
-    right_or_refused(attack, MORE_WAYS)
+def test_ops_of_ones_own_by_every_way(attack):
+    right_or_refused(attack, ALL_WAYS)

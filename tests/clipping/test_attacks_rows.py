@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpx.clipping import ops
-from tests.clipping.attacks import MORE_WAYS, Attacks, B, C, D, M, T, V, batch, look, right_or_refused, total
+from tests.clipping.attacks import ALL_WAYS, Attacks, B, C, D, M, T, V, batch, look, right_or_refused, total
 
 rows = Attacks()
 KERNEL: dict[str, Any] = {"kernel": (D, D)}
@@ -260,8 +260,8 @@ def test_rows(attack):
 
 @pytest.mark.slow
 @rows.each()
-def test_rows_by_other_ways(attack):
-    right_or_refused(attack, MORE_WAYS)
+def test_rows_by_every_way(attack):
+    right_or_refused(attack, ALL_WAYS)
 
 
 assert M < B < T, "no two axes of one size, but where an attack makes them so"

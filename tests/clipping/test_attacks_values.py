@@ -8,7 +8,7 @@ import pytest
 
 from dpx.clipping import ops
 from dpx.models.fused_head import token_loss
-from tests.clipping.attacks import MORE_WAYS, Attacks, B, C, D, T, V, batch, drawn, look, right_or_refused, total
+from tests.clipping.attacks import ALL_WAYS, Attacks, B, C, D, T, V, batch, drawn, look, right_or_refused, total
 
 values = Attacks()
 TABLE: dict[str, Any] = {"table": (V, D)}
@@ -165,5 +165,5 @@ def test_values(attack):
 
 @pytest.mark.slow
 @values.each()
-def test_values_by_other_ways(attack):
-    right_or_refused(attack, MORE_WAYS)
+def test_values_by_every_way(attack):
+    right_or_refused(attack, ALL_WAYS)

@@ -10,7 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from dpx.clipping import ops
-from tests.clipping.attacks import MORE_WAYS, WAYS, Attacks, D, V, drawn, look, right_or_refused, total
+from tests.clipping.attacks import ALL_WAYS, WAYS, Attacks, D, V, drawn, look, right_or_refused, total
 
 wrapped = Attacks()
 
@@ -243,8 +243,8 @@ def test_parameters_on_their_way(attack):
 
 @pytest.mark.slow
 @wrapped.each()
-def test_parameters_on_their_way_by_other_ways(attack):
-    right_or_refused(attack, MORE_WAYS)
+def test_parameters_on_their_way_by_every_way(attack):
+    right_or_refused(attack, ALL_WAYS)
 
 
 @pytest.mark.parametrize("name", ["all_scaled", pytest.param("penalty_by_first_leaf", marks=pytest.mark.slow)])
