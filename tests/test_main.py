@@ -93,7 +93,8 @@ def test_traceback_goes_to_the_private_log_alone(tmp_path: Path) -> None:
 
 def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
     program = (
-        "import sys, dpx.job.account, dpx.job.explain, dpx.__main__ as m; sys.argv = ['dpx', '+experiment=anil_2m_batch', 'job=plan']; "
+        "import sys, dpx.job.account, dpx.job.explain, dpx.job.report, dpx.report.pages, dpx.report.collect, dpx.report.html; "
+        "import dpx.__main__ as m; sys.argv = ['dpx', '+experiment=anil_2m_batch', 'job=plan']; "
         "m.main(); assert 'jax' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)

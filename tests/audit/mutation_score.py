@@ -94,7 +94,7 @@ ROOMS = {
         _in("training", "run_start loop draws_and_charges every_draw_is_charged step session"),
         _in(
             "training",
-            "step::test_twenty_private_steps_agree_on_every_mesh step::test_mechanism_none_sums_plain_gradients "
+            "step::test_private_steps_agree_on_every_mesh step::test_mechanism_none_sums_plain_gradients "
             "step::test_a_model_axis_changes_neither_norms_nor_sums "
             "session::test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards "
             "session::test_a_damaged_checkpoint_is_named_and_the_one_before_still_serves session::test_two_unseeded_runs_share_no_noise "

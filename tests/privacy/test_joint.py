@@ -76,6 +76,7 @@ def test_a_target_epsilon_is_met_by_sum_and_count_together(small, adjacency):
     assert 3.99 < adaptive.epsilon["pld"] <= 4.0
 
 
+@pytest.mark.slow
 def test_a_count_dearer_than_the_target_is_refused(small):
     with pytest.raises(ConfigError, match="count_noise_multiplier=0.1: spends all"):
         calibrate(small(noise=TargetEpsilon(epsilon=4.0), clip=AdaptiveClip(clipping_norm=1.0, count_noise_multiplier=0.1)), N)

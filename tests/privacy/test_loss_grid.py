@@ -159,7 +159,7 @@ def test_points_are_bounded():
         pytest.param([(poisson(1e-4, 0.5), 5_000)], "zero_out", marks=pytest.mark.slow),
         pytest.param([(poisson(0.3, 3.0), 7)], "replace_one", marks=pytest.mark.slow),
         ([(poisson(0.01, 0.8), 10), (poisson(0.02, 0.8), 30)], "zero_out"),
-        ([(poisson(0.05, 2.0, kind="truncated_poisson", size=1000, cap=60), 20)], "zero_out"),
+        pytest.param([(poisson(0.05, 2.0, kind="truncated_poisson", size=1000, cap=60), 20)], "zero_out", marks=pytest.mark.slow),
     ],
 )
 def test_a_multiple_of_the_grid_is_never_below_it(charges, adjacency):

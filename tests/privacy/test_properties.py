@@ -20,7 +20,7 @@ noises = st.floats(0.6, 8.0)
 counts = st.integers(1, 200)
 log_deltas = st.floats(-9, -3)
 charges = st.lists(st.tuples(rates, noises, counts), min_size=1, max_size=3)
-few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def spent(parts, accountant, log_delta):
@@ -73,7 +73,7 @@ def test_splitting_a_run_does_not_matter(q, sigma, count, at, accountant):
     assert spent(halves, accountant, -6) == spent([(q, sigma, count)], accountant, -6)
 
 
-@settings(few, max_examples=4)
+@few
 @given(st.lists(st.tuples(st.floats(1e-4, 0.2), st.integers(1, 50)), min_size=3, max_size=6), st.integers(1, 3))
 def test_rounding_rates_up_never_lowers_epsilon_and_its_error_is_bounded(runs, buckets):
     listed = [(Release(noise_multiplier=1.0, sampling_probability=q), count) for q, count in runs]

@@ -16,6 +16,8 @@ from dpx.table import Table
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "experiments"
 COMMITTED = sorted(path for path in EVIDENCE.glob("*/accounting/*") if path.is_dir())
+# One of each page with pictures of more than one kind.
+QUICK = ("anil_accounting", "mckenna_fig4_vector_fields", "dpfp_prop1_noise_dimension")
 # Its arithmetic is an analysis beside the recipe that trains.
 OVERRIDES = {"anil_schedule_variants": ["job=analyse", "analysis=anil_schedule_savings"]}
 GAINS = Table("gains", ("n", "m", "right", "up"), tuple((n, m, 0.5, 1.0) for n in (1, 2) for m in (1024, 2048)))
@@ -73,7 +75,9 @@ def _value(cell: str) -> Any:
     return cell or None
 
 
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(path, id=path.name, marks=[pytest.mark.slow] * (path.name not in QUICK)) for path in COMMITTED]
+)
 def test_what_an_analysis_draws_is_in_its_tables(folder: Path) -> None:
     analysis, tables = _committed(folder)
     drawn = pictures.draw(analysis.pictures(), tables)

@@ -10,7 +10,7 @@ from tests.clipping.families import subject
 
 
 @pytest.mark.parametrize(
-    "family", ["bert", "bert_choices", *(pytest.param(name, marks=pytest.mark.slow) for name in ("decoder", "bert_classifier"))]
+    "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("decoder", "bert_classifier", "bert_choices"))]
 )
 def test_a_task_learns_from_its_own_rows(family):
     of = subject(family)
