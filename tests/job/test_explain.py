@@ -104,7 +104,7 @@ def test_an_unknown_size_is_asked_for():
     ("overrides", "words"),
     [
         (["clip=quantile"], "follows the 0.5 quantile by counts with noise of 10 examples"),
-        (["mechanism=discrete_gaussian"], "Sums and noise are integers on a fine grid"),
+        pytest.param(["mechanism=discrete_gaussian"], "Sums and noise are integers on a fine grid", marks=pytest.mark.slow),
         (["mechanism=banded", "sampler=cyclic_poisson"], "Noise of 4 steps in a row is correlated"),
     ],
 )

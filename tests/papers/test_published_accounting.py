@@ -67,6 +67,7 @@ def test_legal_noise_and_the_order_grid():
     assert old == pytest.approx(4e5, rel=0.1) and new < 2_000
 
 
+@pytest.mark.slow
 def test_the_epsilon_rows_are_of_li_and_not_of_dpfp():
     cell = Cell(task="sst2", size=67349, li_batch_size=1000, li_epochs=3, epsilon_rdp=3.0, published_clt=1.73, published_pld=2.41)
     of_li, own = DpfpTable2Accounting(cells=[cell], micro_batches=32, batch_size=32, epochs=3)()

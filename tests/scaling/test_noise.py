@@ -19,6 +19,7 @@ from .synthetic import form_l2, rows_of
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "privacy" / "reference.json").read_text())}
 
 
+@pytest.mark.slow
 def test_between_nodes_it_is_within_one_percent_of_the_exact_ratio(tmp_path, monkeypatch):
     """Nodes are solved to one percent by a sketch of the loss; an exact ratio by as fine a grid as a claim's."""
     solved = {}
