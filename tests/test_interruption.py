@@ -61,6 +61,7 @@ def test_a_run_is_saved_and_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     assert Status(run, "train").read()["steps"] > done
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once_also_in_the_middle_of_a_step(tmp_path: Path) -> None:
     program = (
         "import pathlib, time; from dpx.training import loop; import dpx.__main__ as m\n"

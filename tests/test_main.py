@@ -65,6 +65,7 @@ def test_bad_command_line_is_one_line_and_exit_code_2(answered, arguments: tuple
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     for arguments in (["job=plan", "data.declared_size=10000", "noise=multiplier", "accountant=rdp"], ["--cfg", "job"]):
         reader, writer = os.pipe()

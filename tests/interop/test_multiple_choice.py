@@ -94,6 +94,7 @@ def exported(run: Path) -> Path:
     return run / "release" / "hf"
 
 
+@pytest.mark.slow
 def test_it_is_planned_trained_and_measured(root: Path, run: Path):
     assert plan(config.build(composed(root))[0])["steps"] == 2
     results, stated = (json.loads((run / place).read_text()) for place in ("private/results.json", "release/privacy.json"))
@@ -106,6 +107,7 @@ def test_it_is_planned_trained_and_measured(root: Path, run: Path):
     assert again["most_frequent_choice_accuracy"] == results["baselines"]["most_frequent_choice"]
 
 
+@pytest.mark.slow
 def test_a_run_and_its_export_choose_alike_and_by_their_logits(root: Path, run: Path, exported: Path, tmp_path: Path):
     rows = root / "tasks" / "casehold" / "test_1000.jsonl.gz"
     own = predicted(run, rows, tmp_path / "own")
@@ -122,6 +124,7 @@ def test_a_run_and_its_export_choose_alike_and_by_their_logits(root: Path, run: 
         assert np.abs(own - row).max(axis=1).min() < 1e-5, "held-out rows are among those of the file"
 
 
+@pytest.mark.slow
 def test_what_a_file_lacks_is_said_in_a_line(root: Path, run: Path, exported: Path, tmp_path: Path):
     rows, out = root / "tasks" / "casehold" / "test_1000.jsonl.gz", tmp_path / "out"
     with pytest.raises(ConfigError, match=r"job.choices_field=None: the classifier chooses among 5 texts\. Name the column"):

@@ -37,6 +37,7 @@ def run(place: Path) -> Path:
     return train(place, "classifier", "train=last_layer", "init.provenance=public")
 
 
+@pytest.mark.slow
 def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Path):
     cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": {"_target_": "dpx.job.export.Export"}})
     experiment, job = config.build(cfg)  # type: ignore[arg-type]

@@ -148,6 +148,7 @@ def _compiled(*overrides: str) -> dict:
 needs_8 = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
 
 
+@pytest.mark.slow
 @needs_8
 def test_the_real_step_is_compiled_for_the_mesh(capsys: pytest.CaptureFixture[str]) -> None:
     # Whose noise is known: solving for it would take longer than compiling.

@@ -27,11 +27,10 @@ from dpx.training import session
 from ..privacy.combinations import check, drawn
 from .conftest import declare
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
+# Single declarations are in tests/privacy/test_combinations.py.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("coarse_grid")]
 STEPS = 3
 TRAINED = 11
-# As many as the default suite trains.
-FIRST = 1
 PROGRAMS = 4
 
 
@@ -65,9 +64,7 @@ def _standing(base, size_of):
         yield experiment
 
 
-@pytest.mark.parametrize(
-    "number", [number if number < FIRST else pytest.param(number, marks=pytest.mark.slow) for number in range(TRAINED)]
-)
+@pytest.mark.parametrize("number", range(TRAINED))
 def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinations, number, tmp_path):
     experiment = combinations[number]
     folder = RunFolder(tmp_path, "")

@@ -46,5 +46,6 @@ def test_nothing_fits(workload, monkeypatch, tmp_path):
         microbatch.choose(workload, cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_real_probes_find_a_size(workload, tmp_path):
     assert microbatch.choose(workload, candidates=(2,), cache=tmp_path) == 2

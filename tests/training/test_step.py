@@ -207,6 +207,7 @@ def test_a_model_axis_changes_neither_norms_nor_sums(micro, plain, method):
     _assert_close(_total(sums), alone.total)
 
 
+@pytest.mark.slow
 @needs_8
 def test_a_model_axis_keeps_the_rank_of_adapters_whole(micro):
     adapters = Adapters(rank=4, alpha=4.0, targets=("query", "attention_out", "down"))
@@ -249,6 +250,7 @@ def _trained(objective, mesh, method, steps=6):
     return jax.tree.map(np.asarray, state.params)
 
 
+@pytest.mark.slow
 @needs_8
 @each_clipping
 @pytest.mark.parametrize(
