@@ -19,7 +19,7 @@ from dpx.config import recipes
 from dpx.config.aliases import with_present_keys
 from dpx.declaration import ConfigError, require
 from dpx.privacy.ledger import Ledger
-from dpx.report.rows import FINAL, Row
+from dpx.report.rows import FINAL, Row, by_run, models_timed
 
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
@@ -33,9 +33,9 @@ _SEARCHED = ("optimizer", "lr_schedule", "clip")
 def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]]:
     """Rows of every finished run whose experiment begins with one of `match`, and a line on each that is not finished.
 
-    Of an analysis or a benchmark that ran several times only the latest counts.
+    Of an analysis, or of a benchmark of the same models, that ran several times only the latest counts.
     """
-    by_run: dict[tuple[str, str], list[Row]] = {}
+    latest: dict[tuple[str, ...], list[Row]] = {}
     left_out = []
     for folder in sorted((path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)), key=_finished_at):
         try:
@@ -47,16 +47,19 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
         except Exception as error:
             left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
             continue
-        by_run[name, "" if is_analysis(rows) else folder.name] = rows
-    return [row for rows in by_run.values() for row in rows], left_out
+        latest[name, *(models_timed(rows) if is_analysis(rows) else (folder.name,))] = rows
+    return [row for rows in latest.values() for row in rows], left_out
 
 
 def merged(kept: Iterable[Row], fresh: Iterable[Row]) -> tuple[list[Row], list[str]]:
     """The rows of both; of a run or an analysis that both have, those of `fresh`. Runs that are no point of their recipe are left out."""
     fresh = list(fresh)
     runs = {(row.experiment, row.run) for row in fresh}
-    analyses = {row.experiment for row in fresh} - {row.experiment for row in fresh if row.metric.startswith("config/")}
-    rows = [row for row in kept if (row.experiment, row.run) not in runs and row.experiment not in analyses] + fresh
+    anew = {(experiment, models_timed(rows)) for (experiment, _), rows in by_run(fresh).items() if is_analysis(rows)}
+    rows = list(fresh)
+    for (experiment, run), own in by_run(kept).items():
+        if (experiment, run) not in runs and not (is_analysis(own) and (experiment, models_timed(own)) in anew):
+            rows += own
     reasons = strays(rows)
     lines = [f"{experiment}-{run}: {reason}" for (experiment, run), reason in sorted(reasons.items())]
     return [row for row in rows if (row.experiment, row.run) not in reasons], lines

@@ -93,19 +93,33 @@ def _order(row: Row) -> tuple[str, str, str, int, int]:
     return (row.experiment, row.run, row.metric, int(row.step) if row.step.isdigit() else -1, len(row.step))
 
 
-def points(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """A label by (experiment, run): the knobs in which the runs of one experiment differ, `-` where they do not."""
-    configs: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+def by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of each (experiment, run)."""
+    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        known = configs[row.experiment][row.run]
-        if row.metric.startswith("config/"):
-            known[row.metric.removeprefix("config/")] = row.value
+        grouped[row.experiment, row.run].append(row)
+    return dict(grouped)
+
+
+def models_timed(rows: Iterable[Row]) -> tuple[str, ...]:
+    """The models of a benchmark, which a sweep takes one by one; none of an analysis or a run that trained."""
+    named = (row for row in rows if row.metric.startswith("fact/benchmark[") and row.metric.endswith("].model"))
+    return tuple(sorted({row.value for row in named}))
+
+
+def points(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
+    """A label by (experiment, run): the knobs in which the runs of one experiment differ, or the models timed, `-` where they do not."""
+    configs: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+    for (experiment, run), own in by_run(rows).items():
+        config = {row.metric.removeprefix("config/"): row.value for row in own if row.metric.startswith("config/")}
+        timed = models_timed(own)
+        configs[experiment][run] = config or ({"models": " ".join(timed)} if timed else {})
     labels = {}
-    for experiment, by_run in configs.items():
-        keys = {key for config in by_run.values() for key in config}
-        swept = sorted(key for key in keys if len({config.get(key) for config in by_run.values() if config}) > 1)
+    for experiment, of_runs in configs.items():
+        keys = {key for config in of_runs.values() for key in config}
+        swept = sorted(key for key in keys if len({config.get(key) for config in of_runs.values() if config}) > 1)
         named = [key for key in swept if key not in _NOT_A_POINT] or swept
-        for run, config in by_run.items():
+        for run, config in of_runs.items():
             labels[experiment, run] = " ".join(f"{key}={config[key]}" for key in named if key in config) or "-"
     return labels
 
@@ -114,10 +128,7 @@ def runs_of(rows: Iterable[Row]) -> list[Run]:
     """The runs that `rows` tell of, by experiment, point and replicate."""
     rows = list(rows)
     labels = points(rows)
-    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        grouped[row.experiment, row.run].append(row)
-    runs = [_run(key, labels[key], group) for key, group in grouped.items()]
+    runs = [_run(key, labels[key], group) for key, group in by_run(rows).items()]
     return sorted(runs, key=lambda run: (run.experiment, run.point, run.replicate, run.run))
 
 
