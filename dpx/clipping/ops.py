@@ -92,6 +92,10 @@ def dense_general(x: Array, kernel: Any, bias: Any = None, axes: int = 1) -> Arr
     reason = f"has no outputs, or no inputs, at axes={axes}"
     check(kernel, 0 < axes < len(shape), f"kernel{shape}", reason, "Give a kernel [*inputs, *outputs]")
     check(kernel, ends, f"x{x.shape}", f"does not end in a kernel's inputs {inputs}", "Give x [B, ..., *inputs]")
+    if bias is not None:
+        # Widened to a bias, an output has cotangents of another width than the kernel's.
+        is_narrow = all(have in (1, wanted) for have, wanted in zip(bias.shape[::-1], shape[: axes - 1 : -1], strict=False))
+        check(bias, is_narrow, f"bias{tuple(bias.shape)}", f"is wider than the outputs {shape[axes:]}", "Give it their shape")
     leaves = {"kernel": kernel} | ({} if bias is None else {"bias": bias})
     matrix = (math.prod(inputs), math.prod(shape[axes:]))
     return apply(Dense(form_of(x.shape[0], math.prod(x.shape[1:]) // matrix[0], kernel, matrix), axes), leaves, (x,))
