@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from dpx import config, packages
 from dpx.config import recipes
@@ -123,52 +123,27 @@ def test_main_job_equals_golden() -> None:
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_recipe_builds_and_equals_golden(name: str) -> None:
-    cfg = recipes.planned(name, [])
+    cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", "job=plan"], with_hydra=True)
+    # The last value of every axis; a recipe of three axes has hundreds of points, and all of them are composed when slow.
+    last = recipes.points_of(cfg)[-1]
+    with open_dict(cfg):
+        del cfg["hydra"]
     experiment, _ = config.build(cfg)
     assert experiment.name == name.replace("/", "_"), "the run folder would not carry the recipe's name"
     _agrees(GOLDEN / "experiment" / f"{name}.yaml", _difference(config.resolved(cfg), _default()))
-
-
-def _each_value(points: list[list[str]]) -> list[list[str]]:
-    """Points in which every value of every axis occurs, as few as the longest axis has values: all axes move on together."""
-    axes = [list(dict.fromkeys(values)) for values in zip(*points, strict=True)]
-    return [[values[number % len(values)] for values in axes] for number in range(max(map(len, axes), default=1))]
-
-
-def test_each_value_of_each_axis_is_among_the_points_that_are_composed() -> None:
-    points = [[a, b, c] for a in "pqr" for b in "xyz" for c in "uv"]
-    chosen = _each_value(points)
-    assert len(chosen) == 3 and all(point in points for point in chosen)
-    assert [{point[axis] for point in chosen} for axis in range(3)] == [set("pqr"), set("xyz"), set("uv")]
-    assert _each_value([[]]) == [[]] and _each_value([["a"], ["b"]]) == [["a"], ["b"]]
-
-
-def _build_into_own_folders(name: str, points: list[list[str]]) -> None:
-    folders = set()
-    for point in points:
-        cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *point], with_hydra=True)
-        config.build(cfg)
-        folders.add(cfg.hydra.sweep.subdir)
-    assert len(folders) == len(points)
-
-
-@pytest.mark.parametrize("name", recipes.names())
-def test_points_of_a_recipe_build_into_a_folder_of_their_own(name: str, monkeypatch) -> None:
-    """The first and last values of each axis; a recipe of three axes has hundreds of points, and all of them are composed when slow."""
-    # A recipe without a sweep is its own only point, composed to find that out.
-    composed = functools.cache(lambda overrides, with_hydra: compose(list(overrides), with_hydra=with_hydra))
-    compose = recipes.compose
-    monkeypatch.setattr(recipes, "compose", lambda overrides, with_hydra=False: composed(tuple(overrides), with_hydra))
-    first, *others = _each_value(recipes.points(name))
-    _build_into_own_folders(name, [first, *others[-1:]])
+    if last:
+        config.build(recipes.planned(name, last))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str) -> None:
-    points = recipes.points(name)
-    if len(points) > 2:
-        _build_into_own_folders(name, points)
+    folders, points = set(), recipes.points(name)
+    for point in points:
+        cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *point], with_hydra=True)
+        config.build(cfg)
+        folders.add(cfg.hydra.sweep.subdir)
+    assert len(folders) == len(points)
 
 
 def test_no_golden_config_is_left_over() -> None:

@@ -42,9 +42,10 @@ def _interrupted(folder: Path, number: signal.Signals, beyond: int) -> tuple[int
     return process.returncode, errors
 
 
-def test_a_run_is_saved_and_goes_on_where_it_was_ended(tmp_path: Path) -> None:
-    code, errors = _interrupted(tmp_path, signal.SIGINT, 3)
-    (run,) = tmp_path.glob("outputs/main-*")
+def _saved(folder: Path) -> int:
+    """The step after which a run was ended by Ctrl-C, once everything it said and left is looked at."""
+    code, errors = _interrupted(folder, signal.SIGINT, 3)
+    (run,) = folder.glob("outputs/main-*")
     *_, line = errors.splitlines()
     pattern = r"interrupted after step (\d+): the same command goes on from there, and so does python -m dpx job=resume run=outputs/\S+"
     found = re.fullmatch(pattern, line)
@@ -55,7 +56,17 @@ def test_a_run_is_saved_and_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     assert Ledger(run / "private" / "ledger").segments()[0]["steps"] == [[0, done]]
     assert (run / "private" / "checkpoints" / str(done)).is_dir()
     assert json.loads((run / "release" / "privacy.json").read_text())["spent"]["steps"] == done
+    return done
 
+
+def test_a_run_is_saved_where_it_was_ended(tmp_path: Path) -> None:
+    _saved(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_was_ended(tmp_path: Path) -> None:
+    done = _saved(tmp_path)
+    (run,) = tmp_path.glob("outputs/main-*")
     code, errors = _interrupted(tmp_path, signal.SIGTERM, done + 3)
     assert code == 143 and f"going on from step {done}" in errors and "Traceback" not in errors
     assert Status(run, "train").read()["steps"] > done

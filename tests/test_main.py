@@ -15,12 +15,6 @@ from dpx.launch.sweep import Status
 from dpx.run_folder import RunFolder
 from tests.processes import Answer, answers, environment
 
-
-def _dpx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpx", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(COLUMNS="160"), capture_output=True, text=True, timeout=300, check=False)
-
-
 BAD = {
     ("optimizer.bta1=0.1",): "optimizer.bta1: unknown key. Did you mean optimizer.beta1?",
     ("run=nowhere", "job=plan"): "run=nowhere: no such run.",
@@ -30,6 +24,7 @@ BAD = {
     ("job=account",): "run: no run is named that could be accounted for. Add run=<folder>, or job.ledgers=[...].",
     ("tune=search",): "tune: a search is a sweep, and this is one run. Launch it with -m, or leave the search out with tune=null.",
     ("job=list", "hydra.run.dir=/dev/null/runs"): "/dev/null/runs: not a directory.",
+    (NO_EPSILON := ("noise.epsilon=-1",)): "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.",
 }
 ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
 FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
@@ -84,12 +79,11 @@ def test_a_checkout_whose_dependencies_are_missing_says_so(tmp_path: Path) -> No
     assert done.stderr.startswith("error: hydra: is not installed for") and "pip install -c requirements.lock -e ." in done.stderr
 
 
-def test_traceback_goes_to_the_private_log_alone(tmp_path: Path) -> None:
-    done = _dpx(tmp_path, "noise.epsilon=-1")
-    assert done.stderr == "error: noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.\n"
-    (log,) = tmp_path.glob("outputs/main-*/private/dpx.log")
+def test_traceback_goes_to_the_private_log_alone(answered) -> None:
+    _, folder = answered[NO_EPSILON]
+    (log,) = folder.glob("outputs/main-*/private/dpx.log")
     assert "Traceback" in log.read_text()
-    assert not list(tmp_path.glob("outputs/*/release"))
+    assert not list(folder.glob("outputs/*/release"))
 
 
 def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
@@ -103,6 +97,7 @@ def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
     assert list(tmp_path.glob("outputs/anil_2m_batch-*/release/plan.json"))
 
 
+@pytest.mark.slow
 def test_a_mesh_names_its_simulated_devices_and_their_threads_before_jax_starts(tmp_path: Path) -> None:
     program = (
         "import os; from dpx import config; from dpx.config import recipes; from dpx.mesh import simulate_devices; "

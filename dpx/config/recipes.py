@@ -54,7 +54,11 @@ def points(name: str) -> list[list[str]]:
 
     An axis given as an interval (a search, not a grid) stays at the recipe's own value.
     """
-    cfg = compose([f"+experiment={name}", _PLAIN_SWEEPER], with_hydra=True)
+    return points_of(compose([f"+experiment={name}", _PLAIN_SWEEPER], with_hydra=True))
+
+
+def points_of(cfg: DictConfig) -> list[list[str]]:
+    """As `points`, of a recipe that is composed, Hydra's own config with it."""
     if str(cfg.hydra.mode) != "RunMode.MULTIRUN" and getattr(cfg.hydra.mode, "name", cfg.hydra.mode) != "MULTIRUN":
         return [[]]
     parser = OverridesParser.create()

@@ -27,14 +27,22 @@ from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import released
 from tests.training.conftest import declare
+from tests.training.sharing import coarse_losses
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 AUDIT = Canaries(gradients=600, sequences=100, masks=2, primary=Primary(guesses=100))
 ROW, UNITS = Privacy(delta=1e-4), Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
 GROUP = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3)
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
+def coarse_grid():
+    with coarse_losses():
+        yield
+
+
+@pytest.fixture(scope="module")
+def experiment(coarse_grid, tmp_path_factory):
     """A micro run of two steps in which every unit takes part, canaries included."""
     directory = str(tmp_path_factory.getbasetemp() / "data")
     source = Synthetic(documents=24, words_per_document=40, states=16)

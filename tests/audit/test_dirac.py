@@ -11,7 +11,7 @@ from dpx.mechanism import noise
 from dpx.mechanism.clip import Flat
 from dpx.randomness import RootSecret
 
-REPLICATES = 20
+REPLICATES = 10
 
 
 def verdicts(attack, replicates=REPLICATES):
@@ -46,8 +46,8 @@ def test_the_noise_of_sound_runs_has_its_variance(sound):
 
 def test_half_the_noise_is_caught(canaries, monkeypatch):
     scaled_noise(monkeypatch, 0.5)
-    found = verdicts(canaries())
-    assert sum(verdict.primary.refutes for verdict, _ in found) >= 18
+    found = verdicts(canaries(), 5)
+    assert sum(verdict.primary.refutes for verdict, _ in found) >= 4
 
 
 @pytest.mark.slow

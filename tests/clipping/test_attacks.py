@@ -78,12 +78,12 @@ def lookup_and_token_loss(p, b):
     return token_loss(b["label"], b["has_label"], look(p["table"], b["id"]), p["table"])[0]
 
 
-@shared(table=TABLE, bias=(V,))
+@shared(table=TABLE, bias=(V,), slow=True)
 def lookup_and_token_loss_tie_dropped(p, b):
     return token_loss(b["label"], b["has_label"], tied(p["table"], b, T)[0], p["table"], p["bias"])[0]
 
 
-@shared(table=TABLE)
+@shared(table=TABLE, slow=True)
 def two_lookups(p, b):
     return total(look(p["table"], b["id"]) * look(p["table"], b["label"]))
 
@@ -120,12 +120,12 @@ def add_rows_twice_at_other_offsets(p, b):
     return total(ops.add_rows(ops.add_rows(b["h"], p["table"]), p["table"], offset=M))
 
 
-@shared(table=SQUARE)
+@shared(table=SQUARE, slow=True)
 def dense_and_decode(p, b):
     return total(ops.decode(jnp.tanh(ops.dense(b["h"], p["table"])), p["table"]))
 
 
-@shared(table=SQUARE)
+@shared(table=SQUARE, slow=True)
 def lookup_dense_and_decode(p, b):
     ids = jnp.minimum(b["id"], D - 1)
     return total(ops.decode(ops.dense(look(p["table"], ids), p["table"]), p["table"]))
@@ -136,7 +136,7 @@ def two_denses(p, b):
     return total(ops.dense(jnp.tanh(ops.dense(b["x"], p["kernel"])), p["kernel"]))
 
 
-@shared(kernel=SQUARE)
+@shared(kernel=SQUARE, slow=True)
 def two_denses_of_different_length(p, b):
     return total(ops.dense(b["x"], p["kernel"])) + total(ops.dense(b["x"].mean(1), p["kernel"]))
 

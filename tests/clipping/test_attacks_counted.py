@@ -69,12 +69,12 @@ def a_decoded_row_that_is_not_a_number(p, b):
     return total(ops.decode(b["h"], p["table"]))
 
 
-@counted("right", rows=poisoned("x", NAN), bias=(V,), **TABLE)
+@counted("right", rows=poisoned("x", NAN), bias=(V,), slow=True, **TABLE)
 def logits_that_are_not_numbers(p, b):
     return token_loss(b["label"], b["has_label"], b["x"], p["table"], p["bias"])[0]
 
 
-@counted(rows=poisoned("x", NAN), **TABLE)
+@counted(rows=poisoned("x", NAN), slow=True, **TABLE)
 def a_tied_row_that_is_not_a_number(p, b):
     return total(ops.decode(look(p["table"], b["id"]) * b["x"], p["table"]))
 

@@ -61,7 +61,7 @@ def scan_that_uses_a_layer_twice(p, b):
     return total(jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(jnp.tanh(ops.dense(x, k)), k)), None), b["x"], p["kernel"])[0])
 
 
-@looped(kernel=STACK)
+@looped(kernel=STACK, slow=True)
 def scan_that_hands_its_stack_on(p, b):
     x, stack = jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(x, k)), k), b["x"], p["kernel"])
     return total(jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(x, k)), None), x, stack)[0])
@@ -127,7 +127,7 @@ def a_map_over_tokens(p, b):
     return total(jnp.swapaxes(jax.lax.map(lambda x_Bd: ops.dense(x_Bd, p["kernel"]), jnp.swapaxes(b["x"], 0, 1)), 0, 1))
 
 
-@looped(kernel=SQUARE)
+@looped(kernel=SQUARE, slow=True)
 def rounds_of_a_for_loop(p, b):
     return total(jax.lax.fori_loop(0, 2, lambda _, x: jnp.tanh(ops.dense(x, p["kernel"])), b["x"]))
 
@@ -169,7 +169,7 @@ for name, indices in INDICES.items():
         return total(x)
 
     unrolled.__name__ = f"layers_in_line_{name}"
-    looped(params=drawn({"layers": {"kernel": STACK}}))(unrolled)
+    looped(params=drawn({"layers": {"kernel": STACK}}), slow=name in ("out_of_order", "from_behind"))(unrolled)
 
 
 @looped(params=drawn({"layers": {"kernel": STACK}}), slow=True)
@@ -192,13 +192,13 @@ def once_in_each_branch(p, b):
     return total(jax.lax.cond(jnp.array(True), lambda: ops.dense(x, p["kernel"]), lambda: 2 * ops.dense(x, p["kernel"])))
 
 
-@looped(kernel=SQUARE)
+@looped(kernel=SQUARE, slow=True)
 def twice_in_one_branch(p, b):
     twice = lambda: ops.dense(jnp.tanh(ops.dense(b["x"], p["kernel"])), p["kernel"])  # noqa: E731
     return total(jax.lax.cond(jnp.array(True), twice, lambda: b["x"]))
 
 
-@looped(kernel=SQUARE)
+@looped(kernel=SQUARE, slow=True)
 def in_a_branch_and_beside_it(p, b):
     x = ops.dense(b["x"], p["kernel"])
     return total(jax.lax.cond(jnp.array(True), lambda: ops.dense(jnp.tanh(x), p["kernel"]), lambda: x))

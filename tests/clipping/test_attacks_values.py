@@ -43,6 +43,12 @@ for name, ids in STRANGE.items():
     def labelled_beside_slots(p, b):
         return token_loss(b["label"], jnp.zeros((len(b["x"]), T), bool).at[:, ::4].set(True), b["x"], p["table"], p["bias"])[0]
 
+    # Each place of an id, and each op with one of them; the long suite has all pairs.
+    WITH = {
+        "below": (looked_up, labelled),
+        "beyond": (looked_up_small, looked_up_and_decoded),
+        "beyond_float32": (looked_up, looked_up_and_tied),
+    }
     for function in (looked_up, looked_up_small, looked_up_and_decoded, looked_up_and_tied, labelled, labelled_beside_slots):
         is_plain = function in (looked_up, looked_up_small)
         function.__name__ = f"{function.__name__}_{name}"
@@ -50,7 +56,7 @@ for name, ids in STRANGE.items():
         values(
             "right" if is_plain else None,
             rows=strange,
-            slow=name == "beyond_float32" and not is_plain or function is labelled_beside_slots,
+            slow=function not in WITH[name],
             **shapes,
         )(function)
 

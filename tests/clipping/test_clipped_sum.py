@@ -71,7 +71,7 @@ def test_without_next_sentence_an_example_without_slots_has_no_gradient(method):
     assert_exact(clipped(method, next_sentence=False), case(next_sentence=False))
 
 
-@ways("book_keeping", slow=("vmap", "ghost", "book_keeping_ops"))
+@ways(slow=("vmap", "ghost", "book_keeping", "book_keeping_ops"))
 def test_equal_dropout_masks_are_drawn_again(way):
     method, options = WAYS[way]
     assert_exact(clipped(method, dropout=0.1, **options), case(dropout=0.1), {"flat": CLIPS["flat"]})

@@ -25,14 +25,12 @@ WAYS = {
 }
 METHODS = ("book_keeping", "ghost", "vmap")
 DEFAULT = [
-    *((family, "all", "book_keeping", "blocks") for family in ("bert_untied", "roberta", "decoder", "bert_classifier", "decoder_choices")),
+    *((family, "all", "book_keeping", "blocks") for family in ("bert_untied", "roberta_classifier", "decoder_choices")),
     ("decoder", "all", "book_keeping", "ops"),
     ("decoder", "all", "book_keeping", "dropout"),
-    ("decoder", "all", "book_keeping", "in_line"),
     ("bert", "all", "book_keeping", "loop"),
     ("bert", "bias", "book_keeping", "blocks"),
     ("bert", "top", "book_keeping", "blocks"),
-    ("bert", "lora", "book_keeping", "blocks"),
     ("decoder", "last_layer", "ghost", "blocks"),
     ("decoder", "lora", "book_keeping", "ops"),
     ("bert", "kernels", "book_keeping", "loop_without_memory"),
@@ -68,5 +66,5 @@ def test_clips_exactly(family, trained, method, way, monkeypatch):
 def test_the_default_cells_hold_each_method_way_and_kind():
     kinds = {family.split("_")[0] for family, *_ in DEFAULT} | {family.split("_")[-1] for family, *_ in DEFAULT}
     assert {"bert", "roberta", "decoder", "classifier", "choices", "untied"} <= kinds
-    assert {way for *_, way in DEFAULT} >= set(WAYS) - {"adapter_dropout_ops"}
+    assert {way for *_, way in DEFAULT} >= set(WAYS) - {"adapter_dropout_ops", "in_line"}
     assert {"all", "bias", "top", "lora", "last_layer", "kernels"} <= {trained for _, trained, *_ in DEFAULT}

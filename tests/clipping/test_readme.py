@@ -30,7 +30,7 @@ def test_the_loop_ran_and_counted_every_real_row(page):
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(page["params"]))
 
 
-@pytest.mark.parametrize("method", ["book_keeping", "ghost"])
+@pytest.mark.parametrize("method", ["book_keeping", pytest.param("ghost", marks=pytest.mark.slow)])
 def test_the_op_clips_exactly(page, method):
     losses, params, batch = page["losses"], page["params"], page["batch"]
     gradients, _ = float64_gradients(losses, params, batch)

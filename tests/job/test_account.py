@@ -15,6 +15,7 @@ from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=1.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
 
 

@@ -58,6 +58,7 @@ def test_its_options_compose_and_only_for_dpx(site, tmp_path):
     assert not any("dpx_pond" in str(place) for place in places)
 
 
+@pytest.mark.slow
 def test_help_and_list_name_its_options(site, tmp_path):
     environ = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{site}", COLUMNS="200")
     driver = (

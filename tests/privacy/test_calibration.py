@@ -12,8 +12,16 @@ from dpx.privacy import accounting, cache, closed_form, solve
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.events import Release
 from dpx.sampler import BallsInBins, FixedSize, Shuffled, TruncatedPoisson
+from tests.training.sharing import coarse_losses
 
 N = 10_000
+
+
+@pytest.fixture
+def coarse_grid():
+    """For what is compared with itself alone. A noise that is solved on it belongs into a cache of its own."""
+    with coarse_losses():
+        yield
 
 
 def test_stated_noise_is_kept(small):
@@ -85,6 +93,7 @@ def test_declared_size_stands_in_for_the_count(small):
     assert calibrate(experiment, N).stages == ((64 / 20_000, 20),)
 
 
+@pytest.mark.usefixtures("coarse_grid")
 def test_a_unit_of_rows_costs_more_than_a_row(small):
     row = calibrate(small(steps=2), N).epsilon
     document = calibrate(small(steps=2, privacy={"unit": "document", "rows_per_unit_max": 2}), N).epsilon
@@ -187,6 +196,7 @@ def test_under_add_remove_delta_is_held_against_the_declared_size_alone(small):
         calibrate(small(**declared, privacy={"delta": 0.02, "adjacency": "add_remove"}), 10)
 
 
+@pytest.mark.usefixtures("own_cache", "coarse_grid")
 def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
     experiment = small(noise=TargetEpsilon(epsilon=2.0))
     now = calibrate(experiment, N)

@@ -114,7 +114,7 @@ def test_impossible_releases_are_refused(changes):
         Release(**({"noise_multiplier": 1.0} | changes))
 
 
-@pytest.mark.parametrize(("noise_multiplier", "steps"), [(1.0, 20_000), (0.5, 20), (0.05, 3)])
+@pytest.mark.parametrize(("noise_multiplier", "steps"), [(1.0, 20_000), (0.5, 20), pytest.param(0.05, 3, marks=pytest.mark.slow)])
 def test_large_losses_take_a_coarser_grid_and_not_all_memory(noise_multiplier, steps):
     charges = [(Release(noise_multiplier=noise_multiplier), steps)]
     truth = closed_form.epsilon(steps**0.5 / noise_multiplier, DELTA)

@@ -53,7 +53,7 @@ def test_a_small_target_takes_the_noise_that_it_needs():
 
 
 # The central limit, exact where sigma is large and steps are many: Gaussian with mu = q sqrt(steps) / sigma.
-@pytest.mark.parametrize("sigma", [10.0, 30.0, 100.0, 300.0, 1000.0])
+@pytest.mark.parametrize("sigma", [10.0, *(pytest.param(sigma, marks=pytest.mark.slow) for sigma in (30.0, 100.0, 300.0)), 1000.0])
 @pytest.mark.parametrize(("q", "steps"), [(1e-3, 16_000), (1e-2, 16_000), (1e-2, 400_000)])
 def test_large_noise_is_not_drowned_by_the_grid(sigma, q, steps):
     charges, delta = [(poisson(q, sigma), steps)], 1e-8
@@ -76,7 +76,7 @@ def drawn(number):
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", [*range(4), *(pytest.param(number, marks=pytest.mark.slow) for number in range(4, 12))])
 def test_any_setting_is_within_one_percent_of_a_fine_grid(number, adjacency):
     q, sigma, steps, delta = drawn(number)
     charges = [(poisson(q, sigma), steps), (poisson(q / 2, sigma), steps)]

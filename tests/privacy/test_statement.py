@@ -57,7 +57,9 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
     assert (entered["q"], entered["noise_multiplier"], entered["steps"]) == (64 / N, 1.0, [[0, 7]])
 
 
-@pytest.mark.parametrize("privacy", [{}, {"unit": "document", "rows_per_unit_max": 2}, {"adjacency": "replace_one"}])
+@pytest.mark.parametrize(
+    "privacy", [{}, pytest.param({"unit": "document", "rows_per_unit_max": 2}, marks=pytest.mark.slow), {"adjacency": "replace_one"}]
+)
 def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypatch, privacy):
     monkeypatch.setattr(accounting, "RATES_MAX", 2)
     monkeypatch.setattr(loss_grid, "grid", lambda *_: 5e-3)  # for all that is compared, and for units a second each

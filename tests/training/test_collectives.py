@@ -31,8 +31,8 @@ class Texts(NamedTuple):
     mesh: Mesh
 
 
-# Both axes that examples are split over; each alone, and a model axis beside them, are slow tests.
-MESHES = [pytest.param((8, 1, 1), marks=pytest.mark.slow), (4, 2, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)]
+# Each axis that examples are split over alone, both, and a model axis beside them.
+MESHES = [(8, 1, 1), (4, 2, 1), (2, 2, 2)]
 
 
 @pytest.fixture(scope="module", params=MESHES, ids=["8", "4x2", "2x2x2"])
@@ -56,7 +56,7 @@ def compiled(request, micro):
         yield Texts(*texts, params=state.params, mesh=mesh)
 
 
-pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")]
 
 
 def crosses_examples(found, mesh):

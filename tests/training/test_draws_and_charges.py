@@ -9,6 +9,7 @@ from dpx.batch_schedule import Staged
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.store import Store
 from dpx.experiment import Schedule
+from dpx.mechanism import noise
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
@@ -43,6 +44,8 @@ def ran(tmp_path_factory):
         return examples(self, split, indices, *form)
 
     with pytest.MonkeyPatch.context() as patch:
+        # As in test_every_draw_is_charged.py, so that both take one compiled step.
+        patch.setattr(noise, "SLICE_ELEMENTS", 1 << 11)
         folder = RunFolder(path, "name: micro\n")
         with folder.claimed(), Session.open(experiment, folder) as session:
             patch.setattr(Store, "examples", watched)

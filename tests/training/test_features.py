@@ -49,6 +49,7 @@ def whole(data, tmp_path_factory):
     return ended(path)
 
 
+@pytest.mark.slow
 def test_the_run_is_that_of_reading_texts_at_every_step(whole, data, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "are_constant", lambda *_: False)
     assert run_job(composed(*HEAD, data), tmp_path / "run")
@@ -59,7 +60,8 @@ def test_the_run_is_that_of_reading_texts_at_every_step(whole, data, tmp_path, m
     assert not any(tokens for *_, tokens in whole[2]) and all(tokens for *_, tokens in seen)
 
 
-@pytest.mark.parametrize("loss", ["damaged", *(pytest.param(one, marks=pytest.mark.slow) for one in ("kept", "lost", "of other rows"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["damaged", "kept", "lost", "of other rows"])
 def test_a_run_that_was_killed_ends_with_the_same_bits(whole, data, tmp_path, monkeypatch, loss):
     calls, compute = [], features._compute
     monkeypatch.setattr(features, "_compute", lambda *given: calls.append(1) or compute(*given))

@@ -46,9 +46,10 @@ def mesh_of(data, fsdp, tensor):
 
 
 needs_8 = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+ON_EIGHT = [pytest.param((4, 2, 1), marks=[needs_8, pytest.mark.slow]), pytest.param((2, 2, 2), marks=needs_8)]
 
 
-@pytest.mark.parametrize("mesh", [(1, 1, 1), *(pytest.param(mesh, marks=needs_8) for mesh in ((4, 2, 1), (2, 2, 2)))])
+@pytest.mark.parametrize("mesh", [(1, 1, 1), *ON_EIGHT])
 def test_every_leaf_has_the_stated_variance_once_whatever_the_mesh(micro, mesh):
     found = p_values(micro[1], mesh_of(*mesh))
     assert len(found) > 15
@@ -60,8 +61,7 @@ def test_a_tenth_too_much_is_seen_on_every_large_leaf(micro):
     assert found["embeddings/word"] < ERROR and found["layers/qkv/kernel"] < ERROR
 
 
-@needs_8
-@pytest.mark.parametrize("mesh", [(4, 2, 1), (2, 2, 2)])
+@pytest.mark.parametrize("mesh", ON_EIGHT)
 def test_released_noise_has_the_same_bits_on_every_mesh(micro, mesh):
     found, alone = released(micro[1], mesh_of(*mesh)), released(micro[1], mesh_of(1, 1, 1))
     assert all(np.array_equal(found[name], alone[name]) for name in alone)
