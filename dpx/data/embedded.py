@@ -5,12 +5,14 @@ holds depends on the installed versions alone, so the fingerprint is the list of
 """
 
 import ast
+import contextlib
+import gc
 import hashlib
 import platform
 import re
 import sysconfig
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -50,7 +52,20 @@ class EmbeddedSource:
     def _documents(self) -> list[Document]:
         files = [*_standard_library(), *_dependencies()]
         documents = (Document(paragraphs=_paragraphs(path), unit_id=unit_id) for unit_id, path in sorted(files))
-        return [document for document in documents if document.paragraphs]
+        with _no_collections():
+            return [document for document in documents if document.paragraphs]
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """The tree of a source goes with its last reference; looking for cycles in all of them takes a quarter of the reading."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
@@ -129,12 +144,17 @@ def _documentation_strings(source: str) -> list[str]:
 
 def _children_that_may_hold_text(node: ast.AST) -> Iterator[ast.AST]:
     """Statements below `node`, and the constants it assigns, lists or passes on; walking every expression takes ten times longer."""
-    for field in ("body", "orelse", "handlers", "finalbody", "value", "args", "values", "elts"):
+    for field in _fields_that_may_hold_text(type(node)):
         child = getattr(node, field, None)
         if isinstance(child, list):
             yield from (one for one in child if isinstance(one, _HOLDERS))
         elif isinstance(child, _HOLDERS):
             yield child
+
+
+@cache
+def _fields_that_may_hold_text(kind: type[ast.AST]) -> tuple[str, ...]:
+    return tuple(name for name in ("body", "orelse", "handlers", "finalbody", "value", "args", "values", "elts") if name in kind._fields)
 
 
 def _is_long_text(text: str) -> bool:

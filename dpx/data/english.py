@@ -25,6 +25,7 @@ _NUMPY_FIELD = re.compile(r"\s*[\w*.,\[\]() `'\"|-]{1,60}\s:(\s|$)")
 _GOOGLE_FIELD = re.compile(r"(\s*)(?:\*{0,2}`{0,2}[\w.*]+`{0,2}\s?(?:\([^)]*\))?|:\w+[^:]*):\s+(?=\S)")
 _SECTIONS = "args arguments attributes examples? notes? parameters raises references returns? see.also usage yields? warnings?"
 _SECTION = re.compile(rf"\s*({_SECTIONS.replace(' ', '|')}):?\s*$", re.I)
+_FURNITURE = (_UNDERLINE, _TABLE, _FENCE, _TARGET, _NUMPY_FIELD, _SECTION)
 _ITEM = re.compile(r"(\s*)(?:[-*+•]|\(?\d{1,2}[.)]|\[\d+\]|#{1,6}|@)\s+")
 _PROSE_DIRECTIVES = frozenset("note warning tip hint important caution seealso admonition deprecated versionchanged versionadded".split())
 
@@ -37,8 +38,8 @@ _INLINE = (
     (re.compile(r"`{1,2}([^`]*)`{1,2}_{0,2}"), r"\1"),
     (re.compile(r"(?<!\w)[*|]{1,2}([^*|]+)[*|]{1,2}(?!\w)"), r"\1"),
     (re.compile(r"\s*\[[\d, ]+\]_?"), ""),
-    (re.compile(r"\s+"), " "),
 )
+_MAY_HOLD_MARKS = re.compile(r"[`<*|[]|://")
 
 
 def is_english(paragraph: str) -> bool:
@@ -46,10 +47,10 @@ def is_english(paragraph: str) -> bool:
     words = paragraph.split()
     if len(words) < 4:
         return False
-    plain = sum(1 for word in words if _PLAIN_WORD.match(word))
+    if sum(1 for word in words if _PLAIN_WORD.match(word)) < 0.7 * len(words):
+        return False
     grammar = sum(1 for word in words if word.strip("\"'(),.;:").lower() in _FUNCTION_WORDS)
-    code = len(_CODE_MARK.findall(paragraph))
-    return plain >= 0.7 * len(words) and grammar >= max(1, 0.15 * len(words)) and code <= 0.25 * len(words)
+    return grammar >= max(1, 0.15 * len(words)) and len(_CODE_MARK.findall(paragraph)) <= 0.25 * len(words)
 
 
 def prose(text: str) -> list[str]:
@@ -59,9 +60,10 @@ def prose(text: str) -> list[str]:
 
 
 def _without_marks(paragraph: str) -> str:
-    for pattern, replacement in _INLINE:
-        paragraph = pattern.sub(replacement, paragraph)
-    return paragraph.strip()
+    if _MAY_HOLD_MARKS.search(paragraph):
+        for pattern, replacement in _INLINE:
+            paragraph = pattern.sub(replacement, paragraph)
+    return " ".join(paragraph.split())
 
 
 def _paragraph_lines(lines: list[str]) -> Iterator[list[str]]:
@@ -111,8 +113,7 @@ def _text_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _is_furniture(line: str) -> bool:
-    patterns = (_UNDERLINE, _TABLE, _FENCE, _TARGET, _NUMPY_FIELD, _SECTION)
-    return any(pattern.match(line) for pattern in patterns)
+    return any(pattern.match(line) for pattern in _FURNITURE)
 
 
 def _without_label(line: str, directive: re.Match[str] | None) -> str:
