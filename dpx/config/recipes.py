@@ -11,6 +11,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from dpx.config import search_path
@@ -78,3 +79,11 @@ def _values(override: Override) -> list[str]:
 def planned(name: str, point: list[str]) -> DictConfig:
     """The composed config of one point."""
     return compose([f"+experiment={name}", _PLAIN_SWEEPER, *point, "job=plan"])
+
+
+def planned_if_there(name: str, point: list[str]) -> DictConfig | None:
+    """As `planned`; `None` where no place that this process was given has the recipe, or an option of the point."""
+    try:
+        return planned(name, point)
+    except MissingConfigException:
+        return None

@@ -14,7 +14,7 @@ from dpx.table import Table
 
 PRIVATE = "the losses that this rests on depend on the text they were measured on, and no claim of the designed run covers that"
 SHIPPED = (
-    "losses are those that come with dpx: laptop/mckenna_grid, English Wikipedia in rows of 32 tokens of 1,024 word pieces, one seed; "
+    "losses are those that come with dpx: laptop/mckenna_grid, English Wikipedia in rows of 32 tokens of 1,024 word pieces, a seed or two; "
     "other text, tokens or models have others"
 )
 BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of equal noise-batch ratio reaches the same is an assumption"
@@ -44,7 +44,12 @@ class Design:
         for name in ("epsilon", "size", "compute", "device_hours"):
             value = getattr(self, name)
             require(value is None or value > 0, f"design.{name}={value}", "must be positive", "Give a number above 0")
-        require(self.reach >= 1, f"design.reach={self.reach}", "measured steps are kept whole", "Give 1, or how many times as many")
+        require(
+            1 <= self.reach < float("inf"),
+            f"design.reach={self.reach}",
+            "measured steps are kept whole",
+            "Give 1, or how many times as many",
+        )
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(self.epsilon is not None, "design.epsilon", "no budget is given", "Give design.epsilon=..., inf for none")
@@ -55,19 +60,23 @@ class Design:
         if self.published:
             return _show([_published(size, self.epsilon)], folder, {"published": True})
         compute = self._compute(experiment.mesh.flops_per_s)
-        tables, best, rate = self._designed(experiment, self.epsilon, size, compute)
+        _require_small_delta(experiment, size)
+        base = _base(self.base)
+        tables, best, rate = self._designed(experiment, base, self.epsilon, size, compute)
         _show(tables, folder, {"compute": compute, "size": size, "epsilon": self.epsilon, "delta": experiment.privacy.delta})
-        if best is not None:
-            write_durably(folder.release / "experiment" / "design.yaml", experiment_file(best, self.base, size, rate, experiment))
-            command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"
-            wide_console().print(f"run it: {command}", highlight=False, soft_wrap=True)
+        if not _is_option(self.base, f"model={best.model}"):
+            wide_console().print(f"no experiment is written: model={best.model} is no option here", highlight=False, soft_wrap=True)
+            return
+        write_durably(folder.release / "experiment" / "design.yaml", experiment_file(best, self.base, size, rate, experiment))
+        command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"
+        wide_console().print(f"run it: {command}", highlight=False, soft_wrap=True)
 
     def _compute(self, flops_per_s: float) -> float:
         given = [value for value in (self.compute, self.device_hours) if value is not None]
         require(len(given) == 1, "design.compute, design.device_hours", "one of the two says what there is to spend", "Give one")
         return self.compute if self.compute is not None else (self.device_hours or 0.0) * 3600 * flops_per_s
 
-    def _designed(self, experiment: Experiment, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
+    def _designed(self, experiment: Experiment, base: Any, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
         """Tables, the best design and the learning rate that won at the node next to it."""
         import numpy as np
 
@@ -77,18 +86,22 @@ class Design:
         from dpx.scaling.surface import surface_of
 
         measured, not_read = load(self.measurements or shipped(), self.match)
+        _require_length(float(measured.sequence_length[0]), self.base, base.data.sequence_length)
         grid = grid_of(measured)
         surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach).for_epsilon(epsilon)
         budget = design.Budget(compute, size, epsilon, experiment.privacy.delta)
         designs, asked = design.best_of_each_model(surface, budget)
         best = designs[0]
-        tables = self._tables(surface, budget, designs, asked, (*not_read, *grid.left_out))
+        notes = [f"left out of the grid: {line}" for line in (*not_read, *grid.left_out)]
+        if experiment.data.name != base.data.name and getattr(experiment.data.source, "paths", None) is None:
+            notes.append(f"the experiment below reads the text of {self.base}: data={experiment.data.name} has no paths that it could name")
+        tables = self._tables(surface, budget, designs, asked, notes)
         grid = grid.for_epsilon(epsilon)
         nearest = ((grid.parameters_M, best.parameters), (grid.ratios_R, best.noise_batch_ratio), (grid.steps_T, best.steps))
         m, r, t = (0 if len(nodes) == 1 else int(np.argmin(np.abs(np.log(nodes / value)))) for nodes, value in nearest)
         return tables, best, float(grid.rates_MRT[m, r, t])
 
-    def _tables(self, surface: Any, budget: Any, designs: list[Any], asked: Any, left_out: tuple[str, ...]) -> list[Table]:
+    def _tables(self, surface: Any, budget: Any, designs: list[Any], asked: Any, more: list[str]) -> list[Table]:
         import numpy as np
 
         from dpx.scaling import design
@@ -99,7 +112,7 @@ class Design:
             *(f"{one.model}: {mark}" for one in designs for mark in one.marks),
             BATCHES.format(surface.batch_size),
             SHIPPED if self.measurements is None else PRIVATE,
-            *(f"left out of the grid: {line}" for line in left_out),
+            *more,
         )
         columns = ("model", "parameters", "batch", "steps", "sigma", "ratio", "sampler", "loss", "near", "passes")
         columns += ("tokens_per_parameter", "advantage", "excess")
@@ -112,8 +125,10 @@ class Design:
             (name, float(values[near].min()), float(values[near].max()))
             for name, values in (("parameters", asked.parameters), ("batch_size", asked.batch_size), ("steps", asked.steps))
         ]
-        doubled = design.doubled(surface, budget)
-        bought = [(name, loss, None if loss is None else (doubled[0][1] or best.loss) - loss) for name, loss in doubled]
+        doubled = dict(design.doubled(surface, budget))
+        own = doubled["nothing"] or best.loss
+        bought = [(name, loss, None if loss is None else own - loss) for name, loss in doubled.items()]
+        ends = ("more compute gains nothing where the measured steps end",) if doubled["compute"] == doubled["nothing"] else ()
         by_parameters = dict(zip(surface.parameters_M.tolist(), surface.names, strict=True))
         known = np.flatnonzero(np.isfinite(asked.loss))
         curve = sorted((by_parameters[float(asked.parameters[i])], float(asked.batch_size[i]), float(asked.loss[i])) for i in known)
@@ -122,9 +137,35 @@ class Design:
                 "designs", columns, tuple(rows), f"epsilon {budget.epsilon:g}, {budget.size:,} records, {budget.compute:.3g} FLOPs", notes
             ),
             Table("near_optimal", ("what", "least", "most"), tuple(spans), f"{len(near)} configurations within 1 % of the least loss"),
-            Table("doubled", ("twice_the", "loss", "gain"), tuple(bought), "what twice as much would buy"),
+            Table("doubled", ("twice_the", "loss", "gain"), tuple(bought), "what twice as much would buy", ends),
             Table("curve", ("model", "batch_size", "loss"), tuple(curve), "loss by batch size at this compute"),
         ]
+
+
+def _require_small_delta(experiment: Experiment, size: int) -> None:
+    privacy = experiment.privacy
+    is_small = privacy.delta < 1 / size or privacy.allow_large_delta
+    require(is_small, f"privacy.delta={privacy.delta:g}", f"not below 1/N = {1 / size:g}", "Give privacy.delta=... below it")
+
+
+def _base(name: str) -> Any:
+    """The declaration of the recipe that the designed experiment is made from, before anything is searched."""
+    from dpx.config import build, recipes
+
+    cfg = recipes.planned_if_there(name, [])
+    require(cfg is not None, f"design.base={name}", "no recipe has such a name", "Name one that job=list shows")
+    return build(cfg)[0]
+
+
+def _is_option(base: str, option: str) -> bool:
+    from dpx.config import recipes
+
+    return recipes.planned_if_there(base, [option]) is not None
+
+
+def _require_length(measured: float, base: str, tokens: int) -> None:
+    why = f"losses were measured in rows of {measured:g} tokens, and it has {tokens}"
+    require(measured == tokens, f"design.base={base}", why, "Give a base of that data.sequence_length, or losses of this one")
 
 
 def _published(size: int, epsilon: float) -> Table:
@@ -155,7 +196,11 @@ def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Ex
         "name": f"design_{best.model}",
         "steps": best.steps,
         "batch_schedule": {"size": best.batch_size},
-        "privacy": {"delta": experiment.privacy.delta, "adjacency": "zero_out"},
+        "privacy": {
+            "delta": experiment.privacy.delta,
+            "adjacency": "zero_out",
+            "allow_large_delta": experiment.privacy.allow_large_delta,
+        },
         "data": {"declared_size": size},
         "lr_schedule": {"learning_rate": rate},
         "noise": {"noise_batch_ratio": ratio},

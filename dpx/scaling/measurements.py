@@ -42,7 +42,7 @@ class Measurements:
         for name in NUMBERS:
             values = np.asarray(getattr(self, name))
             require(bool(np.isfinite(values).all()), f"column {name}", "holds a value that is no finite number", "Leave such rows out")
-        for name in ("parameters", "batch_size", "sequence_length", "step"):
+        for name in ("parameters", "learning_rate", "batch_size", "sequence_length", "step", "loss"):
             require(bool((getattr(self, name) > 0).all()), f"column {name}", "holds a value that is not positive", "Check its unit")
         ratios = self.noise_batch_ratio
         require(bool((ratios >= 0).all()), "column noise_batch_ratio", "holds a value below 0", "Give 0 for clipping without noise")

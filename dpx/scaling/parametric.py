@@ -124,7 +124,7 @@ class _Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A coefficient's value, its 95 % bootstrap interval, and whether the data tells it."""
+    """A coefficient's value, its 95 % bootstrap interval, and whether the data tells it: not where its own interval leaves it out."""
 
     value: float
     low: float
@@ -132,7 +132,7 @@ class Interval:
 
     @property
     def is_identified(self) -> bool:
-        return self.high - self.low <= IDENTIFIED * abs(self.value)
+        return self.low < self.value < self.high and self.high - self.low <= IDENTIFIED * abs(self.value)
 
 
 def bootstrap(

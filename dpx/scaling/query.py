@@ -99,7 +99,10 @@ def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: floa
 
 
 def ends_flat(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> bool:
-    """Whether the last doubling of compute gains less than `tolerance`: a curve that does not has not shown where it saturates."""
+    """Whether the last doubling of compute gains less than `tolerance`: a curve that does not has not shown where it saturates, nor has one
+    that is known over less than a doubling."""
+    if computes[0] > computes[-1] / 2:
+        return False
     halved = np.interp(np.log(computes[-1] / 2), np.log(computes), losses)
     return bool(halved <= (1 + tolerance) * losses[-1])
 

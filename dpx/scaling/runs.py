@@ -34,7 +34,8 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
     """
     kept: dict[tuple, tuple[str, list[dict[str, Any]]]] = {}
     left_out = []
-    for folder in sorted(path for path in outputs.glob(f"{match}*") if (path / "private" / "metrics.jsonl").exists()):
+    named = sorted(path for path in outputs.glob("*") if path.name.startswith(match))
+    for folder in (path for path in named if (path / "private" / "metrics.jsonl").exists()):
         try:
             found = folder.name, _rows(folder, every)
         # Whatever is wrong with one folder, the others are read.

@@ -75,11 +75,25 @@ def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") ->
     for name in ("batch_size", "sequence_length"):
         values = np.unique(getattr(measurements, name))
         require(len(values) == 1, f"{name} of {', '.join(f'{value:g}' for value in values)}", "one grid has one", "Choose the rows of one")
-    # The most steps that the runs share: a run that is still going on, or was cut, is left out and not shortened to.
+    _require_names_of_their_own(measurements)
+    # A run that is still going on, or was cut, is left out and not shortened to.
     steps_T = _common_steps(measurements)
     cells = _cells(measurements, steps_T, choice)
+    others = {(m, name, ratio) for m, name, ratio, *_ in _runs(measurements)} - set(cells)
+    unlike = tuple(f"{name} at ratio {ratio:g}: no run has the grid's {len(steps_T)} records" for _, name, ratio in sorted(others))
     noisy, noiseless = ({cell: found for cell, found in cells.items() if (cell[2] > 0) is has_noise} for has_noise in (True, False))
-    return dataclasses.replace(_grid(noisy, steps_T), noiseless=_grid(noiseless, steps_T) if noiseless else None)
+    grid, without = _grid(noisy, steps_T), _grid(noiseless, steps_T) if noiseless else None
+    left_out = grid.left_out + (without.left_out if without else ()) + unlike
+    return dataclasses.replace(grid, noiseless=without, left_out=left_out)
+
+
+def _require_names_of_their_own(measurements: Measurements) -> None:
+    """Models are told apart by their parameters: one name for each number, and one number for each name."""
+    pairs = sorted(set(zip(measurements.parameters.tolist(), measurements.model.tolist(), strict=True)))
+    for (m, name), (next_m, next_name) in itertools.pairwise(pairs):
+        require(m != next_m, f"{m:,.0f} parameters", f"are those of {name} and of {next_name}", "Give one model one name")
+    for (name, m), (next_name, next_m) in itertools.pairwise(sorted((name, m) for m, name in pairs)):
+        require(name != next_name, f"model {name}", f"has {m:,.0f} and {next_m:,.0f} parameters", "Give each model a name of its own")
 
 
 def _grid(cells: Cells, steps_T: np.ndarray) -> Grid:
@@ -113,7 +127,11 @@ def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, fl
 
 
 def _common_steps(measurements: Measurements) -> np.ndarray:
-    return max((steps for steps, _ in _runs(measurements).values()), key=len)
+    """The steps of the records that most models and ratios have, the longest of those that as many have."""
+    cells: dict[tuple[float, ...], set] = {}
+    for (m, _, ratio, *_), (steps, _) in _runs(measurements).items():
+        cells.setdefault(tuple(steps.tolist()), set()).add((m, ratio))
+    return np.array(max(cells, key=lambda steps: (len(cells[steps]), len(steps), steps)))
 
 
 def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> Cells:
@@ -132,14 +150,18 @@ def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> C
 
 def _rectangle(cells: set, names: list[tuple[float, str]], ratios: list[float]) -> tuple[list[tuple[float, str]], list[float]]:
     """The models and ratios of the largest rectangle in which nothing is missing; more models where two are as large."""
-    best: tuple[int, int, tuple, list] = (0, 0, (), [])
-    for count in range(len(names), 0, -1):
-        for models in itertools.combinations(names, count):
-            kept = [ratio for ratio in ratios if all((*model, ratio) in cells for model in models)]
-            size = (count * len(kept), count)
-            if size > best[:2]:
-                best = (*size, models, kept)
-    return list(best[2]), best[3]
+    best: tuple[list, list] = ([], [])
+    # The parts of the shorter side are few.
+    shorter = names if len(names) <= len(ratios) else ratios
+    for count in range(len(shorter), 0, -1):
+        for part in itertools.combinations(shorter, count):
+            if shorter is names:
+                models, kept = list(part), [ratio for ratio in ratios if all((*model, ratio) in cells for model in part)]
+            else:
+                models, kept = [model for model in names if all((*model, ratio) in cells for ratio in part)], list(part)
+            if (len(models) * len(kept), len(models)) > (len(best[0]) * len(best[1]), len(best[0])):
+                best = models, kept
+    return best
 
 
 def rolling_mean(losses: np.ndarray, width: int = 10) -> np.ndarray:

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from dpx.declaration import require
-from dpx.scaling.extrapolation import extend
+from dpx.scaling.extrapolation import FITTED_PART, extend
 from dpx.scaling.smoothing import Grid, WithNoiseless, isotonic, smooth
 
 Real = np.ndarray | float | int
@@ -56,7 +56,7 @@ class Surface(WithNoiseless):
         return Found(*(np.asarray(np.where(is_noiseless, *pair)) for pair in pairs))
 
     def _at(self, m: np.ndarray, t: np.ndarray, r: np.ndarray) -> Found:
-        is_outside = np.asarray((r > self.ratios_R[-1] * (1 + 1e-9)) | ~np.isfinite(r))
+        is_outside = np.asarray((r > self.ratios_R[-1] * (1 + 1e-9)) | (r < 0) | ~np.isfinite(r))
         for values, nodes in ((m, self.parameters_M), (t, self.steps_T)):
             is_outside |= (values < nodes[0] * (1 - 1e-9)) | (values > nodes[-1] * (1 + 1e-9)) | ~np.isfinite(values)
         is_below = np.asarray(r < self.ratios_R[0] * (1 - 1e-9))
@@ -91,6 +91,9 @@ def surface_of(grid: Grid, batch_size: float, tokens: float, *, width: int | Non
     """
     require(len(grid.ratios_R) > 0 and len(grid.parameters_M) > 0, "an empty grid", "no model has all its ratios", "Finish some runs")
     require(len(grid.ratios_R) >= 2, f"{len(grid.ratios_R)} ratios", "nothing lies between less than two", "Train more ratios")
+    require(len(grid.steps_T) >= 2, f"{len(grid.steps_T)} records", "nothing lies between less than two", "Train longer")
+    fitted = int((grid.steps_T >= FITTED_PART * grid.steps_T[-1]).sum())
+    require(reach == 1 or fitted >= 3, f"{fitted} late records", "the law beyond them has three coefficients", "Stay at a reach of 1")
     width = width or max(1, min(10, len(grid.steps_T) // 10))
     noiseless = _surface(grid.noiseless, batch_size, tokens, width, reach) if grid.noiseless else None
     return dataclasses.replace(_surface(grid, batch_size, tokens, width, reach), noiseless=noiseless)

@@ -9,6 +9,11 @@ from dpx.declaration import ConfigError
 from dpx.job.design import Design
 from dpx.run_folder import RunFolder
 from dpx.scaling import noise
+from dpx.scaling.design import Budget, doubled
+from dpx.scaling.measurements import Measurements
+from dpx.scaling.runs import shipped
+from dpx.scaling.smoothing import grid_of
+from dpx.scaling.surface import surface_of
 from tests.scaling.synthetic import form_l2, measured
 from tests.training.sharing import coarse_losses
 
@@ -74,6 +79,10 @@ def test_the_file_plans_as_it_was_designed(designed):
         ({"size": 0, "published": True}, "^design.size=0: must be positive"),
         ({"epsilon": -1.0, "compute": 1e12}, "^design.epsilon=-1.0: must be positive"),
         ({"reach": 0.5, "compute": 1e12}, "^design.reach=0.5: measured steps are kept whole"),
+        ({"reach": float("inf"), "compute": 1e12}, "^design.reach=inf: measured steps are kept whole"),
+        ({"size": 2_000_000, "compute": 1e12}, r"^privacy.delta=1e-06: not below 1/N = 5e-07"),
+        ({"base": "nope", "compute": 1e12}, "^design.base=nope: no recipe has such a name"),
+        ({"base": "mckenna_grid", "compute": 1e12}, "^design.base=mckenna_grid: losses were measured in rows of 32 tokens, and it has 512"),
     ],
 )
 def test_what_cannot_be_designed_is_refused(options, key, tmp_path):
@@ -89,6 +98,25 @@ def test_without_a_table_of_ones_own_the_losses_that_come_with_dpx_are_used_and_
     table = json.loads((tmp_path / "release" / "design.json").read_text())["tables"][0]
     assert {row["model"] for row in table["rows"]} <= {f"width_{width}" for width in (16, 32, 64, 96, 128)}
     assert any("come with dpx" in note for note in table["notes"]) and not any("no claim of" in note for note in table["notes"])
+
+
+def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
+    named = {f"of_mine_{number}": value for number, value in enumerate(PARAMETERS.values())}
+    measured(form_l2, deviation=0.01, parameters=named).write(tmp_path / "losses.csv")
+    experiment, _ = build(recipes.compose([*BASE[:2], "data=synthetic", "job=design"]))
+    Design(epsilon=8.0, size=20_000, compute=4e11, measurements=str(tmp_path / "losses.csv"))(experiment, RunFolder(tmp_path, ""))
+    assert (tmp_path / "release" / "design.json").is_file() and not (tmp_path / "release" / "experiment").exists()
+    shown = capsys.readouterr().out
+    assert "no experiment is written: model=of_mine_" in shown and "data=synthetic has no paths" in shown
+
+
+def test_twice_the_compute_is_never_worse_than_half_of_it(monkeypatch):
+    monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
+    grid = grid_of(Measurements.read(shipped()))
+    surface = surface_of(grid, 128.0, 32.0).for_epsilon(float("inf"))
+    found = dict(doubled(surface, Budget(1e13, 800_000, float("inf"), 1e-6)))
+    assert found["compute"] is not None and found["nothing"] is not None and found["compute"] <= found["nothing"]
 
 
 def test_a_printed_optimum_is_looked_up_and_marked(tmp_path):

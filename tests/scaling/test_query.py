@@ -6,7 +6,7 @@ import pytest
 from dpx.declaration import ConfigError
 from dpx.scaling import design, smoothing
 from dpx.scaling.noise import Calibration
-from dpx.scaling.query import candidates, knee, saturating_compute
+from dpx.scaling.query import candidates, ends_flat, knee, saturating_compute
 from dpx.scaling.surface import Surface, surface_of
 
 from .synthetic import BATCH, RATIOS, TOKENS, fewer_examples, form_l1, form_l2, measured, saturating, simple_ratio
@@ -95,6 +95,12 @@ def test_where_compute_stops_helping():
     computes = np.geomspace(1, 1e4, 41)
     losses = np.where(computes < 100, 5 - np.log10(computes), 3.0)
     assert saturating_compute(computes, losses, 0.0) == pytest.approx(100) and knee(computes, losses) == pytest.approx(100)
+
+
+def test_a_curve_over_less_than_a_doubling_does_not_end_flat():
+    for end, is_flat in ((1.5e12, False), (8e12, False), (8e13, False)):
+        computes = np.geomspace(1e12, end, 30)
+        assert ends_flat(computes, 5 * (computes / 1e12) ** -0.02) is is_flat
 
 
 def test_without_noise_a_design_keeps_the_measured_batch():

@@ -59,7 +59,35 @@ def test_a_partial_grid_is_the_largest_whole_rectangle_and_names_the_rest():
     rows = [row for row in rows if not (row["model"] == "d" and row["noise_batch_ratio"] == RATIOS[0] and row["step"] > 500)]
     grid = smoothing.grid_of(Measurements.of(rows))
     assert grid.names == ("a", "b", "c", "d") and grid.ratios_R.tolist() == RATIOS[1:].tolist()
-    assert {line.split()[0] for line in grid.left_out} == {"a", "b", "c", "e"} and len(grid.left_out) == 5
+    assert {line.split()[0] for line in grid.left_out} == {"a", "b", "c", "d", "e"} and len(grid.left_out) == 6
+    assert grid.left_out[-1] == f"d at ratio {RATIOS[0]:g}: no run has the grid's {len(grid.steps_T)} records"
+
+
+def test_one_longer_run_takes_none_of_the_others_away():
+    rows = rows_of(form_l2)
+    longer = {**rows[0], "step": 2 * max(row["step"] for row in rows)}
+    grid, whole = (smoothing.grid_of(Measurements.of(found)) for found in ([*rows, longer], rows))
+    assert grid.parameters_M.tolist() == whole.parameters_M.tolist() and grid.steps_T.tolist() == whole.steps_T.tolist()
+    assert any("no run has the grid's" in line for line in grid.left_out) and not whole.left_out
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"model": "b"}, "a and of b"), ({"parameters": 7.0}, "^model a: has 7 and"), ({"loss": -1.0}, "column loss")],
+)
+def test_a_model_has_one_name_and_one_size_and_losses_are_positive(changed, said):
+    rows = [row for row in rows_of(form_l2) if row["model"] == "a"]
+    with pytest.raises(ConfigError, match=said):
+        smoothing.grid_of(Measurements.of([*rows, *({**row, **changed} for row in rows)]))
+
+
+def test_the_largest_rectangle_of_many_models_is_found_at_once():
+    cells = {
+        (m, name, ratio) for m, name in ((float(n), str(n)) for n in range(40)) for ratio in (1.0, 2.0, 3.0) if (m, ratio) != (5.0, 2.0)
+    }
+    names = sorted({(m, name) for m, name, _ in cells})
+    models, kept = smoothing._rectangle(cells, names, [1.0, 2.0, 3.0])
+    assert (len(models), kept) == (39, [1.0, 2.0, 3.0])
 
 
 def test_replicates_count_as_their_mean_and_the_winning_rate_is_kept():

@@ -41,6 +41,13 @@ def test_outside_there_is_no_loss(surface, m, t, ratio):
     assert found.is_outside and np.isnan(found.loss)
 
 
+@pytest.mark.parametrize("reach, said", [(1, "^1 records"), (4, "^1 late records")])
+def test_too_few_records_are_refused_and_never_extended_to_nothing(reach, said):
+    rows = rows_of(form_l2, steps=np.array([100.0, 1000.0])[reach == 1 :])
+    with pytest.raises(ConfigError, match=said):
+        surface_of(smoothing.grid_of(Measurements.of(rows)), BATCH, TOKENS, reach=reach)
+
+
 def test_less_noise_than_was_measured_is_marked_and_given_the_loss_of_the_least(surface):
     found = surface.at(2e5, 500, 2**-30)
     assert found.is_below_ratios and found.loss == pytest.approx(form_l2(2e5, 500.0, RATIOS[0]))

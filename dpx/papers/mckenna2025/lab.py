@@ -88,7 +88,12 @@ class Lab:
 
     def __post_init__(self) -> None:
         require_positive(self, "analysis.lab", may_be_zero=("steps_above", "ratio_above"))
-        require(self.reach >= 1, f"analysis.lab.reach={self.reach}", "measured steps are kept whole", "Give 1, or how many times as many")
+        require(
+            1 <= self.reach < float("inf"),
+            f"analysis.lab.reach={self.reach}",
+            "measured steps are kept whole",
+            "Give 1, or how many times as many",
+        )
         ends = f"analysis.lab.lowest_compute={self.lowest_compute:g}, highest_compute={self.highest_compute:g}"
         require(self.lowest_compute <= self.highest_compute < np.inf, ends, "no range", "Give the lower one first")
 
