@@ -44,6 +44,12 @@ def test_an_exponent_of_examples_is_not_identified_where_they_hardly_vary():
     assert [one["beta"].is_identified for one in found] == [False, True]
 
 
+@pytest.mark.parametrize(("low", "high", "is_identified"), [(0.9, 1.1, True), (0.1, 9.0, False), (1.1, 1.2, False), (1.0, 1.0, False)])
+def test_an_interval_without_its_value_or_without_width_identifies_nothing(low, high, is_identified):
+    """Of one run all bootstrap samples are alike: no width is no certainty."""
+    assert parametric.Interval(1.0, low, high).is_identified is is_identified
+
+
 def test_fewer_points_than_coefficients_are_refused():
     m, n, s, loss = points()
     with pytest.raises(ConfigError, match="coefficients"):

@@ -120,3 +120,10 @@ def test_the_layout_of_the_papers_authors_is_read(tmp_path):
     table.write_text(f"{head}\n{row}\n".replace("Iterations", "Steps"))
     with pytest.raises(ConfigError, match="no such layout: Iterations"):
         published_results(table)
+
+
+@pytest.mark.parametrize("match", ["/x", "**", "[a", "?"])
+def test_what_folders_begin_with_is_no_pattern(match, tmp_path):
+    folder(tmp_path / "a", np.full(200, 7.0))
+    with pytest.raises(ConfigError, match="no run there has a record"):
+        runs.measured(tmp_path, match)

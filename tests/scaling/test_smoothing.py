@@ -73,7 +73,12 @@ def test_one_longer_run_takes_none_of_the_others_away():
 
 @pytest.mark.parametrize(
     ("changed", "said"),
-    [({"model": "b"}, "a and of b"), ({"parameters": 7.0}, "^model a: has 7 and"), ({"loss": -1.0}, "column loss")],
+    [
+        ({"model": "b"}, "a and of b"),
+        ({"parameters": 7.0}, "^model a: has 7 and"),
+        ({"loss": -1.0}, "column loss"),
+        ({"learning_rate": -0.01}, "column learning_rate"),
+    ],
 )
 def test_a_model_has_one_name_and_one_size_and_losses_are_positive(changed, said):
     rows = [row for row in rows_of(form_l2) if row["model"] == "a"]

@@ -35,7 +35,9 @@ def test_beyond_the_measured_steps_it_is_marked_and_near_the_truth(surface):
     assert found.loss == pytest.approx(form_l2(2e5, np.array([4000.0, 16000.0]), RATIOS[4]), rel=0.01)
 
 
-@pytest.mark.parametrize(("m", "t", "ratio"), [(1e4, 500, 2**-8), (5e6, 500, 2**-8), (2e5, 50, 2**-8), (2e5, 1e6, 2**-8), (2e5, 500, 1.0)])
+@pytest.mark.parametrize(
+    ("m", "t", "ratio"), [(1e4, 500, 2**-8), (5e6, 500, 2**-8), (2e5, 50, 2**-8), (2e5, 1e6, 2**-8), (2e5, 500, 1.0), (2e5, 500, -0.5)]
+)
 def test_outside_there_is_no_loss(surface, m, t, ratio):
     found = surface.at(m, t, ratio)
     assert found.is_outside and np.isnan(found.loss)
