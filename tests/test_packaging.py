@@ -30,6 +30,11 @@ def test_lock_holds_exact_versions_and_no_address() -> None:
     assert "://" not in LOCK and "--" not in LOCK
 
 
+def test_the_command_of_the_lock_is_stated() -> None:
+    (command,) = [line for line in (CHECKOUT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("uv pip compile")]
+    assert {"--universal", "--all-extras", "--no-emit-index-url", "-o", "requirements.lock"} <= set(command.split())
+
+
 def test_extras_and_script_are_there() -> None:
     assert PROJECT["optional-dependencies"].keys() == {"cuda", "tpu", "hub", "tune", "plots", "bench", "parity", "correlated", "dev"}
     assert PROJECT["scripts"] == {"dpx": "dpx.__main__:main"}
