@@ -6,7 +6,7 @@ from typing import Any
 
 from dpx.audit.declarations import Canaries
 from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
-from dpx.data.declarations import Data, Vocabulary
+from dpx.data.declarations import Data
 from dpx.data.labelled import Table
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
@@ -14,6 +14,7 @@ from dpx.privacy import accounting, approximations, ledger, origins
 from dpx.privacy.declarations import Accountant, GdpClt
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.origins import Origin
+from dpx.privacy.unit_facts import vocabulary_source as vocabulary_source
 from dpx.sampler import Sampler
 
 NOT_COVERED = (
@@ -133,9 +134,3 @@ def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -
             value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
             numbers.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
     return numbers
-
-
-def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
-    if manifest is not None:
-        return manifest.vocabulary_source
-    return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]

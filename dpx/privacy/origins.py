@@ -14,6 +14,7 @@ from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.segments import SEGMENTS, join
+from dpx.privacy.unit_facts import unit_definition as unit_definition
 
 Relation = Literal["same", "overlapping", "unknown", "disjoint"]
 # All but the last are composed with the run's own charges.
@@ -171,21 +172,6 @@ def in_words(released: dict[str, Any]) -> str:
     stated = released["claim"].get("guarantee", "none stated yet")
     charged_here = "its steps are charged here too" if released["composed"] else f"not charged here; its own guarantee there: {stated}"
     return f"{of_released(released).label}, trained on {WORDS[released['relation']]}: {charged_here}"
-
-
-def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
-    """What one protected unit is: two runs must agree on all of it to be charged together."""
-    source = dataclasses.asdict(data)["source"]
-    names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
-    # What of another package's source tells documents apart is not known here, so all of it must agree.
-    is_own = type(data.source).__module__.partition(".")[0] == "dpx"
-    fields = {name: value for name, value in source.items() if name in names or not is_own}
-    fields |= {} if is_own else {"kind": f"{type(data.source).__module__}.{type(data.source).__qualname__}"}
-    corpora = [{name: value for name, value in corpus.items() if name in names} for corpus in source.get("corpora", ())]
-    definition: dict[str, Any] = {"unit": privacy.unit, "documents": fields | ({"corpora": corpora} if corpora else {})}
-    if privacy.unit == "row":
-        definition["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
-    return json.loads(json.dumps(definition))
 
 
 def unit_mismatch(origin: Origin, data: Data, privacy: Privacy) -> str | None:

@@ -1,0 +1,124 @@
+"""What the units of a claim are, as a record: charges of two ledgers are added up only where their records agree.
+
+An event bounds what one unit changes. Two events are about the same unit only where both runs define it alike, cut it alike under one
+vocabulary, protect it in the same split, and mean the same neighbour.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from dpx.data.declarations import Data, Vocabulary
+from dpx.declaration import ConfigError, declaration
+from dpx.privacy.declarations import Privacy
+
+_OF_PRIVACY = ("unit", "unit_mode", "rows_per_unit_max", "adjacency")
+_OF_SPLITS = ("split_salt", "public_fraction", "heldout_fraction", "test_split")
+_VOCABULARY = "data.vocabulary"
+_FIX = "Restore the file, or use the version of dpx that wrote it"
+
+
+@declaration
+class UnitFacts:
+    """The units that a run protects.
+
+    `definition` says what one unit is (`unit_definition`); `unit_mode` and `rows_per_unit_max` how much of it a step can hold. A unit is
+    protected in one split only, so the fields that decide the splits belong to it. `vocabulary_sha256` is `None` where the data is not
+    prepared; an unknown checksum agrees with nothing.
+    """
+
+    unit: str
+    unit_mode: str
+    rows_per_unit_max: int
+    adjacency: str
+    definition: dict[str, Any]
+    vocabulary_source: str
+    vocabulary_sha256: str | None
+    split_salt: str
+    public_fraction: float
+    heldout_fraction: float
+    test_split: str | None
+
+    @classmethod
+    def of(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
+        """Those of a run on `data`; `manifest` is that of its prepared store, `None` before there is one."""
+        return cls(
+            **{name: getattr(privacy, name) for name in _OF_PRIVACY},
+            **{name: getattr(data, name) for name in _OF_SPLITS},
+            definition=unit_definition(data, privacy),
+            vocabulary_source=vocabulary_source(data.vocabulary, manifest),
+            vocabulary_sha256=None if manifest is None else manifest.vocabulary_checksum,
+        )
+
+    @classmethod
+    def of_json(cls, node: Any, source: Any) -> "UnitFacts":
+        """The record that `as_json` wrote into `source`; raises `ConfigError`, naming that, for anything else."""
+        try:
+            return cls(**node)
+        # The constructor checks the types, and raises by its own class.
+        except Exception as error:
+            raise ConfigError(source, "holds no record of its units that can be read", _FIX) from error
+
+    def as_json(self) -> dict[str, Any]:
+        """As a ledger and a statement hold it: nothing in it depends on protected text."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def differences(self, other: "UnitFacts") -> list[str]:
+        """What differs, or is unknown, one config key with both values each; empty where charges of both may be added up."""
+        ours, theirs = self._by_key(), other._by_key()
+        found = [
+            f"{key} ({ours.get(key, 'nothing')} and {theirs.get(key, 'nothing')})"
+            for key in dict.fromkeys([*ours, *theirs])
+            if ours.get(key) != theirs.get(key)
+        ]
+        if self.vocabulary_sha256 is None or other.vocabulary_sha256 is None:
+            return [*(one for one in found if not one.startswith(_VOCABULARY)), f"{_VOCABULARY} (its checksum is not known of both)"]
+        return found
+
+    def _by_key(self) -> dict[str, str]:
+        """Every fact, as text, by the config key that decides it; a key that is recorded twice with two values holds both."""
+        facts: dict[str, str] = {}
+        for key, value in self._keyed():
+            facts[key] = str(value) if facts.get(key, str(value)) == str(value) else f"{facts[key]}, {value}"
+        return facts
+
+    def _keyed(self) -> Iterator[tuple[str, Any]]:
+        yield from ((f"privacy.{name}", getattr(self, name)) for name in _OF_PRIVACY)
+        yield _VOCABULARY, f"{self.vocabulary_source} {self.vocabulary_sha256}"
+        yield from ((f"data.{name}", getattr(self, name)) for name in _OF_SPLITS)
+        yield from _flat("", self.definition)
+
+
+_CONFIG_KEYS = {"unit": "privacy.unit", "documents": "data.source", "rows": "data"}
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a unit's definition by config key."""
+    if not isinstance(value, dict):
+        yield key, value
+        return
+    for name, item in value.items():
+        yield from _flat(f"{key}.{name}" if key else _CONFIG_KEYS.get(name, name), item)
+
+
+def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
+    """What one protected unit is: two runs must agree on all of it to be charged together."""
+    source = dataclasses.asdict(data)["source"]
+    names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
+    # What of another package's source tells documents apart is not known here, so all of it must agree.
+    is_own = type(data.source).__module__.partition(".")[0] == "dpx"
+    fields = {name: value for name, value in source.items() if name in names or not is_own}
+    fields |= {} if is_own else {"kind": f"{type(data.source).__module__}.{type(data.source).__qualname__}"}
+    corpora = [{name: value for name, value in corpus.items() if name in names} for corpus in source.get("corpora", ())]
+    definition: dict[str, Any] = {"unit": privacy.unit, "documents": fields | ({"corpora": corpora} if corpora else {})}
+    if privacy.unit == "row":
+        definition["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
+    return json.loads(json.dumps(definition))
+
+
+def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
+    """Where a vocabulary comes from: what the prepared store says, or else the declaration."""
+    if manifest is not None:
+        return manifest.vocabulary_source
+    return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]
