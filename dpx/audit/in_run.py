@@ -43,8 +43,8 @@ def conclude(
     if audit.sequences:
         found_S = scores.of_sequences(objective, params, store, planted, secret, audit.masks)
         scored["loss"] = (found_S, planted.is_in_M[audit.gradients :])
-    # Canaries took part in this run alone, not in one that it starts from.
-    segments = entered.own_segments()
+    # A fork keeps its parent's canaries; a run that starts from another one's weights has canaries of its own.
+    segments = entered.segments_of_state()
     spent = Spent(accountant, privacy, segments)
 
     def claim(delta: float) -> float:

@@ -126,6 +126,11 @@ def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
     return json.loads(json.dumps(plan))
 
 
+def differing(before: dict[str, Any] | None, plan: dict[str, Any]) -> list[str]:
+    """The settings of `plan` that differ from those of the plan `before` it, which was made before results were seen."""
+    return [] if before is None else [name for name in plan if before.get(name) != plan[name]]
+
+
 _OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm", "event")
 
 

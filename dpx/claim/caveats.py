@@ -94,8 +94,6 @@ def assumptions(
         come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
         premises.append(f"train={experiment.train.kind}: what rests {come}")
     premises += origins.assumptions(begins_from)
-    if entered is not None and any(segment["origin"] != entered.identity for segment in entered.own_segments()):
-        premises.append("whether and where this run was forked did not follow from what was seen, or no further branch will be made")
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
         premises.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dpx.audit.declarations import Audit, Canaries
 from dpx.claim.caveats import vocabulary_source
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
@@ -38,15 +39,24 @@ def refuted(verdict: dict[str, Any] | None) -> list[str]:
     ]
 
 
+def audit_state(audit: Audit, verdict: dict[str, Any] | None) -> str | None:
+    """Where a run's own audit stands: `pending`, `passes` or `fails`; `None` for a run without one."""
+    if not isinstance(audit, Canaries):
+        return None
+    return "pending" if verdict is None else "fails" if refuted(verdict) else "passes"
+
+
 def chosen_late(entered: Ledger | None) -> list[str]:
     """Why a composition is not proved: parts of the plan that were chosen after results had been seen."""
-    names = entered.chosen_after_results if entered is not None else []
+    return late_choices(entered.chosen_after_results if entered is not None else [])
+
+
+def late_choices(names: list[str]) -> list[str]:
+    """`chosen_late` of settings by `names`."""
     why = "composition of releases that are chosen so is proved under a budget declared beforehand alone (Rogers et al. 2016)"
     return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
 
 
-def seeded_before(seed: int | None, entered: Ledger | None) -> list[str]:
-    """Why a fork without a seed has no guarantee where its parent had one."""
-    if entered is None or seed is not None or not entered.was_seeded:
-        return []
-    return ["fixed_seed: this run was forked from one whose noise can be recomputed from its config"]
+def seeded(entered: Ledger | None) -> list[str]:
+    """Why a run whose ledger shows noise from a seed has no guarantee, whatever its config says now."""
+    return ["fixed_seed: noise of this run was drawn from a seed of its config"] if entered is not None and entered.was_seeded else []

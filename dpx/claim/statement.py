@@ -13,7 +13,7 @@ from dpx.claim import rests_on
 from dpx.claim.calibration import Calibrated, auxiliary
 from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
 from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_source
-from dpx.claim.reasons import chosen_late, reasons_against, refuted, seeded_before
+from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded
 from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
 from dpx.clipping.rounding import MARGINS
 from dpx.durable import write_durably
@@ -35,19 +35,18 @@ def build(
     manifest: Any,
     calibrated: Calibrated,
     entered: Ledger | None = None,
-    verdict: dict[str, Any] | None = None,
     begins_from: Sequence[Origin] = (),
 ) -> dict[str, Any]:
-    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far;
-    `verdict` what the run's own audit found (`dpx.audit.verdict`), or `None` before its end; `begins_from` where the starting parameters
-    come from, as far as no ledger holds it yet.
+    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far, with
+    what the run's own audit found; `begins_from` where the starting parameters come from, as far as no ledger holds it yet.
 
     The headline `epsilon` is that of the planned end and of everything entered beside the plan: it holds whenever the run is looked at.
     """
     begins_from = entered.origins if entered is not None else begins_from
+    verdict = entered.verdict if entered is not None else None
     reasons = (
         reasons_against(experiment, manifest)
-        + seeded_before(experiment.seed, entered)
+        + (seeded(entered) if experiment.seed is None else [])
         + chosen_late(entered)
         + origins.reasons(begins_from)
         + refuted(verdict)
@@ -151,7 +150,7 @@ def audit_facts(experiment: Experiment, verdict: dict[str, Any] | None) -> dict[
     return {
         "canaries": {name: declared[name] for name in ("gradients", "sequences")},
         "primary": declared["primary"],
-        "verdict": "pending" if verdict is None else "fails" if refuted(verdict) else "passes",
+        "verdict": audit_state(experiment.audit, verdict),
         "lower_bound": None if verdict is None else {name: verdict["primary"][name] for name in named},
         "released": "the verdict and the primary bound: functions of noisy sums charged above and of coins tossed without the data, at no "
         "further cost. Every other bound, the coins, the canaries' texts and the scores stay under private/",

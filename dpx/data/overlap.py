@@ -1,25 +1,28 @@
-"""Whether two prepared corpora share text. Says "no" only where nothing shows that they do.
+"""How much of one corpus's protected text is in another corpus: evidence against a user's word that they share nothing.
 
-Units of one name are the same text (a unit without a name is named by its content). Text that was cut or named otherwise is found by its
-tokens: any run of `WINDOW` tokens within a segment that is in both. Passages that many documents quote count too: sharing is the safe
-answer. Both must have one vocabulary, and rows of tokens.
+Equal text shows that two corpora share something; its absence shows nothing, since text may be cut, spelt or labelled otherwise. So
+nothing found here makes a claim stronger. A row counts as found where one of its texts, whatever its length, is a text of the other
+corpus, or where a run of `WINDOW` tokens is in both. Labels are not compared. Both must have one vocabulary, and rows of tokens.
 
-Shape legend: N rows, T positions, W tokens of a window.
+Shape legend: N rows, T positions, S texts between marks, W windows of a text.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import Bool, Int, UInt64
 
 from dpx.data.keyed import Split
 from dpx.data.store import Store
 
 WINDOW = 16
 _TOKENS_AT_ONCE = 1 << 20
-# Of larger corpora a share of the windows is compared, the same ones in both: chosen by what they hold.
-_WINDOWS_MAX = 1 << 24
+# Of larger corpora a share of all texts and windows is compared, the same ones in both: chosen by what they hold.
+_HASHES_MAX = 1 << 24
 _MULTIPLIER, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+
+# Numbers of rows, within a split, and the hash of one of their texts or windows.
+Hashed = tuple[Int[np.ndarray, " n"], UInt64[np.ndarray, " n"]]
 
 
 def are_comparable(one: Store, other: Store) -> bool:
@@ -28,43 +31,73 @@ def are_comparable(one: Store, other: Store) -> bool:
     return one.manifest.vocabulary_checksum == other.manifest.vocabulary_checksum and all("tokens" in each.schema for each in known)
 
 
-def share_text(one: Store, other: Store, split: Split = "protected", other_split: Split = "protected") -> bool:
-    """Whether a unit or a window of tokens is in `split` of one and in `other_split` of the other. Raises `ValueError` where they cannot be
-    compared."""
-    if not are_comparable(one, other):
+def found_rows(own: Store, other: Store) -> dict[str, int]:
+    """How many protected rows of `own` have text that is in each split of `other`, and under `any` in some split of it. Raises `ValueError`
+    where they cannot be compared."""
+    if not are_comparable(own, other):
         raise ValueError("only tokens of one vocabulary can be compared")
-    if not set(one.unit_ids(split)).isdisjoint(other.unit_ids(other_split)):
-        return True
-    length = max(2, min(WINDOW, min(one.manifest.sequence_length, other.manifest.sequence_length) // 2))
-    tokens = max(_tokens(one, split), _tokens(other, other_split))
-    every = np.uint64(1 << max(0, (tokens // _WINDOWS_MAX).bit_length()))
-    windows, others = _windows(one, split, length, every), _windows(other, other_split, length, every)
-    return bool(np.intersect1d(windows, others, assume_unique=True).size)
+    tokens = max(_tokens(own, "protected"), *(_tokens(other, split) for split in other.manifest.splits))
+    every = np.uint64(1 << max(0, (tokens // _HASHES_MAX).bit_length()))
+    found = {split: _found(own, np.unique(_all_hashes(other, split, every)), every) for split in other.manifest.splits}
+    everywhere = np.any(list(found.values()), axis=0)
+    return {split: int(is_found_N.sum()) for split, is_found_N in found.items()} | {"any": int(everywhere.sum())}
+
+
+def _found(own: Store, known: UInt64[np.ndarray, " k"], every: np.uint64) -> Bool[np.ndarray, " N"]:
+    is_found_N = np.zeros(own.manifest.rows["protected"], bool)
+    for row_n, hash_n in _hashed(own, "protected", every):
+        is_found_N[row_n[np.isin(hash_n, known)]] = True
+    return is_found_N
 
 
 def _tokens(store: Store, split: Split) -> int:
     return store.manifest.rows[split] * store.manifest.sequence_length
 
 
-def _windows(store: Store, split: Split, length: int, every: np.uint64) -> UInt64[np.ndarray, " n"]:
-    sampled = [part[part % every == 0] for part in _hashed(store, split, length)]
-    return np.unique(np.concatenate(sampled)) if sampled else np.zeros(0, np.uint64)
+def _all_hashes(store: Store, split: Split, every: np.uint64) -> UInt64[np.ndarray, " n"]:
+    parts = [hash_n for _, hash_n in _hashed(store, split, every)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
-def _hashed(store: Store, split: Split, length: int) -> Iterator[UInt64[np.ndarray, " n"]]:
-    """A hash of every window of `length` tokens that holds text alone."""
+def _hashed(store: Store, split: Split, every: np.uint64) -> Iterator[Hashed]:
+    """Hashes of all texts and windows of a split, a block of rows at a time; of each `every`-th value alone."""
     known = store.manifest
     marks = [known.pad_id, known.cls_id, known.sep_id]
     at_once = max(1, _TOKENS_AT_ONCE // known.sequence_length)
     for start in range(0, known.rows[split], at_once):
         tokens_NT = store.rows(split, np.arange(start, min(start + at_once, known.rows[split])))["tokens"]
-        # Of several texts in a row each is a text.
+        # Of several texts in a row each is a text of it.
+        row_N = np.repeat(np.arange(start, start + len(tokens_NT)), int(np.prod(tokens_NT.shape[1:-1])))
         tokens_NT = tokens_NT.reshape(-1, tokens_NT.shape[-1])
-        places = tokens_NT.shape[1] - length + 1
-        hash_NW, is_text_NW = np.zeros((len(tokens_NT), places), np.uint64), np.ones((len(tokens_NT), places), bool)
         is_mark_NT, words_NT = np.isin(tokens_NT, marks), tokens_NT.astype(np.uint64) + np.uint64(1)
-        for offset in range(length):
-            hash_NW = hash_NW * _MULTIPLIER + words_NT[:, offset : offset + places]
-            is_text_NW &= ~is_mark_NT[:, offset : offset + places]
-        text = hash_NW[is_text_NW]
-        yield (text ^ (text >> np.uint64(29))) * _MIX >> np.uint64(1)
+        for row_n, hash_n in (_texts(row_N, words_NT, is_mark_NT), _windows(row_N, words_NT, is_mark_NT)):
+            kept_n = hash_n % every == 0
+            yield row_n[kept_n], hash_n[kept_n]
+
+
+def _texts(row_N: np.ndarray, words_NT: np.ndarray, is_mark_NT: np.ndarray) -> Hashed:
+    """A hash of every whole text between two marks: of its tokens and their places."""
+    count, positions = words_NT.shape
+    last_mark_NT = np.maximum.accumulate(np.where(is_mark_NT, np.arange(positions), -1), axis=1)
+    place_NT = (np.arange(positions) - last_mark_NT).astype(np.uint64)
+    mixed_NT = np.where(is_mark_NT, np.uint64(0), _mixed((words_NT * _MULTIPLIER) ^ _mixed(place_NT * _MIX)))
+    text_NT = np.cumsum(is_mark_NT, axis=1)
+    hash_NS, is_text_NS = np.zeros((count, positions + 1), np.uint64), np.zeros((count, positions + 1), bool)
+    rows_NT = np.broadcast_to(np.arange(count)[:, None], text_NT.shape)
+    np.add.at(hash_NS, (rows_NT, text_NT), mixed_NT)
+    is_text_NS[rows_NT[~is_mark_NT], text_NT[~is_mark_NT]] = True
+    return np.broadcast_to(row_N[:, None], hash_NS.shape)[is_text_NS], _mixed(hash_NS[is_text_NS])
+
+
+def _windows(row_N: np.ndarray, words_NT: np.ndarray, is_mark_NT: np.ndarray) -> Hashed:
+    """A hash of every run of `WINDOW` tokens that holds no mark."""
+    places = max(0, words_NT.shape[1] - WINDOW + 1)
+    hash_NW, is_text_NW = np.zeros((len(words_NT), places), np.uint64), np.ones((len(words_NT), places), bool)
+    for offset in range(WINDOW if places else 0):
+        hash_NW = hash_NW * _MULTIPLIER + words_NT[:, offset : offset + places]
+        is_text_NW &= ~is_mark_NT[:, offset : offset + places]
+    return np.broadcast_to(row_N[:, None], hash_NW.shape)[is_text_NW], _mixed(hash_NW[is_text_NW])
+
+
+def _mixed(hashes: np.ndarray) -> np.ndarray:
+    return (hashes ^ (hashes >> np.uint64(29))) * _MIX >> np.uint64(1)

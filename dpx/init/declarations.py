@@ -22,10 +22,13 @@ class FromRun:
     """Parameters of the run `run`: its folder, its name, or a copy of its `release/`.
 
     They are what it released at its end, or with `step` those of its checkpoint after so many steps, which only its own folder holds.
+    `disjoint_from` names runs, by name or by eight or more digits of their ledger's name: the user's word that no unit of this run's
+    protected data is in any split of their data. They are the run itself, and runs that it started from. All others are charged here too.
     """
 
     run: str
     step: int | None = None
+    disjoint_from: Sequence[str] = ()
     kind: Literal["run"] = "run"
     is_random: ClassVar[bool] = False
 

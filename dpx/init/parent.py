@@ -14,9 +14,8 @@ from yaml import YAMLError
 from dpx import config
 from dpx.claim import agreement, rests_on
 from dpx.claim.caveats import vocabulary_source
-from dpx.claim.reasons import chosen_late, reasons_against
+from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded
 from dpx.data import manifests
-from dpx.data.declarations import Data
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init.declarations import FromRun
@@ -24,10 +23,10 @@ from dpx.init.weights import PARAMS, Shapes, facts_beside
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy import ledger
-from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.origins import Origin, of_released, unit_definition
+from dpx.privacy.origins import Origin, of_released
 from dpx.privacy.segments import SEGMENTS
+from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import RunFolder, read_json
 from dpx.task.declarations import Task
 from dpx.training.fingerprint import claim_checksum
@@ -41,6 +40,7 @@ class Parent:
     """`origins`: itself first, then what it started from itself; none of them is compared with anybody's data yet.
 
     `private` is its private tree, `None` for a copied release. `place` holds its weights: a released tree, or a checkpoint at `step`.
+    `plan` is what its ledger says it declared before its first step.
     """
 
     asked: str
@@ -52,6 +52,7 @@ class Parent:
     private: Path | None
     place: Path
     step: int | None
+    plan: dict[str, Any] | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -59,9 +60,17 @@ class Parent:
         return self.task.parameter_shapes(self.model, self.vocabulary_size)
 
 
-def open_parent(init: FromRun) -> Parent:
-    """Reads everything of a run but its weights. Raises `ConfigError` where it is not there, being trained, or its parts disagree."""
-    asked = f"init.run={init.run}"
+def of_fork(fork: str) -> FromRun:
+    """The parent that `fork`, `<run folder>@<step>`, names; raises `ConfigError` for anything else."""
+    run, _, at = fork.rpartition("@")
+    is_form = bool(run) and at.isdecimal() and int(at) > 0
+    require(is_form, f"fork={fork}", "not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
+    return FromRun(run=run, step=int(at))
+
+
+def open_parent(init: FromRun, asked: str) -> Parent:
+    """Reads everything of a run but its weights; `asked` is how the user named it. Raises `ConfigError` where it is not there, is being
+    trained, or its parts disagree."""
     release, folder = _found(init.run)
     if folder is None:
         return _copied(asked, init, release)
@@ -79,12 +88,12 @@ def open_parent(init: FromRun) -> Parent:
             identity=entered.identity,
             segments=entered.own_segments(),
             reasons=_reasons(experiment, known, entered, document),
-            claim=_claim(experiment.data, experiment.privacy, document),
+            claim=_claim(experiment, document, audit_state(experiment.audit, entered.verdict)),
             vocabulary={"source": vocabulary_source(experiment.data.vocabulary, None), "sha256": _vocabulary(known, document)},
             data=entered.data,
             is_checked=True,
         )
-        return Parent(asked, *_trained(experiment), (origin, *entered.origins), folder.private, place, init.step)
+        return Parent(asked, *_trained(experiment), (origin, *entered.origins), folder.private, place, init.step, entered.plan)
 
 
 def _found(named: str) -> tuple[Path, RunFolder | None]:
@@ -137,7 +146,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {agreement.seal(document)}",
         segments=ledger.join(stated.get(SEGMENTS) or []),
         reasons=reasons,
-        claim=_claim(experiment.data, experiment.privacy, document),
+        claim=_claim(experiment, document, (document.get("audit") or {}).get("verdict")),
         vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
     )
     further = [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
@@ -169,7 +178,8 @@ def _released(asked: str, release: Path) -> Path:
 
 def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
     there = sorted(int(path.name) for path in (folder.private / CHECKPOINTS).glob("[0-9]*") if path.name.isdigit())
-    require(step in there, f"init.step={step}", f"{asked} has no checkpoint of that step", f"Use one of {there}")
+    value = asked if asked.startswith("fork=") else f"init.step={step}"
+    require(step in there, value, f"{folder.path} has no checkpoint at step {step}", f"Use one of {there}")
     return folder.private / CHECKPOINTS / str(step)
 
 
@@ -180,7 +190,7 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]
     if any(claim != claim_checksum(experiment) for claim in began_with):
         reasons.append("its config.yaml is not the config that its ledger began with, or is of another version")
-    reasons += reasons_against(experiment, manifest) + chosen_late(entered)
+    reasons += reasons_against(experiment, manifest) + seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
     if experiment.tune is not None or "tuning" in document:
         reasons.append(OF_A_TRIAL)
     if experiment.is_private and not entered.segments():
@@ -189,10 +199,13 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     return list(dict.fromkeys([*reasons, *stated]))
 
 
-def _claim(data: Data, privacy: Privacy, document: dict[str, Any]) -> dict[str, Any]:
+def _claim(experiment: Experiment, document: dict[str, Any], audit: str | None) -> dict[str, Any]:
+    """What the parent states and declares of its units; `audit` is the state of its audit, `None` where it has none."""
     stated = {name: document[name] for name in ("guarantee", "epsilon", "steps") if name in document}
+    privacy = experiment.privacy
     declared = {"unit": privacy.unit, "adjacency": privacy.adjacency, "delta": privacy.delta}
-    return stated | declared | {"unit_definition": unit_definition(data, privacy)}
+    audited = {"audit": audit} if audit else {}
+    return stated | declared | audited | {"units": UnitFacts.of(experiment.data, privacy).as_json()}
 
 
 def _vocabulary(known: list[Any], document: dict[str, Any]) -> str | None:

@@ -6,22 +6,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from dpx.data import manifests, tokenizer
+from dpx.data import tokenizer
 from dpx.data.declarations import Data
-from dpx.data.overlap import are_comparable, share_text
 from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init import weights
 from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
-from dpx.init.parent import Parent, open_parent
+from dpx.init.parent import Parent, of_fork, open_parent
+from dpx.init.relation import contradictions, declared_disjoint, is_same_data, learnt_from_protected, noted_alone, relation
 from dpx.interop.checkpoint import Checkpoint, Taken
 from dpx.interop.folder import is_hub_id
 from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.origins import Origin, Relation, require_same_relation, unit_definition, unit_mismatch
+from dpx.privacy.origins import Origin, require_same_relation, unit_mismatch
+from dpx.privacy.unit_facts import UnitFacts
 from dpx.task.declarations import Classification, MultipleChoice, Task
 
 ADAPTERS = "layers/lora/"
@@ -54,28 +55,60 @@ class Start:
     """`origins`: what the starting parameters come from, nearest first; none for random ones.
 
     `parameters`: nested dicts on the host, `None` to draw them; a part above the layers may be missing, and is drawn. `private`: the
-    private tree that tells of the origins' data, if any. `messages`: what was taken, for the user.
+    private tree that tells of the origins' data, if any. `messages`: what was taken, for the user. A fork goes on from the whole state of
+    its parent after `step` steps, in `private`, and is held to the `plan` that its parent declared.
     """
 
     origins: tuple[Origin, ...] = ()
     parameters: Any = None
     private: Path | None = None
     messages: tuple[str, ...] = ()
+    step: int | None = None
+    plan: dict[str, Any] | None = None
 
 
 RANDOM = Start()
 
 
-def planned(init: Init, receiver: Receiver, store: Store | None = None) -> tuple[Origin, ...]:
-    """The origins of a run that has not begun; refuses what `start` would refuse, but reads no weights. No jax.
+def planned(init: Init, receiver: Receiver, store: Store | None = None, fork: str | None = None) -> Start:
+    """The start of a run that has not begun, without its weights; refuses what `start` or `start_of_fork` would refuse. No jax.
 
     `store` is its prepared data; without it nothing can be compared, and all data counts as shared.
     """
-    return _decided(init, receiver, store)[0]
+    require_one_start(init, fork)
+    if fork is None:
+        return Start(_decided(init, receiver, store)[0])
+    origins, parent = _of_run(of_fork(fork), receiver, store, f"fork={fork}")
+    return Start(origins, step=parent.step, plan=parent.plan or {})
 
 
-def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path]) -> Start:
-    """The start of a run, weights included. `outputs` are folders of runs whose releases a file may not hold.
+def require_one_start(init: Init, fork: str | None) -> None:
+    """Raises `ConfigError` for a fork that would begin from something else too."""
+    require(
+        fork is None or init.is_random,
+        f"fork={fork} with init={init.kind}",
+        "a fork begins from its parent's checkpoint, and takes over what that began from",
+        "Leave one of them out",
+    )
+
+
+def start_of_fork(fork: str, receiver: Receiver, store: Store, own_private: Path) -> Start:
+    """The start of a fork, its state left on disk; `own_private` is the fork's private tree.
+
+    Raises `ConfigError` as `start` does, and where the parent trained other parameters.
+    """
+    asked = f"fork={fork}"
+    origins, parent = _of_run(of_fork(fork), receiver, store, asked)
+    trained = parent.train.kind
+    fix = f"Use train={trained}, or init=run init.run=... init.step=..., which takes the weights alone"
+    require(parent.train == receiver.train, asked, f"its state is that of train={trained}, and this run trains otherwise", fix)
+    told = tuple(contradictions(origins, store, parent.private, own_private))
+    return Start(origins, private=parent.private, messages=told, step=parent.step, plan=parent.plan or {})
+
+
+def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path], own_private: Path | None = None) -> Start:
+    """The start of a run, weights included. `outputs` are folders of runs whose releases a file may not hold; `own_private` is the run's
+    private tree.
 
     Raises `ConfigError` for a parent that is not there, incomplete, being trained or in disagreement with its ledger, for weights that are
     cut short or of another model or type, for another vocabulary, and for charges that cannot be composed.
@@ -90,16 +123,18 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path])
         return _from_elsewhere(checkpoint.asked, origins[0], checkpoint.leaves(taken), outputs, taken.in_words())
     if parent is None:
         return RANDOM
+    assert isinstance(init, FromRun)
     from dpx.init.parent_weights import parameters_of
 
     leaves = parameters_of(parent, receiver.train)
-    unchanged = isinstance(init, FromRun) and open_parent(init).origins == parent.origins
+    unchanged = open_parent(init, parent.asked).origins == parent.origins
     require(unchanged, parent.asked, "went on while its weights were read", "Wait for it to end")
     own = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
     weights.require_shapes(parent.asked, receiver.shapes, own)
     weights.require_finite(parent.asked, leaves)
     first = dataclasses.replace(origins[0], weights=weights.checksum(leaves))
-    return Start((first, *origins[1:]), weights.nested(leaves), parent.private)
+    told = tuple(contradictions(origins, store, parent.private, own_private))
+    return Start((first, *origins[1:]), weights.nested(leaves), parent.private, told)
 
 
 def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()) -> Start:
@@ -110,14 +145,24 @@ def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs:
     return Start((dataclasses.replace(origin, identity=digest, weights=digest),), weights.nested(leaves), messages=messages)
 
 
-def related(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Origin:
-    """`origin` as it stands to the data of the run that starts from it; `private` holds manifests of the origin's data, if any."""
+def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: Iterable[str], is_holders_data: bool) -> Origin:
+    """`origin` as it stands to the data of the run that starts from it.
+
+    `disjoint` are the identities that the run declares to share no unit with it; `is_holders_data` says that it draws from the same
+    prepared data as the run that held this record before.
+    """
     if origin.kind == "file":
         return dataclasses.replace(origin, against=list(dict.fromkeys([*origin.against, *_of_overlap(origin, receiver.data.known_as)])))
-    origin = dataclasses.replace(origin, relation=_relation(origin, receiver, store, private), against=())
-    mismatch = unit_mismatch(origin, receiver.data, receiver.privacy)
-    learnt = _learnt_from_protected(origin, store, private)
+    origin = dataclasses.replace(origin, relation=relation(origin, disjoint, is_holders_data), against=())
+    mismatch = unit_mismatch(origin, receiver.data, receiver.privacy, is_same_data(origin.data, store))
+    learnt = learnt_from_protected(origin, UnitFacts.of(receiver.data, receiver.privacy), store)
     return dataclasses.replace(origin, against=[reason for reason in (mismatch, learnt) if reason])
+
+
+def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store: Store, drawn_from: Sequence[str | None]) -> list[Origin]:
+    """The origins that a run's own ledger holds, when it goes on: its data, `drawn_from` so far, may have been prepared again."""
+    disjoint = declared_disjoint(noted, init.disjoint_from) if isinstance(init, FromRun) else ()
+    return [related(origin, receiver, store, disjoint, is_same_data(drawn_from, store)) for origin in noted]
 
 
 def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
@@ -138,11 +183,22 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
         return (_of_checkpoint(init, receiver, store),), None
     if not isinstance(init, FromRun):
         return (), None
-    parent = open_parent(init)
+    return _of_run(init, receiver, store, f"init.run={init.run}")
+
+
+def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) -> tuple[tuple[Origin, ...], Parent]:
+    """The one check that every run passes which another one starts from, by a fork or by its weights."""
+    parent, is_fork = open_parent(init, asked), asked.startswith("fork=")
     head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
-    origins = tuple(related(origin, receiver, store, parent.private) for origin in parent.origins)
+    disjoint = declared_disjoint(parent.origins, init.disjoint_from)
+    its_data = parent.origins[0].data
+    first, *further = parent.origins if is_fork else noted_alone(parent.origins)
+    origins = (
+        related(dataclasses.replace(first, is_fork=is_fork), receiver, store, disjoint, False),
+        *(related(origin, receiver, store, disjoint, is_same_data(its_data, store)) for origin in further),
+    )
     _require_same_vocabulary(parent, origins[0], store)
     if receiver.is_private:
         require_same_relation(origins, receiver.privacy)
@@ -161,7 +217,7 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     told = taken.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
     told |= {"names": sorted({_called(name), _called(init.path)})}
     origin = Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=told)
-    return related(origin, receiver, store, None)
+    return related(origin, receiver, store, (), False)
 
 
 def _called(path: str) -> str:
@@ -213,7 +269,7 @@ def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named:
 
 def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None) -> None:
     """Weights mean nothing under another vocabulary, and by it data is compared. Unknown before the data is prepared."""
-    if store is None or origin.relation == "same":
+    if store is None or is_same_data(origin.data, store):
         return
     theirs = origin.vocabulary.get("sha256")
     if theirs is None:
@@ -221,42 +277,6 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
         raise ConfigError(parent.asked, "was made by a version that did not record its vocabulary", fix)
     fix = "Bring its vocabulary.txt, which lies in its data's folder, by data.vocabulary.path"
     _require_vocabulary_of(store, parent.asked, theirs, fix)
-
-
-def _relation(origin: Origin, receiver: Receiver, store: Store | None, private: Path | None) -> Relation:
-    """How the data of `origin` stands to the prepared data `store`: shared, unless everything about it is known and nothing is shared."""
-    if store is None or not origin.data or None in origin.data:
-        return "unknown"
-    others = [checksum for checksum in origin.data if checksum and checksum != store.manifest.checksum]
-    if not others:
-        return "same"
-    known = [None if private is None else manifests.store(private, checksum) for checksum in others]
-    if any(other is None or not are_comparable(other, store) for other in known):
-        return "unknown"
-    if len(others) < len(origin.data) or any(share_text(other, store) for other in known if other is not None):
-        return "overlapping"
-    # Documents that were told apart otherwise have other names, and short ones hold nothing that could be recognised.
-    theirs = origin.claim.get("unit_definition", {}).get("documents")
-    return "disjoint" if theirs == unit_definition(receiver.data, receiver.privacy)["documents"] else "unknown"
-
-
-def _learnt_from_protected(origin: Origin, store: Store | None, private: Path | None) -> str | None:
-    """Why the origin's vocabulary, brought by file, may have been learnt from what is protected now; `None` where it was not."""
-    source = origin.vocabulary.get("source")
-    if store is None or store.manifest.vocabulary_source != "file" or source == "file" or origin.relation == "same":
-        return None
-    if source == "protected" and origin.relation == "disjoint":
-        return None
-    known = [manifests.store(private, one) if private and one else None for one in origin.data]
-    if source == "public_split" and all(_is_apart(other, store) for other in known):
-        return None
-    split = {"protected": "protected", "public_split": "public"}.get(str(source), "unknown")
-    return f"the vocabulary was learnt from the {split} split of {origin.name}, which may hold what is protected now"
-
-
-def _is_apart(other: Store | None, store: Store) -> bool:
-    """Whether nothing of what is protected in `store` is in the public split of `other`."""
-    return other is not None and are_comparable(other, store) and not share_text(other, store, "public")
 
 
 def same_weights(origins: Iterable[Origin], noted: Iterable[Origin]) -> bool:

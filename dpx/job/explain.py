@@ -14,7 +14,6 @@ from dpx.console import wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
-from dpx.job.plan import uncounted
 from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.table import Table
 
@@ -37,10 +36,8 @@ class Explain:
         from dpx.claim import agreement
 
         stated, is_checked = _statement(folder.path), agreement.check(folder.path) is not None
-        begins_from = () if stated is not None else _planned_start(experiment, self.size is None)
+        begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
         document = explain(experiment, public_size(experiment) if self.size is None else self.size, stated, begins_from)
-        if stated is None and folder.fork and experiment.is_private:
-            document["words"].insert(0, f"NOT COUNTED: {uncounted(folder.fork)}.")
         if stated is not None and not is_checked:
             document["words"].insert(0, UNCHECKED)
         document["is_checked"] = is_checked
@@ -60,15 +57,16 @@ def _statement(path: Path) -> dict[str, Any] | None:
     return read_json(file) if file.is_file() else None
 
 
-def _planned_start(experiment: Experiment, is_prepared: bool) -> Sequence[Any]:
+def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:
     """What a run that has not begun will begin from."""
-    if experiment.init.is_random:
+    if experiment.init.is_random and fork is None:
         return ()
     from dpx.data.prepare import prepare
     from dpx.init.start import planned, receiver_of
 
     store = prepare(experiment.data, experiment.privacy) if is_prepared and experiment.data.declared_size is None else None
-    return planned(experiment.init, receiver_of(experiment, experiment.model.vocabulary_size or experiment.data.vocabulary.size), store)
+    receiver = receiver_of(experiment, experiment.model.vocabulary_size or experiment.data.vocabulary.size)
+    return planned(experiment.init, receiver, store, fork).origins
 
 
 def public_size(experiment: Experiment) -> int:

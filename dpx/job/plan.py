@@ -8,9 +8,9 @@ from rich.table import Table
 
 from dpx.audit.declarations import Canaries
 from dpx.claim import rests_on, statement
-from dpx.claim.calibration import Calibrated, calibrate
+from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
 from dpx.claim.caveats import assumptions, not_covered
-from dpx.claim.reasons import reasons_against
+from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_epsilon
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
@@ -53,13 +53,8 @@ class Plan:
         return {"name": experiment.name, "analysis": type(self.analysis).__name__, "inputs": inputs(self.analysis), "device_hours": 0.0}
 
 
-def uncounted(fork: str) -> str:
-    """Why a number that was computed without `fork`'s ledger is no bound for a run that goes on from it."""
-    return f"fork={fork}: what that run has spent is charged to this one too, and is in none of these numbers"
-
-
 def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
-    """Every field of plan.json. Of a fork no epsilon stands as a bound: what its parent has spent is not read.
+    """Every field of plan.json; `fork` is the `<run folder>@<step>` that the run goes on from.
 
     Raises `ConfigError` where the claim cannot stand or the number of rows is not known.
     """
@@ -68,7 +63,8 @@ def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
     vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
     size = experiment.data.declared_size or (experiment.privacy.population(manifest) if manifest else 0)
     calibrated = calibrate(experiment, size)
-    begins_from = planned_start(experiment.init, receiver_of(experiment, vocabulary), store)
+    begins = planned_start(experiment.init, receiver_of(experiment, vocabulary), store, fork)
+    late = late_choices(differing(begins.plan, plan_of(experiment, calibrated)))
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
     trains = _trains(experiment, parameters, vocabulary)
     examples = sum(batch * steps for batch, steps in calibrated.batch_stages)
@@ -77,7 +73,7 @@ def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
         | {"trained_parameters": trains.parameters}
         | _work(experiment, parameters, vocabulary, examples, calibrated.size)
         | _memory(experiment, trains, vocabulary)
-        | _claim(experiment, manifest, calibrated, begins_from, [uncounted(fork)] if fork else [])
+        | _claim(experiment, manifest, calibrated, begins.origins, late)
     )
 
 

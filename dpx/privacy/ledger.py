@@ -2,8 +2,8 @@
 
 The file is a chain (`dpx.privacy.chain`) of JSON lines. `{"origin", ...}` states the event that the following steps cost, and each step is
 its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` is the checksum of what that step's noise was added to,
-`{"plan": ...}` what was declared before the first step, `{"parent": ...}` what a fork follows from, `{"chosen_after_results": ...}`
-what was planned anew later on, and `{"from": ...}` a run or file that the starting parameters come from (`dpx.privacy.origins`).
+`{"plan": ...}` what was declared before the first step, `{"chosen_after_results": ...}` what was planned anew later on, `{"from": ...}` a
+run or file that this one starts from or was forked from (`dpx.privacy.origins`), and `{"verdict": ...}` what the run's own audit found.
 
 A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): replayed with the same key it is
 the same bits and charged once; entered in several epochs or branches it is charged each time.
@@ -27,7 +27,10 @@ from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import until as until
 from dpx.sampler import IN_PASSES, steps_per_pass
 
-FORMAT = 2
+FORMAT = 3
+
+# Of a verdict, what decides and what a statement names.
+_OF_VERDICT = ("passes", "primary", "others")
 
 # Noise multipliers of what a step releases beside the gradient's sum.
 AUXILIARY = ("count_noise_multiplier", "telemetry_noise_multiplier")
@@ -64,8 +67,7 @@ class Ledger:
         self.plan: dict[str, Any] | None = None
         self.chosen_after_results: list[str] = []
         self.origins: list[Origin] = []
-        self._inherited_data: list[str | None] = []
-        self._is_of_seeded = False
+        self.verdict: dict[str, Any] | None = None
         self._sums: dict[tuple[str, int], str] = {}
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
@@ -99,14 +101,6 @@ class Ledger:
         """Enters `step`; on disk when this returns."""
         self._enter([(self.identity, step, entry)])
 
-    def inherit(self, parent: "Ledger") -> None:
-        """Takes over every release in `parent`, steps after a fork's checkpoint included, under their own names."""
-        self.note_origins(parent.origins)
-        chosen = [name for name in parent.chosen_after_results if name not in self.chosen_after_results]
-        if chosen:
-            self.note_choices(chosen)
-        self._enter([release for release in parent._entered if release not in self._known])
-
     def open_epoch(self, epoch: Epoch) -> None:
         """From here on steps are of `epoch`; on disk when this returns."""
         self._add({"epoch": asdict(epoch)})
@@ -119,12 +113,6 @@ class Ledger:
         """Notes what was planned before the first step."""
         self._add({"plan": plan})
 
-    def note_parent(self, fork: str, parent: "Ledger") -> None:
-        """Notes which run this one was forked from, what it had entered then, and on which data."""
-        self._add(
-            {"parent": parent.mark.as_json() if parent.mark else None, "fork": fork, "data": parent.data, "seeded": parent.was_seeded}
-        )
-
     def note_origins(self, origins: Iterable[Origin]) -> None:
         """Notes origins of the starting parameters that are new, or about which something worse is known; on disk when this returns."""
         worse = [origin for origin in merged(self.origins, origins) if origin not in self.origins]
@@ -135,6 +123,10 @@ class Ledger:
         """Notes values of the plan that were chosen after results had been seen."""
         self._add({"chosen_after_results": names})
 
+    def note_verdict(self, verdict: dict[str, Any]) -> None:
+        """Notes what the run's audit found (`dpx.audit.verdict`); it counts until another one is noted. On disk when this returns."""
+        self._add({"verdict": {name: verdict[name] for name in _OF_VERDICT}})
+
     def sum_of(self, epoch_name: str, step: int) -> str | None:
         """The checksum that was noted for `step`; `None` where nothing of that step left the process that computed it."""
         return self._sums.get((epoch_name, step))
@@ -144,30 +136,34 @@ class Ledger:
         return (self.identity, step, entry) in self._known
 
     def entries(self) -> Iterator[tuple[int, LedgerEntry]]:
-        """`(step, entry)` in the order entered, inherited ones included."""
+        """`(step, entry)` in the order entered."""
         return ((step, entry) for _, step, entry in self._entered)
 
     def steps(self, epoch: int) -> set[int]:
-        """Steps of this ledger's own epoch of that number; inherited entries do not count."""
-        return {step for origin, step, entry in self._entered if origin == self.identity and entry.epoch == epoch}
+        """Steps of the epoch of that number."""
+        return {step for _, step, entry in self._entered if entry.epoch == epoch}
 
     @property
     def was_seeded(self) -> bool:
-        """Whether some noise of this run, or of the one it was forked from, came from a seed of the config."""
-        return self._is_of_seeded or any(epoch.secret_place is None for epoch in self.epochs)
+        """Whether some noise of this run came from a seed of the config."""
+        return any(epoch.secret_place is None for epoch in self.epochs)
 
     @property
     def data(self) -> list[str | None]:
-        """Checksums of the prepared data that its steps, inherited ones included, drew from; `None` stands for unknown data."""
+        """Checksums of the prepared data that its steps drew from; `None` stands for unknown data."""
         own = [epoch.fingerprint.get("data") for epoch in self.epochs] or [None]
-        return list(dict.fromkeys([*own, *self._inherited_data, *([None] if self.was_unchained else [])]))
+        return list(dict.fromkeys([*own, *([None] if self.was_unchained else [])]))
 
     def own_segments(self) -> Segments:
-        """Run-length encoding of the releases entered here, and of those of the run that this one was forked from."""
+        """Run-length encoding of the releases entered here."""
         return encode(self._entered)
 
+    def segments_of_state(self) -> Segments:
+        """`own_segments`, and those of the runs that this one was forked from: all that an audit's canaries took part in."""
+        return join(self.own_segments(), *(list(origin.segments) for origin in self.origins if origin.is_fork))
+
     def segments(self) -> Segments:
-        """Everything that is charged: `own_segments`, and those of the runs that the starting parameters come from."""
+        """Everything that is charged: `own_segments`, and those of the runs that this one starts from or was forked from."""
         before = charged(self.origins)
         return join(self.own_segments(), *before) if before else self.own_segments()
 
@@ -202,9 +198,8 @@ class Ledger:
             self.chosen_after_results += line["chosen_after_results"]
         elif "from" in line:
             self.origins = merged(self.origins, [of_line(line["from"])])
-        elif "parent" in line:
-            self._inherited_data += line.get("data", [None])
-            self._is_of_seeded |= line.get("seeded", False)
+        elif "verdict" in line:
+            self.verdict = line["verdict"]
         else:
             raise ValueError(line)
 

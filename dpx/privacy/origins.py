@@ -1,8 +1,8 @@
 """What a run's starting parameters cost: the runs and files they come from, as its ledger and its statement carry them.
 
 A guarantee does not end where a run ends: whoever trains on with its weights on the same data spends once more. So a run that starts from
-another one takes over the charges of all runs before it, and composes with them unless their data is known to share nothing with its own.
-What cannot be compared counts as shared, and a run without a guarantee on shared data leaves none.
+another one, by a fork or by `init=run`, takes over the charges of all runs before it. It composes with them unless the user declares that
+their data share no unit with its own (`init.disjoint_from`). A run without a guarantee on data that may be shared leaves none.
 """
 
 import dataclasses
@@ -14,17 +14,14 @@ from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.segments import SEGMENTS, join
-from dpx.privacy.unit_facts import unit_definition as unit_definition
+from dpx.privacy.unit_facts import UnitFacts
 
-Relation = Literal["same", "overlapping", "unknown", "disjoint"]
-# All but the last are composed with the run's own charges.
-_WORST_FIRST: tuple[Relation, ...] = ("unknown", "overlapping", "same", "disjoint")
+# Declared, never found: a relation that one row of the data could change would tell of that row.
+Relation = Literal["unknown", "disjoint"]
 
 WORDS = {
-    "same": "the same data as this run's",
-    "overlapping": "data that overlaps with this run's",
-    "unknown": "data that cannot be compared with this run's and may be the same",
-    "disjoint": "data that shares nothing with this run's",
+    "unknown": "data that may be this run's",
+    "disjoint": "data that the user declares to share no unit with this run's",
 }
 
 MEANING = (
@@ -38,16 +35,17 @@ class Origin:
     """A run or a file that a run's starting parameters come from, however many runs ago.
 
     `identity` is the name of its ledger; of a file, the checksum of its values. `relation` is that of its data to the data of the run that
-    holds this record. `segments` are its charges, `reasons` why it has no guarantee, `against` what else takes the guarantee from the run
-    that holds this record. `claim` is what it stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of
-    its prepared data, `None` for some that nobody knows; they never leave private/. `weights` is the checksum of what was taken from it,
-    empty for one further back.
+    holds this record. `is_fork` says that this run goes on from its state, and so with its audit's canaries. `segments` are its charges,
+    `reasons` why it has no guarantee, `against` what else takes the guarantee from the run that holds this record. `claim` is what it
+    stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of its prepared data, `None` for some that
+    nobody knows; they never leave private/. `weights` is the checksum of what was taken from it, empty for one further back.
     """
 
     kind: Literal["run", "file"]
     name: str
     identity: str
     relation: Relation = "unknown"
+    is_fork: bool = False
     weights: str = ""
     segments: Sequence[dict[str, Any]] = ()
     reasons: Sequence[str] = ()
@@ -89,7 +87,7 @@ def of_line(line: dict[str, Any]) -> Origin:
 
 def of_released(node: dict[str, Any]) -> Origin:
     """The origin that `as_released` wrote, for a run that knows nothing else about it: its data counts as unknown."""
-    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "against", "data", "is_checked"} | {SEGMENTS}
+    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "is_fork", "against", "data", "is_checked"} | {SEGMENTS}
     return of_line({name: value for name, value in node.items() if name in names})
 
 
@@ -101,7 +99,8 @@ def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
         if other is not None:
             origin = dataclasses.replace(
                 other,
-                relation=min(other.relation, origin.relation, key=_WORST_FIRST.index),
+                relation="disjoint" if other.relation == origin.relation == "disjoint" else "unknown",
+                is_fork=other.is_fork or origin.is_fork,
                 weights=other.weights or origin.weights,
                 segments=join(list(other.segments), list(origin.segments)),
                 reasons=_all_of(other.reasons, origin.reasons),
@@ -144,10 +143,15 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
                 f"init: the user's word (init.provenance=public) that nothing of the protected data went into {origin.identity}"
             )
             continue
-        if origin.is_composed:
+        if origin.is_fork:
+            seen = "did not follow from what was seen, or no further branch will be made"
+            premises.append(f"whether and where {origin.label} was forked {seen}")
+        elif origin.is_composed:
             premises.append(f"init: sampling, noise and steps of this run did not follow from what was seen of {origin.label}")
-        else:
-            premises.append(f"init: that no text of this run's data was in that of {origin.label} is public")
+        if not origin.is_composed:
+            premises.append(
+                f"init: the user's word (init.disjoint_from) that no unit of this run's protected data is in any data of {origin.label}"
+            )
         if not origin.is_checked:
             premises.append(f"init: the statement of {origin.label} is taken at its word: its private/ was not at hand")
     return premises
@@ -157,7 +161,8 @@ def facts(origins: Sequence[Origin]) -> dict[str, Any]:
     """`init` of a statement and of a plan."""
     if not origins:
         return {"kind": "random", "origins": []}
-    return {"kind": origins[0].kind, "meaning": MEANING, "origins": [origin.as_released() for origin in origins]}
+    kind = "fork" if origins[0].is_fork else origins[0].kind
+    return {"kind": kind, "meaning": MEANING, "origins": [origin.as_released() for origin in origins]}
 
 
 def charged_in(statement: dict[str, Any]) -> list[dict[str, Any]]:
@@ -171,17 +176,30 @@ def in_words(released: dict[str, Any]) -> str:
         return f"{released['name']} ({released['identity']}), {released['word'] or 'of unknown provenance'}"
     stated = released["claim"].get("guarantee", "none stated yet")
     charged_here = "its steps are charged here too" if released["composed"] else f"not charged here; its own guarantee there: {stated}"
-    return f"{of_released(released).label}, trained on {WORDS[released['relation']]}: {charged_here}"
+    audit = released["claim"].get("audit")
+    audited = f"; its audit: {audit}" if audit else ""
+    return f"{of_released(released).label}, trained on {WORDS[released['relation']]}: {charged_here}{audited}"
 
 
-def unit_mismatch(origin: Origin, data: Data, privacy: Privacy) -> str | None:
-    """Why the units that `origin` protects are not those of a run on `data`, in words; `None` where they are, or it does not matter."""
-    if not origin.is_composed or origin.reasons or origin.relation == "same" and origin.claim.get("unit") == privacy.unit:
+def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bool) -> str | None:
+    """Why the charges of `origin` cannot be added to those of a run on `data`, in words; `None` where they can or need not be.
+
+    Events of two runs compose for one unit: both runs must define it alike, cut it alike and protect it in the same split. A cap on a
+    unit's rows may differ, and so may what a step draws: each event holds for whatever its run kept of the unit.
+    """
+    if not origin.is_composed or origin.reasons:
         return None
-    theirs, ours = origin.claim.get("unit_definition"), unit_definition(data, privacy)
-    if theirs != ours:
-        return f"what {origin.name} protects ({origin.claim.get('unit')}) is not what this run protects ({privacy.unit}, cut otherwise)"
-    if privacy.unit == "row" and data.pairs == "cross_document":
+    ours = UnitFacts.of(data, privacy)
+    node = origin.claim.get("units")
+    if node is None:
+        return f"what {origin.name} protects is not recorded"
+    theirs = UnitFacts.of_json(node, origin.name)
+    # That the vocabularies are one is checked where weights are read, and that it was not learnt from protected text beside this.
+    alike = {name: getattr(ours, name) for name in ("unit_mode", "rows_per_unit_max", "vocabulary_source")} | {"vocabulary_sha256": ""}
+    differing = dataclasses.replace(theirs, **alike).differences(dataclasses.replace(ours, vocabulary_sha256=""))
+    if differing:
+        return f"what {origin.name} protects is not what this run protects: {'; '.join(differing)} differ"
+    if privacy.unit == "row" and data.pairs == "cross_document" and not is_same_data:
         return f"a row of this run holds text of two documents, which {origin.name} may have paired otherwise"
     return None
 

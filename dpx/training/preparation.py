@@ -16,7 +16,7 @@ from dpx.data.store import Store
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.init.declarations import Init
-from dpx.init.start import RANDOM, Receiver, Start, receiver_of, same_weights, start
+from dpx.init.start import RANDOM, Receiver, Start, receiver_of, require_one_start, same_weights, start, start_of_fork
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
@@ -66,18 +66,16 @@ def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
     """Where a run begins that has no checkpoint yet; one that has goes on without what it began from."""
+    require_one_start(init, folder.fork)
+    has_begun = known is not None and bool(known.epochs)
+    has_checkpoint = any(path.name.isdigit() for path in folder.private.glob("checkpoints/*"))
+    if has_begun and has_checkpoint:
+        return RANDOM
+    if folder.fork is not None:
+        return start_of_fork(folder.fork, receiver, store, folder.private)
     if init.is_random:
         return RANDOM
-    require(
-        folder.fork is None,
-        f"fork={folder.fork} with init={init.kind}",
-        "a fork begins from its parent's checkpoint, and takes over what that began from",
-        "Leave one of them out",
-    )
-    has_begun = known is not None and bool(known.epochs)
-    if has_begun and any(path.name.isdigit() for path in folder.private.glob("checkpoints/*")):
-        return RANDOM
-    begins_from = start(init, receiver, store, {folder.path.parent, Path("outputs")})
+    begins_from = start(init, receiver, store, {folder.path.parent, Path("outputs")}, folder.private)
     require(
         not has_begun or same_weights(begins_from.origins, known.origins if known else ()),
         folder.path,

@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import agreement
+from dpx.claim.calibration import differing
 from dpx.data import manifests
 from dpx.declaration import ConfigError, require
 from dpx.init.start import RANDOM, Start
@@ -102,7 +102,7 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
     """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns. A new run begins from `start`."""
     folder, ledger = epochs.folder, epochs.ledger
     if not ledger.epochs and ledger.is_chained:
-        return _fork(epochs, checkpoints, step) if folder.fork else _fresh(epochs, step, start)
+        return _fork(epochs, checkpoints, step, start) if folder.fork else _fresh(epochs, step, start)
     changed = differences(ledger.epochs[-1].fingerprint, epochs.fingerprint) if ledger.epochs else []
     require(
         "claim" not in changed,
@@ -112,7 +112,7 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
     )
     first_step = checkpoints.latest or 0
     if not first_step and folder.fork:
-        return _fork(epochs, checkpoints, step)
+        return _fork(epochs, checkpoints, step, start)
     require(
         bool(first_step) or not ledger.origins or start.parameters is not None,
         folder.path,
@@ -136,19 +136,19 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
     return RunStart(epoch, first_step, secret, state, messages, rests)
 
 
-def note_plan(ledger: Ledger, plan: dict[str, Any]) -> None:
-    """Writes the plan (sampling, noise, number of steps) to the ledger before the first step. On resuming and in a fork, writes the names
-    of the settings that differ from it instead.
+def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | None = None) -> None:
+    """Writes the plan (sampling, noise, number of steps) to the ledger before the first step; when a run goes on, the names of the settings
+    that differ from it instead. The plan of a fork is held to its `parents` plan in the same way.
 
     Such settings may have been chosen after seeing results, and no composition theorem used here is proved for adaptive choices.
     """
+    before = ledger.plan if ledger.plan is not None else parents
+    choices = [name for name in differing(before, plan) if name not in ledger.chosen_after_results]
+    if choices:
+        # First, so that a kill between the two leaves no plan that its parent's was not compared with.
+        ledger.note_choices(choices)
     if ledger.plan is None:
         ledger.declare_plan(plan)
-        return
-    before = ledger.plan
-    differing = [name for name in plan if before.get(name) != plan[name] and name not in ledger.chosen_after_results]
-    if differing:
-        ledger.note_choices(differing)
 
 
 def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[str, Any] | None) -> str | None:
@@ -183,47 +183,35 @@ def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step:
     return checkpoints.load(first_step, state) if first_step else state
 
 
-def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step) -> RunStart:
+def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) -> RunStart:
     """A fork's first start, or its start when its own first checkpoint is gone: from the parent, under a fresh key in any case."""
     folder, ledger = epochs.folder, epochs.ledger
     assert folder.fork is not None
-    first_step, state = _forked(folder.fork, step.init(RootSecret.from_seed(0).key("shape")), ledger)
-    parent = Path(folder.fork.rpartition("@")[0]) / "private"
-    manifests.inherit(folder.private, parent)
-    rests = resting.inherit(folder.private, parent, step)
-    epoch, secret = epochs.open(first_step, None, f"forked from {folder.fork}")
+    if start.private is None or start.step is None:
+        raise ConfigError(folder.path, "its checkpoints are gone, and its parent was not read", "Run the same command again")
+    state = _state_of_parent(folder.fork, start.private, start.step, step.init(RootSecret.from_seed(0).key("shape")))
+    manifests.inherit(folder.private, start.private)
+    rests = resting.inherit(folder.private, start.private, step)
+    # Everything that the parent ever entered is charged before anything follows from its state.
+    ledger.note_origins(start.origins)
+    epoch, secret = epochs.open(start.step, None, f"forked from {folder.fork}")
     state = state.in_a_new_epoch()
-    checkpoints.save(first_step, state, facts_of(ledger, epoch))
+    checkpoints.save(start.step, state, facts_of(ledger, epoch))
     checkpoints.wait()
-    messages = (f"forked at step {first_step} of {folder.fork}: everything its ledger holds is charged here too",)
-    return RunStart(epoch, first_step, secret, state, messages, rests)
+    messages = (f"forked at step {start.step} of {folder.fork}: everything its ledger holds is charged here too", *start.messages)
+    return RunStart(epoch, start.step, secret, state, messages, rests)
 
 
-def _forked(fork: str, like: State, ledger: Ledger) -> tuple[int, State]:
-    """Loads `<run folder>@<step>` and takes over the parent's whole ledger, steps after the checkpoint included."""
-    run, _, at = fork.rpartition("@")
-    require(bool(run) and at.isdigit(), f"fork={fork}", "not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
-    parent = RunFolder(Path(run))
-    require((parent.private / "ledger").exists(), f"fork={fork}", "no run with a ledger is there", "Name a run folder under outputs/")
-    known = agreement.check(parent.path)
-    assert known is not None
-    checkpoints = Checkpoints(parent.private / "checkpoints", kept=1_000_000)
+def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:
+    """The parent's state after `step` steps; raises `ConfigError` where it is not what this run trains."""
+    checkpoints = Checkpoints(private / "checkpoints", kept=1_000_000)
     try:
-        if int(at) not in checkpoints.steps:
-            raise ConfigError(f"fork={fork}", f"no checkpoint at step {at}", f"Use one of {checkpoints.steps}")
         require(
-            checkpoints.parts(int(at)) == set(like.saved()),
+            checkpoints.parts(step) == set(like.saved()),
             f"fork={fork}",
             "the parent's checkpoint holds another state than this config's: its clip or mechanism differs",
             "Fork with the parent's clip and mechanism",
         )
-        state = checkpoints.load(int(at), like)
+        return checkpoints.load(step, like)
     finally:
         checkpoints.close()
-    ledger.note_parent(fork, known)
-    ledger.inherit(known)
-    if ledger.plan is None and known.plan is not None:
-        ledger.declare_plan(known.plan)
-    if known.plan is None and not ledger.chosen_after_results:
-        ledger.note_choices(["everything: the parent is from before plans were recorded"])
-    return int(at), state

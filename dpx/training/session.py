@@ -25,7 +25,7 @@ from dpx.data import manifests
 from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.init import weights
-from dpx.init.start import related
+from dpx.init.start import related_again
 from dpx.interruption import Interrupted
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
@@ -81,10 +81,9 @@ class Session:
             )
             epochs = Epochs(folder, experiment.seed, fingerprint(experiment, store.manifest.checksum, ready.microbatch), ledger)
             manifests.keep(folder.private, store)
+            note_plan(ledger, plan_of(experiment, calibrated), ready.start.plan)
             run_start = start_run(epochs, checkpoints, step, ready.start)
-            # A fork's data, or data that was prepared again, may be other data than the origins were compared with before.
-            ledger.note_origins([related(origin, ready.receiver, store, folder.private) for origin in ledger.origins])
-            note_plan(ledger, plan_of(experiment, calibrated))
+            ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
             planted = plant(folder.private, audit, store.manifest, run_start.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, run_start.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
@@ -155,7 +154,7 @@ class Session:
     def publish(self) -> None:
         """`release/privacy.json` from the ledger as it stands; then, and only then, the values that it charges for."""
         runtime = self.runtime
-        self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, self.verdict)
+        self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger)
         statement.write(self.folder.release / "privacy.json", self.stated)
         self.released.publish(runtime.ledger.mark)
         self.progress.planned = self.spending.bound = self.stated["epsilon"].get(self.stated.get("accountant"))
@@ -190,6 +189,7 @@ class Session:
             planted,
             self.run_start.secret,
         )
+        runtime.ledger.note_verdict(self.verdict)
 
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
         """After each step: metrics, then, at their intervals, evaluation and a checkpoint."""

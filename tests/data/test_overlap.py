@@ -1,5 +1,6 @@
 """Corpora that share a unit or a passage are told from those that share nothing; manifests are believed where the ledger names them."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 
 from dpx.data import manifests, overlap
 from dpx.data.declarations import Vocabulary
-from dpx.data.overlap import share_text
+from dpx.data.labelled import Table
+from dpx.data.overlap import found_rows
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 
@@ -31,29 +33,45 @@ def texts(first: int, count: int = 24) -> list[str]:
 
 def test_other_text_shares_nothing_and_the_same_text_everything(tmp_path: Path):
     one, other = store(tmp_path, "one", texts(0)), store(tmp_path, "other", texts(100))
-    assert not share_text(one, other) and share_text(one, one)
+    assert set(found_rows(one, other).values()) == {0}
+    assert found_rows(one, one)["protected"] == one.manifest.rows["protected"]
 
 
-def test_one_document_in_both_is_found_in_whatever_splits_it_is(tmp_path: Path):
+def test_a_document_is_found_in_whatever_split_of_the_other_it_is(tmp_path: Path):
     one, other = store(tmp_path, "one", texts(0)), store(tmp_path, "other", [*texts(100), *texts(0)], split_salt="another")
-    assert share_text(one, other) and share_text(one, other, "public") and share_text(one, other, "protected", "heldout")
+    found = found_rows(one, other)
+    assert found.keys() == {"protected", "heldout", "public", "any"} and all(found.values())
+    assert found["any"] <= found["protected"] + found["heldout"] + found["public"]
 
 
 @pytest.mark.parametrize("most", [1 << 24, 400])
 def test_a_passage_within_other_words_is_found_also_among_a_share_of_all_windows(tmp_path: Path, monkeypatch, most):
-    monkeypatch.setattr(overlap, "_WINDOWS_MAX", most)
+    monkeypatch.setattr(overlap, "_HASHES_MAX", most)
     one = store(tmp_path, "one", texts(0))
     other = store(tmp_path, "other", [f"{text(1000 + seed)} {text(seed)}" for seed in range(24)], sequence_length=48)
     apart = store(tmp_path, "apart", texts(200))
-    assert not set(one.unit_ids("protected")) & set(other.unit_ids("protected"))
-    assert share_text(one, other) and not share_text(one, apart)
+    assert found_rows(one, other)["protected"] and not any(found_rows(one, apart).values())
+
+
+def test_short_rows_are_found_whatever_their_label_and_case(tmp_path: Path):
+    """Shorter than a window, in other capitals and under another label: still the same text."""
+    lines = [" ".join(text(seed).split()[:5]) for seed in range(40)]
+    vocabulary = Vocabulary(size=256, path=str(write_vocabulary(tmp_path / "vocabulary.txt")))
+    stores = []
+    for name, spelt, label in (("one", str, "no"), ("two", str.upper, "yes")):
+        rows = "".join(f"{spelt(line)},{label if number else 'maybe'}\n" for number, line in enumerate(lines))
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + rows)
+        table = Table(paths=str(tmp_path / f"{name}.csv"), labels=["maybe", label])
+        data = dataclasses.replace(declared(tmp_path, tmp_path, vocabulary=vocabulary), source=table, pairs="none")
+        stores.append(prepare(dataclasses.replace(data, short_sequence_rate=0.0), PRIVACY))
+    assert found_rows(*stores)["any"] == stores[0].manifest.rows["protected"]
 
 
 def test_two_vocabularies_are_not_compared(tmp_path: Path):
     one = store(tmp_path, "one", texts(0))
     other = prepare(declared(tmp_path, tmp_path / "one"), PRIVACY)
     with pytest.raises(ValueError, match="one vocabulary"):
-        share_text(one, other)
+        found_rows(one, other)
 
 
 def test_a_manifest_is_that_of_its_checksum_or_none(tmp_path: Path):

@@ -62,6 +62,8 @@ def place(tmp_path_factory) -> Place:
         (root / f"{name}.txt").write_text("\n".join(lines) + "\n")
     both = (root / "one.txt").read_text().splitlines()[:50] + (root / "other.txt").read_text().splitlines()[:5]
     (root / "both.txt").write_text("\n".join(both) + "\n")
+    few = (root / "other.txt").read_text().splitlines() + (root / "one.txt").read_text().splitlines()[:8]
+    (root / "few.txt").write_text("\n".join(few) + "\n")
     (root / "vocabulary.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
     return Place(root)
 

@@ -34,6 +34,10 @@ def epsilon(path: Path) -> float:
     return stated["epsilon"]["rdp"]
 
 
+def charged_steps(path: Path) -> int:
+    return sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"])
+
+
 def accounted(path: Path) -> float:
     """What job=account finds at the declared delta."""
     tables = {table.name: table for table in account(read(path).segments, "rdp", DELTA, "zero_out", read(path).before)}
@@ -56,10 +60,14 @@ def test_two_runs_on_the_same_text_state_what_both_cost(place, parent, child):
     assert epsilon(child) == pytest.approx(together(place, 4), rel=1e-6) and epsilon(parent) < epsilon(child)
     assert stated["planned"]["epsilon"]["rdp"] == pytest.approx(epsilon(parent))
     (origin,) = stated["init"]["origins"]
-    assert stated["init"]["kind"] == "run" and (origin["relation"], origin["composed"], origin["is_checked"]) == ("same", True, True)
+    assert stated["init"]["kind"] == "run" and (origin["relation"], origin["composed"], origin["is_checked"]) == (
+        "unknown",
+        True,
+        True,
+    )
     assert stated["spent"]["steps"] == 2 and stated["spent"]["charged_steps"] == 4
     assert accounted(child) == pytest.approx(epsilon(child))
-    assert "data" not in origin and "unit_definition" in origin["claim"]
+    assert "data" not in origin and "units" in origin["claim"]
 
 
 def test_the_weights_are_the_parents(place, parent, child):
@@ -88,21 +96,23 @@ def test_a_copy_of_a_copy_carries_every_run_before_it(place, child, tmp_path):
 
 @pytest.fixture(scope="module")
 def apart(place, parent):
-    return place.train("apart", "init=run", f"init.run={parent}", text="other")
+    return place.train("apart", "init=run", f"init.run={parent}", "init.disjoint_from=[main]", text="other")
 
 
-def test_other_text_is_not_composed_and_stands_beside(place, parent, apart):
+def test_text_that_is_declared_disjoint_is_not_composed_and_stands_beside(place, parent, apart):
     stated = statement(apart)
     (origin,) = stated["init"]["origins"]
     assert (origin["relation"], origin["composed"]) == ("disjoint", False)
     assert epsilon(apart) == stated["planned"]["epsilon"]["rdp"] and origin["claim"]["epsilon"] == statement(parent)["epsilon"]
-    assert any("is public" in line for line in stated["assumptions"])
+    assert any("the user's word (init.disjoint_from)" in line for line in stated["assumptions"])
+    assert json.loads((apart / "private" / "declared_disjoint.json").read_text())["declared_disjoint"][0]["found"]
     # A run on the first text that starts from this one is charged for its grandparent too.
     last = place.train("back", "init=run", f"init.run={apart}")
-    assert {one["name"]: one["relation"] for one in statement(last)["init"]["origins"]} and epsilon(last) == pytest.approx(
-        together(place, 4)
-    )
-    assert [one["relation"] for one in statement(last)["init"]["origins"]] == ["disjoint", "same"]
+    assert [one["relation"] for one in statement(last)["init"]["origins"]] == ["unknown", "unknown"]
+    assert charged_steps(last) == 6 and epsilon(last) > epsilon(apart)
+    # On the data that the word was given of, it holds for a fork too.
+    again = place.train("fork_apart", fork=f"{apart}@1", text="other")
+    assert [one["relation"] for one in statement(again)["init"]["origins"]] == ["unknown", "disjoint"]
 
 
 @pytest.mark.slow
@@ -116,7 +126,7 @@ def test_a_run_that_was_killed_goes_on_from_the_same_weights_and_keeps_its_chain
     shutil.rmtree(source)
     path = place.train("broken", *line)
     assert all(np.array_equal(leaf, whole[name]) for name, leaf in by_path(dpx.load(path).params).items())
-    assert sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"]) == 4
+    assert charged_steps(path) == 4
 
 
 def test_before_its_first_checkpoint_it_begins_from_the_same_weights_or_not_at_all(place, parent, child, tmp_path):
@@ -133,7 +143,8 @@ def test_before_its_first_checkpoint_it_begins_from_the_same_weights_or_not_at_a
 def test_a_fork_carries_what_its_parent_began_from(place, child, tmp_path):
     path = place.train("fork", fork=f"{child}@1")
     stated = statement(path)
-    assert [one["relation"] for one in stated["init"]["origins"]] == ["same"]
+    assert [(one["relation"], one["is_fork"]) for one in stated["init"]["origins"]] == [("unknown", True), ("unknown", False)]
+    assert stated["init"]["kind"] == "fork"
     # Both steps of the child were entered, its parent's two, and the fork's own one.
     assert epsilon(path) == pytest.approx(together(place, 5), rel=1e-6)
     with pytest.raises(ConfigError, match="fork=.*with init=run"):
@@ -142,8 +153,8 @@ def test_a_fork_carries_what_its_parent_began_from(place, child, tmp_path):
 
 def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):
     path = place.train("fork_back", fork=f"{apart}@1", text="one")
-    assert [one["relation"] for one in statement(path)["init"]["origins"]] == ["same"]
-    assert sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"]) == 5
+    assert [one["relation"] for one in statement(path)["init"]["origins"]] == ["unknown", "unknown"]
+    assert charged_steps(path) == 5
 
 
 @pytest.mark.slow
@@ -173,5 +184,5 @@ def test_a_checkpoint_of_a_run_that_was_interrupted_costs_what_its_ledger_charge
         place.train("of_stopped", "init=run", f"init.run={stopped}", "init.step=7")
     path = place.train("of_stopped", "init=run", f"init.run={stopped}", "init.step=1")
     # It was killed before it entered its second step.
-    assert json.loads((path / "release" / "privacy.json").read_text())["init"]["origins"][0]["relation"] == "same"
+    assert json.loads((path / "release" / "privacy.json").read_text())["init"]["origins"][0]["relation"] == "unknown"
     assert epsilon(path) == pytest.approx(together(place, 3), rel=1e-6)

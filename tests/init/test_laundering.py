@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dpx.claim.spent import require_bound
 from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
+from dpx.init.relation import declared_disjoint
 from dpx.init.start import Start, planned, receiver_of, start
 from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import explain
@@ -36,7 +38,7 @@ def began(place: Place, *overrides: str, text: str = "one") -> Start:
     found = start(experiment.init, receiver, store, {place.root / "outputs"})
     if experiment.init.kind == "run":
         # A plan decides alike, without reading weights.
-        ahead = [(one.relation, one.against, one.reasons) for one in planned(experiment.init, receiver, store)]
+        ahead = [(one.relation, one.against, one.reasons) for one in planned(experiment.init, receiver, store).origins]
         assert ahead == [(one.relation, one.against, one.reasons) for one in found.origins]
     return found
 
@@ -67,22 +69,66 @@ def relation(found: Start) -> str:
 
 def test_nothing_is_wrong_with_copies_under_other_names(place, parent, copied, handed):
     found = began(place, "init=run", f"init.run={copied}")
-    assert relation(found) == "same" and found.origins == began(place, "init=run", f"init.run={parent}").origins
-    assert relation(began(place, "init=run", f"init.run={copied / 'release'}")) == "same"
+    assert relation(found) == "unknown" and found.origins == began(place, "init=run", f"init.run={parent}").origins
+    assert began(place, "init=run", f"init.run={copied / 'release'}").origins[0].is_checked
     found = began(place, "init=run", f"init.run={handed}")
-    assert relation(found) == "unknown" and reasons(found) == ""
+    assert reasons(found) == "" and not found.origins[0].is_checked
 
 
-def test_data_is_compared_by_units_and_by_text(place, copied):
-    assert relation(began(place, "init=run", f"init.run={copied}", text="other")) == "disjoint"
-    assert relation(began(place, "init=run", f"init.run={copied}", text="both")) == "overlapping"
-    # One more word at the end of each line gives every document another name.
+def differing(place: Place) -> dict[str, str]:
+    """Texts that are the parent's in part or in other spelling, and one that is not, by their names."""
     lines = (place.root / "one.txt").read_text().splitlines()
-    (place.root / "touched.txt").write_text("".join(f"{line} ba\n" for line in lines))
-    assert relation(began(place, "init=run", f"init.run={copied}", text="touched")) == "overlapping"
+    made = {
+        # One more word at the end of each line gives every document another name.
+        "touched": [f"{line} ba" for line in lines],
+        "shouted": [line.upper() for line in lines],
+        "spaced": ["  ".join(line.split()) for line in lines],
+        "shorter": [" ".join(line.split()[:7]) for line in lines],
+    }
+    for name, text in made.items():
+        (place.root / f"{name}.txt").write_text("\n".join(text) + "\n")
+    return {name: name for name in ("other", "both", "one", *made)}
 
 
-def test_text_that_shares_nothing_but_was_told_apart_otherwise_is_unknown(place, copied):
+def test_what_is_found_in_the_text_decides_no_relation(place, copied):
+    for text in differing(place):
+        found = began(place, "init=run", f"init.run={copied}", text=text)
+        assert relation(found) == "unknown" and reasons(found) == "" and found.messages == (), text
+
+
+def test_disjoint_is_the_users_word_and_text_contradicts_it(place, copied, tmp_path):
+    word = ("init=run", f"init.run={copied}", "init.disjoint_from=[main]")
+    found = began(place, *word, text="other")
+    assert relation(found) == "disjoint" and found.messages == () and "the user's word" in "".join(origins.assumptions(found.origins))
+    differing(place)
+    # A few rows may be anybody's, so the word stands, and what speaks against it is said.
+    (told,) = began(place, *word, text="few").messages
+    assert re.search(r"declared disjoint: [1-9]\d* of \d+ protected rows have text", told)
+    for text in ("touched", "shouted", "spaced"):
+        try:
+            (said,) = began(place, *word, text=text).messages
+        except ConfigError as refused:
+            said = str(refused)
+        assert re.search(r"[1-9]\d* of .* protected rows have text", said)
+    with pytest.raises(ConfigError, match="init.disjoint_from: main: .* protected rows have text that is in that run's data"):
+        began(place, *word, text="both")
+    with pytest.raises(ConfigError, match="draws from the same prepared data"):
+        began(place, *word)
+
+
+def test_the_word_names_a_run_that_this_one_starts_from(place, parent):
+    line = ("init=run", f"init.run={parent}")
+    identity = began(place, *line).origins[0].identity
+    assert relation(began(place, *line, f"init.disjoint_from=[{identity[:8]}]", text="other")) == "disjoint"
+    for name in ("mein", identity[:5], "main2"):
+        with pytest.raises(ConfigError, match=f"init.disjoint_from={name}: no run .* is called so"):
+            began(place, *line, f"init.disjoint_from=[{name}]", text="other")
+    one = began(place, *line).origins[0]
+    with pytest.raises(ConfigError, match="init.disjoint_from=main: several runs are called so"):
+        declared_disjoint([one, dataclasses.replace(one, identity="another ledger")], ["main"])
+
+
+def test_text_that_was_told_apart_otherwise_is_another_unit(place, copied):
     lines = (place.root / "other.txt").read_text().splitlines()
     (place.root / "many").mkdir(exist_ok=True)
     for number, line in enumerate(lines):
@@ -90,11 +136,11 @@ def test_text_that_shares_nothing_but_was_told_apart_otherwise_is_unknown(place,
     found = began(
         place, "init=run", f"init.run={copied}", "data.source.document_per=file", f"data.source.paths={place.root}/many", text="other"
     )
-    assert relation(found) == "unknown" and "cut otherwise" in reasons(found)
+    assert relation(found) == "unknown" and "data.source.document_per (line and file) differ" in reasons(found)
 
 
 @pytest.mark.parametrize("how", ["edited", "forged", "lost", "store"])
-def test_data_whose_manifest_cannot_be_believed_is_shared(place, parent, tmp_path, how):
+def test_data_whose_manifest_cannot_be_believed_is_not_searched(place, parent, tmp_path, how):
     copied = shutil.copytree(parent, tmp_path / "run")
     (path,) = (copied / "private" / manifests.FOLDER).glob("*.json")
     if how == "lost":
@@ -107,14 +153,14 @@ def test_data_whose_manifest_cannot_be_believed_is_shared(place, parent, tmp_pat
     if how == "forged":
         # The manifest of other data, whole, under the name of the one that the ledger knows.
         rewritten(path, lambda held: held.update(json.loads((_kept(other, tmp_path)).read_text())))
-    experiment = place.declared("init=run", f"init.run={copied}", text="other")
+    word = ("init=run", f"init.run={copied}", "init.disjoint_from=[main]")
     if how == "lost":
         with pytest.raises(ConfigError, match="did not record its vocabulary"):
             rewritten(copied / "release" / "privacy.json", lambda document: document.pop("vocabulary"))
-            began(place, "init=run", f"init.run={copied}", text="other")
+            began(place, *word, text="other")
         return
-    found = began(place, "init=run", f"init.run={copied}", text="other")
-    assert experiment.init.kind == "run" and relation(found) == "unknown"
+    (told,) = began(place, *word, text="other").messages
+    assert "could not be searched" in told
 
 
 def _kept(store: Any, private: Path) -> Path:
@@ -200,7 +246,8 @@ def seeded(place) -> Path:
 def test_a_parent_without_a_guarantee_leaves_none_but_on_other_text(request, place, name, tmp_path):
     path, why = request.getfixturevalue(name), {"plain": "mechanism=none", "seeded": "fixed_seed"}[name]
     assert why in reasons(began(place, "init=run", f"init.run={path}"))
-    assert reasons(began(place, "init=run", f"init.run={path}", text="other")) == ""
+    assert why in reasons(began(place, "init=run", f"init.run={path}", text="other"))
+    assert reasons(began(place, "init=run", f"init.run={path}", "init.disjoint_from=[main]", text="other")) == ""
     handed = shutil.copytree(path / "release", tmp_path / "handed")
     assert why in reasons(began(place, "init=run", f"init.run={handed}", text="other"))
     # What a person edits in the statement of a whole folder is found again from its other parts.
@@ -211,8 +258,10 @@ def test_a_parent_without_a_guarantee_leaves_none_but_on_other_text(request, pla
 
 def test_another_unit_is_not_protected(place, parent):
     found = began(place, "init=run", f"init.run={parent}", "privacy.unit=document")
-    assert "is not what this run protects" in reasons(found)
-    assert "cut otherwise" in reasons(began(place, "init=run", f"init.run={parent}", "data.short_sequence_rate=0.3"))
+    assert "is not what this run protects: privacy.unit (row and document)" in reasons(found)
+    for changed in ("data.short_sequence_rate=0.3", "data.split_salt=other", "data.public_fraction=0.2", "data.heldout_fraction=0.2"):
+        key = changed.partition("=")[0]
+        assert f"{key} (" in reasons(began(place, "init=run", f"init.run={parent}", changed))
 
 
 def test_another_relation_is_refused(place, parent):
@@ -227,11 +276,11 @@ def test_a_vocabulary_is_the_parents_and_was_not_learnt_from_what_is_protected(p
     (held,) = (fitted / "private" / manifests.FOLDER).glob("*.json")
     learnt = Path(json.loads(held.read_text())["store"]) / "vocabulary.txt"
     again = ("init=run", f"data.vocabulary.path={learnt}")
-    assert reasons(began(place, *again, f"init.run={fitted}", text="other")) == ""
+    assert reasons(began(place, *again, f"init.run={fitted}", text="other")) == "", "a document that is public there is public here"
     # With another salt documents of its public split are protected here.
     assert "the vocabulary was learnt" in reasons(began(place, *again, f"init.run={fitted}", "data.split_salt=other"))
     handed = shutil.copytree(fitted / "release", tmp_path / "handed")
-    assert "the vocabulary was learnt" in reasons(began(place, *again, f"init.run={handed}", text="other"))
+    assert "the vocabulary was learnt" in reasons(began(place, *again, f"init.run={handed}", "data.split_salt=other", text="other"))
 
 
 def saved(path: Path, leaves: dict[str, Any]) -> Path:
@@ -382,8 +431,8 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent):
     experiment = place.declared("init=run", f"init.run={parent}")
     found, alone = plan(experiment), plan(place.declared())
     assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
-    assert found["guarantee"] == "dp" and found["init"]["origins"][0]["relation"] == "same"
-    begins_from = planned(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy))
+    assert found["guarantee"] == "dp" and found["init"]["origins"][0]["composed"]
+    begins_from = planned(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy)).origins
     words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
     assert "does not begin from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
 

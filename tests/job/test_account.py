@@ -14,6 +14,7 @@ from dpx.job.account import Account, account, read
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.run_folder import RunFolder
+from tests.privacy.test_ledger import forked
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=1.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
@@ -66,8 +67,7 @@ def test_epsilon_grows_step_by_step(run, experiment):
 
 
 def test_branches_are_accounted_jointly(run, tmp_path):
-    branch = Ledger(tmp_path / "branch")
-    branch.inherit(Ledger(run.private / "ledger"))
+    branch = forked(tmp_path / "branch", Ledger(run.private / "ledger"))
     for step in range(10, 20):
         branch.append(step, ENTRY)
     joint = ledger.join(read(run.path).segments, read(tmp_path / "branch").segments)

@@ -19,6 +19,7 @@ from dpx.training import fingerprint
 from dpx.tuning.search import Search
 from dpx.tuning.study import Study
 from tests.outside.made_up import on_path, pond
+from tests.privacy.test_ledger import forked
 from tests.tuning import made_up as trials
 
 SIZE, BATCH, SIGMA = 1000, 16, 2.0
@@ -147,9 +148,7 @@ def test_a_class_that_says_it_is_dpxs_is_not(site):
 def test_a_fork_by_dpx_alone_keeps_its_parents_word(site, tmp_path):
     (tmp_path / "parent").mkdir()
     parent = entered(built(*OWN, "clip=smooth"), tmp_path / "parent")
-    child = Ledger(tmp_path / "ledger")
-    child.inherit(parent)
-    no_bound(stated(built(*OWN), child))
+    no_bound(stated(built(*OWN), forked(tmp_path / "ledger", parent)))
     assert rests_on.of_segments(ledger.join(entered(built(*OWN), tmp_path / "parent").segments())) == ("dpx_pond",)
 
 

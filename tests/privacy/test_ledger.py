@@ -15,6 +15,7 @@ from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.chain import Chain
 from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
+from dpx.privacy.origins import Origin
 
 from .unchained import unchain
 
@@ -29,6 +30,13 @@ def fill(path, steps, **changes):
     ledger = Ledger(path)
     for step in steps:
         ledger.append(step, entry(**changes))
+    return ledger
+
+
+def forked(path, parent):
+    """A new ledger of a run that was forked from that of `parent`."""
+    ledger = Ledger(path)
+    ledger.note_origins([Origin(kind="run", name="parent", identity=parent.identity, is_fork=True, segments=parent.own_segments())])
     return ledger
 
 
@@ -84,10 +92,10 @@ def test_what_is_no_ledger_is_refused(tmp_path, text):
         Ledger(tmp_path / "ledger")
 
 
-@pytest.mark.parametrize("facts", [{"ledger": 3}, {"trials": 1}])
+@pytest.mark.parametrize("facts", [{"ledger": 2}, {"trials": 1}])
 def test_a_chain_of_another_format_is_no_ledger(tmp_path, facts):
     Chain(tmp_path / "ledger", facts).close()
-    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 1 or 2"):
+    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 1 or 3"):
         Ledger(tmp_path / "ledger")
 
 
@@ -122,9 +130,8 @@ def test_a_step_with_another_event_is_charged_beside_the_first(tmp_path):
 
 def test_a_fork_inherits_everything_and_its_own_epoch_starts_empty(tmp_path):
     parent = fill(tmp_path / "parent", range(10))
-    child = Ledger(tmp_path / "child")
-    child.inherit(parent)
-    child.inherit(parent)
+    child = forked(tmp_path / "child", parent)
+    child = forked(tmp_path / "child", parent)
     assert child.steps(0) == set()
     child.append(4, entry())
     assert counted(Ledger(tmp_path / "child").segments()) == [(0.01, 11)]
@@ -134,8 +141,7 @@ def test_branches_are_charged_jointly_with_their_common_past_once(tmp_path):
     parent = fill(tmp_path / "parent", range(10))
     branches = []
     for name in ("left", "right"):
-        branch = Ledger(tmp_path / name)
-        branch.inherit(parent)
+        branch = forked(tmp_path / name, parent)
         branch.append(10, entry())
         branches.append(branch.segments())
     parent.append(10, entry())
@@ -310,8 +316,7 @@ def test_epochs_of_one_number_and_other_names_are_charged_apart(tmp_path):
     parent = fill(tmp_path / "parent", range(4))
     branches = []
     for name in ("a", "b"):
-        branch = Ledger(tmp_path / name)
-        branch.inherit(parent)
+        branch = forked(tmp_path / name, parent)
         for step in range(4, 6):
             branch._enter([(parent.identity, step, entry(epoch=1, epoch_name=name))])
         branches.append(branch.segments())

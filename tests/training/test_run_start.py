@@ -8,7 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.origins import Origin
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.run_start import Epochs, RunStart, facts_of, note_plan, start_run
@@ -34,6 +36,16 @@ STEP = Step(
 )
 
 
+def _start(fork: str | None) -> Start:
+    """That of a fork of a run without a config, as a session reads it."""
+    if fork is None:
+        return RANDOM
+    run, _, at = fork.rpartition("@")
+    parent = Ledger(Path(run) / "private" / "ledger")
+    origin = Origin(kind="run", name="parent", identity=parent.identity, is_fork=True, segments=parent.own_segments())
+    return Start((origin,), private=Path(run) / "private", step=int(at), plan=parent.plan or {})
+
+
 @contextlib.contextmanager
 def begun(
     path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, seed: int | None = None
@@ -44,7 +56,7 @@ def begun(
         stack.enter_context(folder.claimed())
         ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", 3)))
-        found = start_run(Epochs(folder, seed, fingerprint, ledger), checkpoints, STEP)
+        found = start_run(Epochs(folder, seed, fingerprint, ledger), checkpoints, STEP, _start(fork))
         yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.epoch))
 
 
@@ -89,15 +101,20 @@ def test_a_fork_is_held_to_its_parents_plan(tmp_path: Path, steps: int) -> None:
         note_plan(ledger, PLAN)
         save(2)
     with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2") as (fork, ledger, _):
-        assert fork.first_step == 2 and ledger.plan == PLAN and ledger.chosen_after_results == []
-        note_plan(ledger, PLAN)
+        assert fork.first_step == 2 and [origin.is_fork for origin in ledger.origins] == [True]
+        note_plan(ledger, PLAN, PLAN)
         assert ledger.chosen_after_results == []
         note_plan(ledger, PLAN | {"steps": steps})
         assert ledger.chosen_after_results == ["steps"]
 
 
-def test_a_fork_of_a_run_without_a_plan_follows_from_everything_seen(tmp_path: Path) -> None:
-    with begun(tmp_path / "parent") as (_, _, save):
-        save(2)
-    with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2") as (_, ledger, _):
-        assert ledger.plan is None and ledger.chosen_after_results[0].startswith("everything")
+@pytest.mark.parametrize("parents", [PLAN | {"steps": 5}, {}])
+def test_a_kill_before_the_plan_is_noted_forgets_no_choice(tmp_path: Path, parents: dict[str, Any]) -> None:
+    """A fork of a run that planned otherwise, or nothing, notes its choices first."""
+    ledger = Ledger(tmp_path / "ledger")
+    append, ledger._add = ledger._add, lambda *lines: append(*lines) if "plan" not in lines[0] else _nothing()
+    with pytest.raises(AssertionError):
+        note_plan(ledger, PLAN, parents)
+    ledger.close()
+    again = Ledger(tmp_path / "ledger")
+    assert again.plan is None and set(again.chosen_after_results) == {"steps"} | (set() if parents else {"noise_multiplier"})

@@ -1,0 +1,108 @@
+"""How the data of an origin stand to those of the run that starts from it: by what is declared, never by what is found.
+
+The text of both is compared only to contradict a user's word (`dpx.data.overlap`); what is found is told on the console and under
+`private/`, and changes nothing that is released.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dpx.data import manifests
+from dpx.data.overlap import are_comparable, found_rows
+from dpx.data.store import Store
+from dpx.declaration import require
+from dpx.privacy.origins import Origin, Relation
+from dpx.privacy.unit_facts import UnitFacts
+from dpx.run_folder import write_json
+
+CONTRADICTIONS = "declared_disjoint.json"
+# Digits of a ledger's name that are enough to name its run.
+DIGITS = 8
+
+
+def declared_disjoint(origins: Sequence[Origin], names: Iterable[str]) -> frozenset[str]:
+    """Identities of the `origins` that `names` (init.disjoint_from) name; raises `ConfigError` for a name of none, or of several."""
+    chosen = set()
+    for name in names:
+        meant = {one.identity for one in origins if one.kind == "run" and _is_called(one, name)}
+        known = ", ".join(f"{one.name} {one.identity}" for one in origins if one.kind == "run")
+        value = f"init.disjoint_from={name}"
+        require(bool(meant), value, f"no run that this one starts from is called so (there are: {known})", "Name one of these")
+        require(len(meant) == 1, value, f"several runs are called so ({known})", "Give the name of the run's ledger instead")
+        chosen |= meant
+    return frozenset(chosen)
+
+
+def _is_called(origin: Origin, name: str) -> bool:
+    return origin.name == name or (len(name) >= DIGITS and origin.identity.startswith(name))
+
+
+def relation(origin: Origin, disjoint: Iterable[str], is_holders_data: bool) -> Relation:
+    """The relation of `origin`'s data to a run's; `disjoint` are identities that the run declares.
+
+    `origin.relation` was noted by the run that held the record before: its user's word holds here too where this run draws from the very
+    same prepared data (`is_holders_data`).
+    """
+    inherits = is_holders_data and origin.relation == "disjoint"
+    return "disjoint" if inherits or origin.identity in set(disjoint) else "unknown"
+
+
+def is_same_data(checksums: Sequence[str | None], store: Store | None) -> bool:
+    """Whether `checksums`, those of a run's prepared data, are of `store` alone."""
+    return store is not None and set(checksums) == {store.manifest.checksum}
+
+
+def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -> str | None:
+    """Why the vocabulary of `origin`, which this run brings by file, may have been learnt from what is protected now, in words; `None`
+    where declared facts rule that out."""
+    source = origin.vocabulary.get("source")
+    if store is None or store.manifest.vocabulary_source != "file" or source == "file" or is_same_data(origin.data, store):
+        return None
+    if origin.relation == "disjoint":
+        return None
+    node = origin.claim.get("units")
+    theirs = None if node is None else UnitFacts.of_json(node, origin.name)
+    # A unit's split is a function of its name, the salt and the fractions: what was public there is public here.
+    if source == "public_split" and theirs is not None and _split_alike(theirs, own):
+        return None
+    split = {"protected": "protected", "public_split": "public"}.get(str(source), "unknown")
+    return f"the vocabulary was learnt from the {split} split of {origin.name}, which may hold what is protected now"
+
+
+def _split_alike(one: UnitFacts, other: UnitFacts) -> bool:
+    names = ("unit", "split_salt", "public_fraction", "heldout_fraction", "test_split")
+    alike = all(getattr(one, name) == getattr(other, name) for name in names)
+    return alike and one.definition.get("documents") == other.definition.get("documents")
+
+
+def contradictions(origins: Sequence[Origin], store: Store, private: Path | None, own_private: Path | None) -> list[str]:
+    """What speaks against the user's word that data are disjoint, in sentences for the console; written to `own_private` too.
+
+    `private` holds manifests of the origins' data. Raises `ConfigError` where the word cannot be true: the run draws from the same prepared
+    data, or most of its rows are in the other data.
+    """
+    told, noted = [], []
+    for origin in origins:
+        if origin.kind != "run" or origin.relation != "disjoint":
+            continue
+        value, fix = f"init.disjoint_from: {origin.name}", "Leave it out: the steps of that run are then charged here too"
+        require(store.manifest.checksum not in origin.data, value, "this run draws from the same prepared data", fix)
+        others = [manifests.store(private, one) if private is not None and one else None for one in origin.data]
+        searched = [other for other in others if other is not None and are_comparable(store, other)]
+        found = [found_rows(store, other) for other in searched]
+        most, rows = max((one["any"] for one in found), default=0), store.manifest.rows["protected"]
+        noted.append({"origin": origin.label, "rows": rows, "found": found, "not_searched": len(others) - len(searched)})
+        require(2 * most <= rows, value, f"{most} of this run's {rows} protected rows have text that is in that run's data", fix)
+        if most:
+            told.append(f"{origin.label}, declared disjoint: {most} of {rows} protected rows have text that is in its data")
+        if len(searched) < len(others):
+            told.append(f"{origin.label}, declared disjoint: some of its data could not be searched for this run's text")
+    if noted and own_private is not None:
+        write_json(own_private / CONTRADICTIONS, {"declared_disjoint": noted})
+    return told
+
+
+def noted_alone(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """`origins` as another run may hold them: whose state it goes on from is that run's own affair."""
+    return tuple(dataclasses.replace(one, is_fork=False) for one in origins)
