@@ -95,13 +95,10 @@ def require_one_start(init: Init, fork: str | None) -> None:
 def start_of_fork(fork: str, receiver: Receiver, store: Store, own_private: Path) -> Start:
     """The start of a fork, its state left on disk; `own_private` is the fork's private tree.
 
-    Raises `ConfigError` as `start` does, and where the parent trained other parameters.
+    Raises `ConfigError` as `start` does.
     """
     asked = f"fork={fork}"
     origins, parent = _of_run(of_fork(fork), receiver, store, asked)
-    trained = parent.train.kind
-    fix = f"Use train={trained}, or init=run init.run=... init.step=..., which takes the weights alone"
-    require(parent.train == receiver.train, asked, f"its state is that of train={trained}, and this run trains otherwise", fix)
     told = tuple(contradictions(origins, store, parent.private, own_private))
     return Start(origins, private=parent.private, messages=told, step=parent.step, plan=parent.plan or {})
 
@@ -189,6 +186,8 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
 def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) -> tuple[tuple[Origin, ...], Parent]:
     """The one check that every run passes which another one starts from, by a fork or by its weights."""
     parent, is_fork = open_parent(init, asked), asked.startswith("fork=")
+    if is_fork:
+        _require_same_state(parent, receiver.train)
     head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
@@ -203,6 +202,13 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     if receiver.is_private:
         require_same_relation(origins, receiver.privacy)
     return origins, parent
+
+
+def _require_same_state(parent: Parent, train: Trained) -> None:
+    """Raises `ConfigError` where a fork would train other parameters than those whose moments its parent's checkpoint holds."""
+    theirs = parent.train.kind
+    fix = f"Use train={theirs} as its parent, or init=run init.run=... init.step=..., which takes the weights alone"
+    require(parent.train == train, parent.asked, f"its state is that of train={theirs}, and this run trains otherwise", fix)
 
 
 def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None) -> Origin:

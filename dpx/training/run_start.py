@@ -40,12 +40,13 @@ class RunStart:
 
 @dataclasses.dataclass(frozen=True)
 class Epochs:
-    """The noise epochs of one run: what a new one needs to be opened."""
+    """The noise epochs of one run: what a new one needs to be opened, and the `plan` that is noted before the first."""
 
     folder: RunFolder
     seed: int | None
     fingerprint: dict[str, Any]
     ledger: Ledger
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def open(self, from_step: int, start: dict[str, Any] | None, why: str) -> tuple[Epoch, RootSecret]:
         """A new epoch with a fresh secret; both durable when this returns. Its number is one that nothing here has used."""
@@ -110,6 +111,7 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
         "the config differs from the one this run began with",
         f"Restore it, or give fork={folder.path.name}@<step> to branch into a new folder",
     )
+    note_plan(ledger, epochs.plan)
     first_step = checkpoints.latest or 0
     if not first_step and folder.fork:
         return _fork(epochs, checkpoints, step, start)
@@ -170,6 +172,7 @@ def _fresh(epochs: Epochs, step: Step, start: Start) -> RunStart:
     private = epochs.folder.private
     if start.private is not None:
         manifests.inherit(private, start.private)
+    note_plan(epochs.ledger, epochs.plan)
     # What was spent on the weights is charged before they are here.
     epochs.ledger.note_origins(start.origins)
     epoch, secret = epochs.open(0, None, "the run begins")
@@ -192,6 +195,7 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
     state = _state_of_parent(folder.fork, start.private, start.step, step.init(RootSecret.from_seed(0).key("shape")))
     manifests.inherit(folder.private, start.private)
     rests = resting.inherit(folder.private, start.private, step)
+    note_plan(ledger, epochs.plan, start.plan)
     # Everything that the parent ever entered is charged before anything follows from its state.
     ledger.note_origins(start.origins)
     epoch, secret = epochs.open(start.step, None, f"forked from {folder.fork}")

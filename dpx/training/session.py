@@ -39,7 +39,7 @@ from dpx.training.metrics import MetricsWriter
 from dpx.training.preparation import Ready, get_ready
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
-from dpx.training.run_start import Epochs, RunStart, facts_of, note_plan, start_run
+from dpx.training.run_start import Epochs, RunStart, facts_of, start_run
 from dpx.training.state import State
 from dpx.training.update import CANARIES
 
@@ -79,9 +79,9 @@ class Session:
             checkpoints = stack.enter_context(
                 contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
             )
-            epochs = Epochs(folder, experiment.seed, fingerprint(experiment, store.manifest.checksum, ready.microbatch), ledger)
+            unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch)
+            epochs = Epochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated))
             manifests.keep(folder.private, store)
-            note_plan(ledger, plan_of(experiment, calibrated), ready.start.plan)
             run_start = start_run(epochs, checkpoints, step, ready.start)
             ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
             planted = plant(folder.private, audit, store.manifest, run_start.secret, folder.fork) if isinstance(audit, Canaries) else None

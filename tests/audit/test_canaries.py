@@ -26,6 +26,7 @@ from dpx.privacy.declarations import Pld, Privacy
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import released
+from dpx.training.session import Session
 from tests.training.conftest import declare
 from tests.training.sharing import coarse_losses
 
@@ -171,6 +172,11 @@ def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch,
     stated = read(tmp_path, "release", "privacy.json")
     assert stated["guarantee"] == "none" and stated["epsilon"] == {} and stated["audit"]["verdict"] == "fails"
     assert stated["reasons"][0].startswith("audit: a lower bound of")
+    # Started again and killed before it judges once more, the run still says so.
+    folder = RunFolder(tmp_path, "name: micro\n")
+    with folder.claimed(), Session.open(experiment(), folder) as session:
+        session.publish()
+    assert read(tmp_path, "release", "privacy.json") | {"ledger": 0} == stated | {"ledger": 0}
 
 
 def test_exposure_and_area_by_hand():

@@ -1,5 +1,6 @@
 """What would make a run cost less than it did is refused or takes the guarantee away; nothing is trained here but what is started from."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -17,11 +18,12 @@ from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.init.relation import declared_disjoint
-from dpx.init.start import Start, planned, receiver_of, start
+from dpx.init.start import Start, planned, receiver_of, start, start_of_fork
 from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import explain
 from dpx.job.plan import plan
 from dpx.privacy import origins
+from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import export, released
 
@@ -435,6 +437,45 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent):
     begins_from = planned(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy)).origins
     words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
     assert "does not begin from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
+
+
+def refuting(document: dict[str, Any]) -> dict[str, Any]:
+    bound = {"score": "gradient", "estimator": "one_run", "delta": 1e-5, "epsilon": 9.0, "claim": 1.0, "refutes": True}
+    return document | {"passes": False, "primary": bound, "others": []}
+
+
+def _refuted(path: Path) -> None:
+    with contextlib.closing(Ledger(path / "private" / "ledger")) as entered:
+        entered.note_verdict(refuting({}))
+
+
+def _chosen(path: Path) -> None:
+    with contextlib.closing(Ledger(path / "private" / "ledger")) as entered:
+        entered.note_choices(["steps"])
+
+
+def _trial(path: Path) -> None:
+    rewritten(path / "release" / "privacy.json", lambda document: document.update(tuning={"charge": "uncharged"}))
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (_refuted, "audit: a lower bound of 9.000"),
+        (_chosen, "plan: steps changed"),
+        (_trial, "one trial of a search"),
+        ("seeded", "fixed_seed"),
+    ],
+)
+def test_what_takes_a_parents_guarantee_away_is_inherited_by_every_road(request, place, copied, how, why):
+    path = request.getfixturevalue(how) if isinstance(how, str) else copied
+    if not isinstance(how, str):
+        how(path)
+    assert why in reasons(began(place, "init=run", f"init.run={path}"))
+    experiment = place.declared()
+    store = prepare(experiment.data, experiment.privacy)
+    fork = start_of_fork(f"{path}@1", receiver_of(experiment, store.manifest.vocabulary_size), store, path)
+    assert why in reasons(fork) and why in "; ".join(plan(experiment, f"{path}@1")["reasons"])
 
 
 def test_a_fork_of_a_seeded_run_has_no_guarantee_without_the_seed(place, seeded):

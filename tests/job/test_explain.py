@@ -74,13 +74,12 @@ def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path
     assert f"at most e^{stated['epsilon']['rdp']:.3g} = " in words
 
 
-def test_what_a_fork_goes_on_from_is_said_not_to_be_counted(experiment, tmp_path, capsys):
-    folder = RunFolder(tmp_path, fork="outputs/parent@2")
-    Explain(size=10_000)(experiment, folder)
-    assert capsys.readouterr().out.startswith("NOT COUNTED: fork=outputs/parent@2: what that run has spent is charged to this one too")
-    Plan()(experiment, folder)
-    planned = json.loads((tmp_path / "release" / "plan.json").read_text())
-    assert planned["guarantee"] == "none" and planned["epsilon"] == {} and "outputs/parent@2" in planned["unsupported"][0]["reason"]
+def test_a_fork_of_nothing_is_neither_planned_nor_explained(experiment, tmp_path):
+    """What a fork costs follows from its parent's ledger, so there is no number without it."""
+    folder = RunFolder(tmp_path, fork=f"{tmp_path}/parent@2")
+    for job in (Explain(size=10_000), Plan()):
+        with pytest.raises(ConfigError, match="parent: no such run"):
+            job(experiment, folder)
     assert Plan().document(experiment)["guarantee"] == "dp"
 
 

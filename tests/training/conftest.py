@@ -1,11 +1,17 @@
 """A micro model, rows made up for it, and a declaration around them."""
 
+import contextlib
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from dpx.batch_schedule import Constant
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.durable import write_durably
 from dpx.experiment import Experiment, Schedule
 from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import DpSgd, Flat, Multiplier
@@ -13,10 +19,12 @@ from dpx.mesh import Mesh
 from dpx.models.shape import Bert
 from dpx.optimizer import Adam
 from dpx.privacy.declarations import Privacy, Rdp
+from dpx.run_folder import RunFolder
 from dpx.sampler import Poisson
 from dpx.task.declarations import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
+from dpx.training.session import Session
 
 from . import sharing
 
@@ -52,6 +60,29 @@ def declare(**changes) -> Experiment:
         "microbatch": 4,
     }
     return Experiment(**(fields | changes))
+
+
+def as_yaml(experiment: Experiment) -> str:
+    """The config that builds into a declared experiment."""
+
+    def node(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [node(item) for item in value]
+        if not dataclasses.is_dataclass(value):
+            return value
+        fields = {field.name: node(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return fields if isinstance(value, Experiment) else {"_target_": f"{type(value).__module__}.{type(value).__qualname__}"} | fields
+
+    return OmegaConf.to_yaml(OmegaConf.create(node(experiment) | {"job": {"_target_": "dpx.job.train.Train"}}))
+
+
+@contextlib.contextmanager
+def opened(experiment: Experiment, folder: RunFolder):
+    """A session in `folder`, which keeps its config as `job=train` does."""
+    folder = dataclasses.replace(folder, config_yaml=as_yaml(experiment))
+    with folder.claimed(), Session.open(experiment, folder) as session:
+        write_durably(folder.release / "config.yaml", folder.config_yaml)
+        yield session
 
 
 def make_rows(count: int, first_record: int = 0) -> dict[str, np.ndarray]:

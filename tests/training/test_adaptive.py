@@ -17,9 +17,8 @@ from dpx.mechanism.gaussian import gaussian
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training import loop
-from dpx.training.session import Session
 
-from .conftest import declare, make_rows
+from .conftest import declare, make_rows, opened
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 CLIP = AdaptiveClip(clipping_norm=0.1, target_quantile=0.3, learning_rate=1.0, count_noise_multiplier=4.0)
@@ -50,8 +49,7 @@ def experiment(tmp_path_factory):
 
 
 def train(experiment, path, fork=None):
-    folder = RunFolder(path, "name: micro\n", fork)
-    with folder.claimed(), Session.open(experiment, folder) as session:
+    with opened(experiment, RunFolder(path, fork=fork)) as session:
         session.train()
         return jax.tree.map(np.array, session.final), session.runtime.step
 

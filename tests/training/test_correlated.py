@@ -11,9 +11,8 @@ from dpx.mechanism.declarations import Banded
 from dpx.run_folder import RunFolder
 from dpx.sampler import CyclicPoisson
 from dpx.training import loop
-from dpx.training.session import Session
 
-from .conftest import declare
+from .conftest import declare, opened
 from .test_adaptive import synthetic
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
@@ -36,22 +35,20 @@ def experiment(tmp_path_factory):
     return make
 
 
-def opened(experiment, path, fork=None):
+def place(path, fork=None):
     (path / "private").mkdir(parents=True, exist_ok=True)
     (path / "private" / "strategy.json").write_text(json.dumps({"coefficients": STRATEGY}))
-    return RunFolder(path, "name: micro\n", fork)
+    return RunFolder(path, fork=fork)
 
 
 def train(experiment, path, fork=None):
-    folder = opened(experiment, path, fork)
-    with folder.claimed(), Session.open(experiment, folder) as session:
+    with opened(experiment, place(path, fork)) as session:
         session.train()
         return jax.tree.map(np.array, session.final)
 
 
 def past_noise_at_start(experiment, path, fork=None):
-    folder = opened(experiment, path, fork)
-    with folder.claimed(), Session.open(experiment, folder) as session:
+    with opened(experiment, place(path, fork)) as session:
         return session.run_start.first_step, max(float(abs(leaf).max()) for leaf in jax.tree.leaves(session.run_start.state.noise))
 
 

@@ -48,7 +48,7 @@ def _start(fork: str | None) -> Start:
 
 @contextlib.contextmanager
 def begun(
-    path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, seed: int | None = None
+    path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, seed: int | None = None, plan: dict[str, Any] = PLAN
 ) -> Iterator[tuple[RunStart, Ledger, Any]]:
     """How a run in `path` starts, its ledger, and `save(step)`, which keeps a state there."""
     folder = RunFolder(path, "", fork)
@@ -56,7 +56,7 @@ def begun(
         stack.enter_context(folder.claimed())
         ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", 3)))
-        found = start_run(Epochs(folder, seed, fingerprint, ledger), checkpoints, STEP, _start(fork))
+        found = start_run(Epochs(folder, seed, fingerprint, ledger, plan), checkpoints, STEP, _start(fork))
         yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.epoch))
 
 
@@ -97,15 +97,13 @@ def test_no_two_epochs_or_forks_of_seeded_runs_share_a_key(tmp_path: Path) -> No
 @pytest.mark.parametrize("steps", [3, 9])
 def test_a_fork_is_held_to_its_parents_plan(tmp_path: Path, steps: int) -> None:
     """What it plans anew was chosen when the parent's results had been seen."""
-    with begun(tmp_path / "parent") as (_, ledger, save):
-        note_plan(ledger, PLAN)
+    with begun(tmp_path / "parent") as (_, _, save):
         save(2)
     with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2") as (fork, ledger, _):
         assert fork.first_step == 2 and [origin.is_fork for origin in ledger.origins] == [True]
-        note_plan(ledger, PLAN, PLAN)
-        assert ledger.chosen_after_results == []
-        note_plan(ledger, PLAN | {"steps": steps})
-        assert ledger.chosen_after_results == ["steps"]
+        assert ledger.plan == PLAN and ledger.chosen_after_results == []
+    with begun(tmp_path / "other", fork=f"{tmp_path / 'parent'}@2", plan=PLAN | {"steps": steps}) as (_, ledger, _):
+        assert ledger.plan == PLAN | {"steps": steps} and ledger.chosen_after_results == ["steps"]
 
 
 @pytest.mark.parametrize("parents", [PLAN | {"steps": 5}, {}])

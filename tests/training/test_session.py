@@ -16,9 +16,8 @@ from dpx.mesh import Mesh
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
-from dpx.training.session import Session
 
-from .conftest import declare
+from .conftest import declare, opened
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 
@@ -49,7 +48,7 @@ def experiment(tmp_path_factory):
 
 def _train(experiment, path, fork=None, die_after=None, monkeypatch: Any = None):
     """Runs to the end, or raises `Killed` once `die_after` steps have been computed; returns final parameters."""
-    folder = RunFolder(path, "name: micro\n", fork)
+    folder = RunFolder(path, fork=fork)
     if die_after is not None:
         whole = loop.one_step
 
@@ -61,7 +60,7 @@ def _train(experiment, path, fork=None, die_after=None, monkeypatch: Any = None)
 
         monkeypatch.setattr(loop, "one_step", mortal)
     try:
-        with folder.claimed(), Session.open(experiment, folder) as session:
+        with opened(experiment, folder) as session:
             session.train()
             assert session.final is not None
             return jax.tree.map(np.array, session.final.params)
@@ -104,7 +103,7 @@ def test_a_finished_run_states_everything_and_releases_no_telemetry(uninterrupte
     claim = json.loads((path / "release" / "privacy.json").read_text())
     assert claim["guarantee"] == "none" and any("fixed_seed" in reason for reason in claim["reasons"])
     assert claim["spent"]["steps"] == 6
-    assert sorted(found.name for found in (path / "release").iterdir()) == ["params", "privacy.json"]
+    assert sorted(found.name for found in (path / "release").iterdir()) == ["config.yaml", "params", "privacy.json"]
     last = json.loads((path / "private" / "metrics.jsonl").read_text().splitlines()[-1])
     for name in (
         "train/loss",
