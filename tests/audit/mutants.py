@@ -357,8 +357,8 @@ MUTANTS = (
     Mutant(
         "correlated noise carried into a fork",
         "dpx/training/run_start.py",
-        "    state = state.in_a_new_epoch()\n    checkpoints.save(first_step",
-        "    checkpoints.save(first_step",
+        "    state = state.in_a_new_epoch()\n    checkpoints.save(start.step",
+        "    checkpoints.save(start.step",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
     Mutant(
