@@ -121,14 +121,18 @@ def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
         return {}
     first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
     of_a_step = {name: value for name, value in first.as_json().items() if name not in _OF_ONE_STEP}
-    declared = {name: asdict(getattr(experiment, name)) for name in ("noise", "privacy", "accountant")}
+    declared = {name: asdict(getattr(experiment, name)) for name in ("noise", "privacy", "accountant", "audit")}
     plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_stages, "declared": declared}
     return json.loads(json.dumps(plan))
 
 
 def differing(before: dict[str, Any] | None, plan: dict[str, Any]) -> list[str]:
     """The settings of `plan` that differ from those of the plan `before` it, which was made before results were seen."""
-    return [] if before is None else [name for name in plan if before.get(name) != plan[name]]
+    if before is None:
+        return []
+    names = [name for name in plan if name != "declared" and before.get(name) != plan[name]]
+    groups = plan.get("declared", {})
+    return names + [group for group in groups if before.get("declared", {}).get(group) != groups[group]]
 
 
 _OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm", "event")

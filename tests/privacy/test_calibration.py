@@ -1,11 +1,14 @@
 """Declared noise becomes a number that never overshoots; claims that cannot stand are refused."""
 
+import dataclasses
+
 import pytest
 
 import dpx.privacy
+from dpx.audit.declarations import Canaries, Primary
 from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.claim import calibration
-from dpx.claim.calibration import as_planned, calibrate, plan_of
+from dpx.claim.calibration import as_planned, calibrate, differing, plan_of
 from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, cache, closed_form, solve
@@ -41,6 +44,20 @@ def test_target_is_met_from_below(small, accountant):
     calibrated = calibrate(experiment, N)
     own = experiment.accountant.name
     assert 0.5 * 0.998 < calibrated.epsilon[own] <= 0.5
+
+
+def test_a_plan_holds_the_audit_and_says_which_setting_differs(small, coarse_grid):
+    audit = Canaries(gradients=400, sequences=0, primary=Primary(guesses=100))
+
+    def planned(**changes):
+        experiment = small(**({"audit": audit, "accountant": Rdp()} | changes))
+        return plan_of(experiment, calibrate(experiment, N))
+
+    before = planned()
+    assert differing(before, planned()) == [] == differing(None, before)
+    later = dataclasses.replace(audit, primary=dataclasses.replace(audit.primary, error=0.2))
+    assert differing(before, planned(audit=later)) == ["audit"]
+    assert differing(before, planned(privacy={"delta": 1e-7}, steps=9)) == ["steps", "batch_sizes", "privacy"]
 
 
 def test_plain_training_has_no_noise(small):
