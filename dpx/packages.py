@@ -98,6 +98,11 @@ def yaml_of(group: str, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def is_own(group: str, name: str) -> bool:
+    """Whether the option `name` of `group` is dpx's own."""
+    return (conf_directory() / group / f"{name}.yaml").is_file()
+
+
 def names_in(group: str) -> list[str]:
     """The options of a group, those in folders of it by their path below it, in alphabetical order."""
     options = (path.relative_to(folder / group).with_suffix("") for _, folder in folders() for path in (folder / group).rglob("*.yaml"))

@@ -135,7 +135,8 @@ def differing(before: dict[str, Any] | None, plan: dict[str, Any]) -> list[str]:
     return names + [group for group in groups if before.get("declared", {}).get(group) != groups[group]]
 
 
-_OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm", "event")
+# `by` follows from what the process has imported, and costs nothing.
+_OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm", "event", "by")
 
 
 def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, Any] | None) -> Calibrated:
@@ -151,8 +152,12 @@ def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, A
     return replace(calibrated, noise_multiplier=sigma, epsilon=spent)
 
 
-def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "") -> LedgerEntry:
-    """What one step at expected batch size `batch` enters in the ledger, in the noise epoch of that number and name."""
+def entry(
+    experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None
+) -> LedgerEntry:
+    """What one step at expected batch size `batch` enters in the ledger, in the noise epoch of that number and name.
+
+    `job` is what runs it; with the packages that are imported when this is called it decides `by`."""
     return LedgerEntry(
         epoch=epoch,
         epoch_name=epoch_name,
@@ -162,7 +167,7 @@ def entry(experiment: Experiment, size: int, noise_multiplier: float, batch: int
         rows_per_unit=experiment.privacy.rows_per_unit_max,
         unit_mode=experiment.privacy.unit_mode,
         event=event_of_step(experiment, noise_multiplier, size, batch),
-        by=rests_on.AND.join(rests_on.of(experiment)) or None,
+        by=rests_on.AND.join(rests_on.of(experiment, job)) or None,
         **experiment.sampler.release(size, batch),
         **experiment.mechanism.release(),
         **experiment.clip.release(),

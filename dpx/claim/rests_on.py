@@ -1,12 +1,15 @@
-"""On whose word a claim rests: which parts of a declared experiment are code from outside this tree.
+"""On whose word a claim rests: which code from outside this tree takes part in a process that trains or states.
 
-What dpx proves and tests is its own code. A part of any other package may draw, clip or count otherwise than it says, so that a run with
-one is stated as that package's word: `guarantee` is `dp_by_<package>`, and epsilon stands under `unsupported`.
+What dpx proves and tests is its own code. A part of any other package may draw, clip or count otherwise than it says, and so may a job; and
+a package that is only imported may have changed dpx's own functions. So all three are named, and a run with any of them is stated as that
+package's word: `guarantee` is `dp_by_<package>`, and epsilon stands under `unsupported`. Code of no listed package, such as a notebook's,
+is named by its module.
 """
 
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dpx import packages
@@ -17,7 +20,7 @@ BY = "dp_by_"
 
 
 class Part(NamedTuple):
-    """One part of an experiment: the config key where it stands, the package it is of, and its class."""
+    """One part of an experiment, or the job that runs it: the config key where it stands, the package it is of, and its class."""
 
     key: str
     package: str
@@ -29,9 +32,18 @@ def parts(declared: Any) -> list[Part]:
     return list(_parts(declared, ""))
 
 
-def of(declared: Any) -> tuple[str, ...]:
-    """The packages whose code `declared` rests on, by name; none where all of it is dpx's own."""
-    return joined(part.package for part in parts(declared))
+def of(declared: Any, job: Any = None) -> tuple[str, ...]:
+    """The packages whose code a claim about `declared` rests on in this process, by name; none where all of it is dpx's own.
+
+    They are those of its parts, of the class of the `job` that runs it, and every listed package that is imported by now: asked anew at
+    each charged step, since a package may be imported at any time."""
+    return joined((part.package for part in (*parts(declared), *_of_job(job))), imported())
+
+
+def imported() -> tuple[str, ...]:
+    """The listed packages that this process has imported, those that are set aside included."""
+    tops = {package.name.partition(".")[0] for package in packages.listed()}
+    return joined(top for top in tops if top in sys.modules and not _is_known(top))
 
 
 def joined(*names: Iterable[str]) -> tuple[str, ...]:
@@ -66,13 +78,25 @@ def words(by: tuple[str, ...]) -> list[str]:
     return [f"the word of {named}: code that the claim rests on, and that dpx has neither proved nor tested"] if by else []
 
 
-def facts(declared: Any) -> list[dict[str, Any]]:
-    """What a statement says of the packages whose code takes part: name, version, and the class at each config key."""
-    outside = parts(declared)
+def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
+    """What a statement says of the packages whose code takes part: name, version, and the class at each config key; of one that is only
+    imported no class."""
+    outside = [*parts(declared), *_of_job(job)]
     return [
         {"package": name, "version": packages.version_of(name), "parts": {one.key: one.kind for one in outside if one.package == name}}
-        for name in joined(one.package for one in outside)
+        for name in of(declared, job)
     ]
+
+
+def _of_job(job: Any) -> Iterator[Part]:
+    """The class of a job and its bases down to the first that is dpx's own, where they are not."""
+    for kind in takewhile(lambda kind: package_of(kind) != packages.OWN, type(job).__mro__):
+        if not _is_known(package_of(kind)):
+            yield Part("job", package_of(kind), f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _is_known(package: str) -> bool:
+    return package == packages.OWN or package in sys.stdlib_module_names
 
 
 def _parts(value: Any, key: str) -> Iterator[Part]:
@@ -87,7 +111,7 @@ def _parts(value: Any, key: str) -> Iterator[Part]:
             yield from _parts(item, f"{key}.{number}")
         return
     package = package_of(type(value))
-    if package != packages.OWN and package not in sys.stdlib_module_names:
+    if not _is_known(package):
         yield Part(key, package, f"{type(value).__module__}.{type(value).__qualname__}")
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):

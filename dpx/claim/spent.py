@@ -10,7 +10,7 @@ from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.event_json import describe
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.origins import Origin
-from dpx.privacy.segments import SEGMENTS
+from dpx.privacy.segments import SEGMENTS, left
 
 CHAIN_SHOWS = (
     "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found; "
@@ -91,7 +91,11 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     assert calibrated.noise_multiplier is not None
     origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
     to_come = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, epoch)
-    return ledger.join(*([entered.segments()] if entered else origins.charged(begins_from)), to_come)
+    if entered is None:
+        return ledger.join(*origins.charged(begins_from), to_come)
+    # A package that was imported in between is noted from there on; the steps before were entered without it, and count once.
+    segments = entered.segments()
+    return ledger.join(segments, left(to_come, segments))
 
 
 def require_bound(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> None:

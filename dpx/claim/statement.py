@@ -36,9 +36,11 @@ def build(
     calibrated: Calibrated,
     entered: Ledger | None = None,
     begins_from: Sequence[Origin] = (),
+    job: Any = None,
 ) -> dict[str, Any]:
     """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far, with
-    what the run's own audit found; `begins_from` where the starting parameters come from, as far as no ledger holds it yet.
+    what the run's own audit found; `begins_from` where the starting parameters come from, as far as no ledger holds it yet; `job` what
+    runs the experiment.
 
     The headline `epsilon` is that of the planned end and of everything entered beside the plan: it holds whenever the run is looked at.
     """
@@ -51,7 +53,7 @@ def build(
         + origins.reasons(begins_from)
         + refuted(verdict)
     )
-    common = _of_any_run(experiment, manifest, begins_from)
+    common = _of_any_run(experiment, manifest, begins_from, job)
     if not experiment.is_private:
         reasons = [f"mechanism={experiment.mechanism.name}"]
         plain = {"guarantee": "not_private", "reasons": reasons, "epsilon": {}, "not_covered": not_covered(experiment)}
@@ -63,14 +65,14 @@ def build(
         "audit": audit_facts(experiment, verdict),
         "not_covered": not_covered(experiment),
     }
-    return common | _unit(experiment.privacy, calibrated.size) | facts | _claim(experiment, calibrated, entered, begins_from, reasons)
+    return common | _unit(experiment.privacy, calibrated.size) | facts | _claim(experiment, calibrated, entered, begins_from, reasons, job)
 
 
-def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Origin]) -> dict[str, Any]:
+def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Origin], job: Any) -> dict[str, Any]:
     """What is stated of a run with or without noise."""
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
     common |= tuning_facts(experiment)
-    outside = rests_on.facts(experiment)
+    outside = rests_on.facts(experiment, job)
     common |= {"rests_on": outside} if outside else {}
     if not experiment.train.is_all:
         common["train"] = experiment.train.kind
@@ -84,7 +86,7 @@ def _unit(privacy: Privacy, size: int) -> dict[str, Any]:
 
 
 def _claim(
-    experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin], reasons: list[str]
+    experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin], reasons: list[str], job: Any
 ) -> dict[str, Any]:
     """Guarantee and epsilon: of the planned end, at several deltas, and of what the ledger holds so far."""
     privacy = experiment.privacy
@@ -94,7 +96,7 @@ def _claim(
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     if epsilon[own] is None:
         reasons = [*reasons, f"accountant={own} finds no finite epsilon at this delta"]
-    by = rests_on.joined(rests_on.of(experiment), rests_on.of_segments(whole_segments))
+    by = rests_on.joined(rests_on.of(experiment, job), rests_on.of_segments(whole_segments))
     # Where the claim is a package's word, no number stands as a bound, at the planned end or before it.
     is_proved = not (reasons or by)
     ancestors = ", the runs that this one starts from included" if origins.charged(begins_from) else ""

@@ -30,6 +30,8 @@ class List:
         everything = recipes.names()
         require(bool(names), f"list.match={self.match}", "no recipe has such a name", f"There are {', '.join(everything) or 'none'}")
         console = wide_console()
+        # Planning a package's recipe imports the package, and every later plan of this process names it.
+        names = sorted(names, key=lambda name: not packages.is_own("experiment", name))
         points = [Point(name, tuple(overrides)) for name in names for overrides in recipes.points(name)]
         if not self.plan:
             _show_names(names, points, console)

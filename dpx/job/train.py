@@ -26,7 +26,7 @@ class Train:
         # jax starts here, after every declaration has been checked.
         from dpx.training.session import Session
 
-        with folder.claimed(), Session.open(experiment, folder) as session:
+        with folder.claimed(), Session.open(experiment, folder, self) as session:
             # What was refused has changed nothing.
             write_durably(folder.release / "config.yaml", folder.config_yaml)
             results = session.train()

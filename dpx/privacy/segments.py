@@ -1,6 +1,6 @@
 """Releases as a ledger enters them, and their run-length encoding, which statements carry."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
@@ -84,6 +84,23 @@ def decode(segments: Segments) -> Iterator[tuple[str, int, LedgerEntry]]:
 def join(*branches: Segments) -> Segments:
     """Several branches as one claim: releases they share (a common parent's) count once."""
     return encode(release for segments in branches for release in decode(segments))
+
+
+def left(plan: Segments, entered: Segments, ignored: Collection[str] = ("by",)) -> Segments:
+    """Those steps of `plan` that `entered` does not hold with the same values of every field but the `ignored` ones."""
+
+    def facts(segment: dict[str, Any]) -> frozenset[Any]:
+        return frozenset((key, value) for key, value in segment.items() if key != "steps" and key not in ignored and value is not None)
+
+    held: dict[frozenset[Any], set[int]] = {}
+    for segment in entered:
+        held.setdefault(facts(segment), set()).update(_each(segment))
+    remaining = [(segment, [step for step in _each(segment) if step not in held.get(facts(segment), ())]) for segment in plan]
+    return [segment | {"steps": _spans(steps)} for segment, steps in remaining if steps]
+
+
+def _each(segment: dict[str, Any]) -> Iterator[int]:
+    return (step for first, count in segment["steps"] for step in range(first, first + count))
 
 
 def until(segments: Segments, end: int) -> Segments:

@@ -99,7 +99,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
         return
     for name, item in value.items():
-        yield from _flat(f"{key}.{name}" if key else _CONFIG_KEYS.get(name, name), item)
+        yield from _flat(f"{key}.{name}" if key else _CONFIG_KEYS.get(str(name), str(name)), item)
 
 
 def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:

@@ -70,8 +70,9 @@ def claim_checksum(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()
 
 
-def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> dict[str, Any]:
-    """Declaration, data, code, versions, device kind, mesh, threads and microbatch, as JSON-ready values."""
+def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int, job: Any = None) -> dict[str, Any]:
+    """Declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, mesh, threads and microbatch,
+    as JSON-ready values."""
     import jax
 
     libraries = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
@@ -80,7 +81,7 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int) -> 
         "claim": claim_checksum(experiment),
         "data": data_checksum,
         "code": code_of(Path(dpx.__file__).parent),
-        "packages": {name: _package(name) for name in rests_on.of(experiment)},
+        "packages": {name: _package(name) for name in rests_on.of(experiment, job)},
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
         # A checkout that was never installed has no metadata.
         "versions": {"dpx": dpx.__version__} | {name: importlib.metadata.version(name) for name in libraries},

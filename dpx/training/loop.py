@@ -39,6 +39,8 @@ class Runtime:
     strategy: np.ndarray | None = None
     # Resting (frozen) parameters, placed where microbatches are summed; empty where everything is trained.
     resting: Any = dataclasses.field(default_factory=dict)
+    # What runs the experiment: its class may be a package's.
+    job: Any = None
 
 
 class Tokens(NamedTuple):
@@ -125,7 +127,7 @@ def _enter(runtime: Runtime, epoch: Epoch, step: int) -> None:
     if calibrated.noise_multiplier is None:
         return
     batch = experiment.batch_schedule.at(step)
-    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, epoch.number, epoch.name)
+    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, epoch.number, epoch.name, runtime.job)
     if not runtime.ledger.holds(step, release):
         runtime.ledger.append(step, release)
 

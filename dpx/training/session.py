@@ -16,7 +16,7 @@ from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import without
-from dpx.claim import agreement, statement
+from dpx.claim import agreement, rests_on, statement
 from dpx.claim.calibration import Calibrated, plan_of
 from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
@@ -67,11 +67,14 @@ class Session:
     stated: dict[str, Any] = dataclasses.field(default_factory=dict)
     _saved: int | None = None
     _metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    # The packages that the newest statement names because they were imported.
+    _imported: tuple[str, ...] = ()
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, experiment: Experiment, folder: RunFolder) -> Iterator["Session"]:
-        """Prepares a run in `folder` and holds what it writes to open. Raises `ConfigError` before the first array of the model exists."""
+    def open(cls, experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator["Session"]:
+        """Prepares a run of `job` in `folder` and holds what it writes to open. Raises `ConfigError` before the first array of the
+        model exists."""
         ready = get_ready(experiment, folder)
         audit, store, step, calibrated = experiment.audit, ready.store, ready.step, ready.calibrated
         with contextlib.ExitStack() as stack:
@@ -79,7 +82,7 @@ class Session:
             checkpoints = stack.enter_context(
                 contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
             )
-            unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch)
+            unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, job)
             epochs = Epochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated))
             manifests.keep(folder.private, store)
             run_start = start_run(epochs, checkpoints, step, ready.start)
@@ -90,7 +93,7 @@ class Session:
             spending = Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger)
             progress = stack.enter_context(RunProgress(run_start.first_step, experiment.steps))
             drawn_from = _drawn_from(experiment, ready, run_start, planted, folder.private)
-            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, run_start.resting)
+            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, run_start.resting, job)
             evaluate = held_out(ready.objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
             has_test = "test" in store.manifest.splits
             yield cls(
@@ -154,7 +157,8 @@ class Session:
     def publish(self) -> None:
         """`release/privacy.json` from the ledger as it stands; then, and only then, the values that it charges for."""
         runtime = self.runtime
-        self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger)
+        self._imported = rests_on.imported()
+        self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, job=runtime.job)
         statement.write(self.folder.release / "privacy.json", self.stated)
         self.released.publish(runtime.ledger.mark)
         self.progress.planned = self.spending.bound = self.stated["epsilon"].get(self.stated.get("accountant"))
@@ -194,6 +198,8 @@ class Session:
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
         """After each step: metrics, then, at their intervals, evaluation and a checkpoint."""
         experiment, done = self.runtime.experiment, step + 1
+        if rests_on.imported() != self._imported:
+            self.publish()
         epsilon = self.spending.after(done) if self.progress.shows(done) else None
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
         if done % experiment.schedule.evaluate_every == 0 or done == experiment.steps:

@@ -10,11 +10,12 @@ from dpx.experiment import Experiment
 from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
 from dpx.privacy.ledger import Ledger, Segments
+from dpx.privacy.segments import left
 from dpx.tuning.record import Record, Trial
 from dpx.tuning.search import Search
 
 # Two steps that agree in all else cost the same.
-_NO_COST = ("origin", "epoch", "epoch_name", "steps", "clipping_norm")
+_NO_COST = ("origin", "epoch", "epoch_name", "clipping_norm", "by")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,28 +95,7 @@ def union(plan: Segments, entered: Segments, name: str) -> Segments:
     What is left of a pass over the data then belongs to the pass that had begun.
     """
     newest = {key: entered[-1][key] for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
-    return ledger.join(entered, [segment | newest for segment in _left(plan, entered)])
-
-
-def _left(plan: Segments, entered: Segments) -> Segments:
-    """Those steps of `plan` that were not entered at their cost."""
-    left = [segment | {"steps": _without(segment["steps"], _steps_like(segment, entered))} for segment in plan]
-    return [segment for segment in left if segment["steps"]]
-
-
-def _steps_like(segment: dict[str, Any], entered: Segments) -> set[int]:
-    """The steps of `entered` that cost what those of `segment` do."""
-    alike = [other for other in entered if _cost_facts(other) == _cost_facts(segment)]
-    return {step for other in alike for first, count in other["steps"] for step in range(first, first + count)}
-
-
-def _cost_facts(segment: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in segment.items() if key not in _NO_COST and value is not None}
-
-
-def _without(spans: list[list[int]], steps: set[int]) -> list[list[int]]:
-    left = [step for first, count in spans for step in range(first, first + count) if step not in steps]
-    return [[step, 1] for step in left]
+    return ledger.join(entered, [segment | newest for segment in left(plan, entered, _NO_COST)])
 
 
 def charges(*branches: Segments) -> Charges:
@@ -136,4 +116,4 @@ def beyond(cost: Cost) -> Charges:
 
 def is_whole(cost: Cost) -> bool:
     """Whether every step of the plan was entered."""
-    return cost.planned is not None and not _left(cost.planned, cost.entered)
+    return cost.planned is not None and not left(cost.planned, cost.entered, _NO_COST)

@@ -40,6 +40,17 @@ def on_path(site: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
+@contextmanager
+def as_if_unimported(name: str = "dpx_pond") -> Iterator[None]:
+    """Within it `name` is installed and not imported, as in a process that used nothing of it; afterwards it is as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+            patch.delitem(sys.modules, module)
+        yield
+        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+            del sys.modules[module]
+
+
 def pond(site: Path, version: str = "0.3.1") -> Path:
     """`site`, with the pond in it."""
     site.mkdir(parents=True, exist_ok=True)

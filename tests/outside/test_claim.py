@@ -18,7 +18,7 @@ from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.training import fingerprint
 from dpx.tuning.search import Search
 from dpx.tuning.study import Study
-from tests.outside.made_up import on_path, pond
+from tests.outside.made_up import as_if_unimported, on_path, pond
 from tests.privacy.test_ledger import forked
 from tests.tuning import made_up as trials
 
@@ -70,7 +70,13 @@ def test_any_one_part_makes_the_claim_its_packages(site, part, tmp_path):
     no_bound(plan.plan(experiment) | {"planned": {}, "spent": {}})
 
 
-def test_dpx_alone_is_dp_and_its_ledger_says_nothing_of_packages(site, tmp_path):
+@pytest.fixture
+def unimported():
+    with as_if_unimported():
+        yield
+
+
+def test_dpx_alone_is_dp_and_its_ledger_says_nothing_of_packages(site, unimported, tmp_path):
     document = stated(experiment := built(*OWN), entered(experiment, tmp_path))
     assert document["guarantee"] == "dp" and document["epsilon"]["rdp"] > 0 and "rests_on" not in document
     assert not {"by", "event"} & {name for run in document["ledger"]["runs"] for name in run}
@@ -92,7 +98,8 @@ def test_an_own_event_is_composed_as_it_was_given(site, tmp_path):
     expected = theirs.compose(dp_accounting.SelfComposedDpEvent(event, 3)).get_epsilon(1e-4)
     assert document["unsupported"][0]["value"] == pytest.approx(expected, rel=1e-6)
     # Two releases at sqrt(2) sigma are worth one at sigma.
-    assert expected == pytest.approx(stated(built(*OWN))["epsilon"]["rdp"], rel=1e-6)
+    with as_if_unimported():
+        assert expected == pytest.approx(stated(built(*OWN))["epsilon"]["rdp"], rel=1e-6)
     again = statement.recompute(json.loads(json.dumps(document)), lambda event: theirs_of(event))
     assert again == pytest.approx(expected, rel=1e-6)
 
@@ -148,7 +155,9 @@ def test_a_class_that_says_it_is_dpxs_is_not(site):
 def test_a_fork_by_dpx_alone_keeps_its_parents_word(site, tmp_path):
     (tmp_path / "parent").mkdir()
     parent = entered(built(*OWN, "clip=smooth"), tmp_path / "parent")
-    no_bound(stated(built(*OWN), forked(tmp_path / "ledger", parent)))
+    child = forked(tmp_path / "ledger", parent)
+    with as_if_unimported():
+        no_bound(stated(built(*OWN), child))
     assert rests_on.of_segments(ledger.join(entered(built(*OWN), tmp_path / "parent").segments())) == ("dpx_pond",)
 
 
@@ -173,7 +182,7 @@ def test_a_search_keeps_its_trials_word(site, tmp_path, charge):
         no_bound(claim.build(Search.of(of), record, record.trials[0]))
 
 
-def test_a_trial_whose_own_statement_says_so_is_enough(site, tmp_path):
+def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_path):
     of = trials.experiment("composition", 1)
     study = Study(tmp_path, of.name)
     folder = trials.trial(study, of, 0, 0.5)
@@ -211,7 +220,8 @@ def test_another_version_is_other_code_and_another_class_another_claim(site, tmp
     assert noted["dpx_pond"]["version"] == "0.3.1" and len(noted["dpx_pond"]["code"]) == 64
     with on_path(pond(tmp_path_factory.mktemp("newer"), "0.4")):
         assert fingerprint.fingerprint(experiment, "data", 8)["packages"] != noted
-    assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
+    with as_if_unimported():
+        assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
     assert "rests_on" in fingerprint.claim_of(experiment) and "rests_on" not in fingerprint.claim_of(built(*OWN))
 
 

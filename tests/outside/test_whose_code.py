@@ -1,0 +1,198 @@
+"""Everything that ran is named: a package's job, a package that is only imported, and code of no package, by every road to a claim."""
+
+import dataclasses
+import importlib
+import json
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config
+from dpx.claim import calibration, rests_on, spent, statement
+from dpx.config import recipes
+from dpx.data.store import Store
+from dpx.experiment import Experiment
+from dpx.job import explain, plan
+from dpx.job.resume import Resume
+from dpx.job.train import Train
+from dpx.privacy import ledger
+from dpx.privacy.ledger import Epoch, Ledger
+from dpx.run_folder import RunFolder
+from dpx.training import fingerprint, loop, session
+from dpx.training.step import Step
+from dpx.tuning import charges
+from dpx.tuning.search import Search
+from tests.outside.made_up import on_path, package
+from tests.tuning import made_up as trials
+
+BY, SIZE, BATCH, SIGMA = "dpx_reed", 1000, 16, 2.0
+OWN = ["steps=3", "accountant=rdp", "noise=multiplier", f"noise.noise_multiplier={SIGMA}", "privacy.delta=1e-4", "batch_schedule.size=16"]
+
+# A job of a package that takes the noise away from dpx's own mechanism.
+JOB = """
+from unittest import mock
+
+from dpx.declaration import declaration
+from dpx.job import train
+from dpx.mechanism.dp_sgd import DpSgd
+
+noisy = DpSgd.noisy_sum
+
+
+@declaration
+class Train(train.Train):
+    def __call__(self, experiment, folder):
+        mute = lambda self, total, drawn, deviation, *rest: noisy(self, total, drawn, 0 * deviation, *rest)
+        with mock.patch.object(DpSgd, "noisy_sum", mute):
+            super().__call__(experiment, folder)
+"""
+FILES = {"job.py": JOB, "conf/job/reed.yaml": "# @package _global_\njob:\n  _target_: dpx_reed.job.Train\n", "patch.py": ""}
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A package that is installed and not imported yet."""
+    path = tmp_path / "site"
+    package(path, BY, FILES)
+    with on_path(path):
+        yield path
+
+
+@pytest.fixture(params=["job", "import"])
+def taking_part(request, site):
+    """The job of an experiment of dpx's own, once the package takes part: by its job, or by being imported."""
+    if request.param == "job":
+        return config.build(recipes.compose([*OWN, f"data.declared_size={SIZE}", "job=reed"]))[1]
+    importlib.import_module("dpx_reed.patch")
+    return Train()
+
+
+def built(*overrides: str) -> Experiment:
+    return config.build(recipes.compose([*OWN, f"data.declared_size={SIZE}", *overrides]))[0]
+
+
+def entered(experiment: Experiment, path, job=None) -> Ledger:
+    found = Ledger(path / "ledger")
+    for step in range(3):
+        found.append(step, calibration.entry(experiment, SIZE, SIGMA, BATCH, job=job))
+    return found
+
+
+def stated(experiment: Experiment, held: Ledger | None = None, job=None) -> dict:
+    return statement.build(experiment, None, calibration.calibrate(experiment, SIZE), held, job=job)
+
+
+ROADS = {
+    "entry": lambda experiment, job, path: calibration.entry(experiment, SIZE, SIGMA, BATCH, job=job).by,
+    "planned steps": lambda experiment, job, path: calibration.planned(experiment, ((BATCH, 3),), SIZE, SIGMA)[0].get("by"),
+    "statement": lambda experiment, job, path: said(stated(experiment, None, job)),
+    "statement of a ledger alone": lambda experiment, job, path: said(stated(experiment, entered(experiment, path, job))),
+    "plan": lambda experiment, job, path: said(plan.plan(experiment)),
+    "search": lambda experiment, job, path: "+".join(Search.of(trials.experiment("composition", 1)).by),
+    "fingerprint": lambda experiment, job, path: "+".join(fingerprint.fingerprint(experiment, "data", 8, job)["packages"]),
+    "explanation": lambda experiment, job, path: BY if BY in json.dumps(explain.explain(experiment, SIZE, None)["words"]) else None,
+}
+
+
+def said(document: dict) -> str | None:
+    """The package that a statement or a plan names, with no number left as a bound."""
+    assert document["guarantee"] == f"dp_by_{BY}" and document["epsilon"] == {} and document["unsupported"]
+    assert [one["package"] for one in document.get("rests_on", [{"package": BY}])] == [BY]
+    return document["guarantee"].removeprefix("dp_by_")
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_package_that_takes_part_is_named_by_every_road(taking_part, road, tmp_path):
+    assert ROADS[road](built(), taking_part, tmp_path) == BY
+
+
+def test_a_package_that_is_installed_and_not_imported_takes_no_part(site, tmp_path):
+    config.build(recipes.compose([]))
+    assert recipes.names() and rests_on.of(built(), Train()) == rests_on.of(built(), Resume()) == ()
+    assert stated(built(), entered(built(), tmp_path), Train())["guarantee"] == "dp"
+
+
+def test_what_it_costs_does_not_depend_on_who_is_imported(site, tmp_path):
+    before = calibration.plan_of(built(), calibration.calibrate(built(), SIZE))
+    importlib.import_module("dpx_reed.patch")
+    assert calibration.plan_of(built(), calibration.calibrate(built(), SIZE)) == before, "else resuming would look like a late choice"
+
+
+def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_step_counts_once(site, tmp_path):
+    experiment, found = built(), Ledger(tmp_path / "ledger")
+    epoch = Epoch(number=0, name="e", from_step=0, start=None, secret_tag="", secret_place=1, fingerprint={}, why="")
+    found.open_epoch(epoch)
+    nothing = object.__new__(Store), object.__new__(Step)
+    runtime = loop.Runtime(experiment, calibration.calibrate(experiment, SIZE), *nothing, found, job=Train())
+    loop._enter(runtime, epoch, 0)
+    importlib.import_module("dpx_reed.patch")
+    loop._enter(runtime, epoch, 1)
+    assert [entry.by for _, entry in found.entries()] == [None, BY]
+    whole = spent.planned_end(experiment, runtime.calibrated, found)
+    assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
+    assert said(stated(experiment, found)) == BY
+    plain = charges.planned(experiment)
+    assert plain is not None and len(list(ledger.decode(charges.union(plain, found.segments(), "trial")))) == 3
+
+
+def test_what_was_entered_stays_named_where_the_package_is_gone(taking_part, tmp_path):
+    found = entered(built(), tmp_path, taking_part)
+    for name in [name for name in sys.modules if name.startswith(BY)]:
+        del sys.modules[name]
+    assert rests_on.of(built()) == () and said(stated(built(), found, Resume())) == BY
+
+
+def test_a_job_of_no_package_is_named_by_its_module(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Louder(Train):
+        """As a notebook has one."""
+
+    assert calibration.entry(built(), SIZE, SIGMA, BATCH, job=Louder()).by == "tests"
+    (facts,) = stated(built(), None, Louder())["rests_on"]
+    assert facts["version"] == "unlisted" and facts["parts"]["job"].endswith("Louder")
+    Louder.__module__, Louder.__qualname__ = Train.__module__, Train.__qualname__
+    assert rests_on.of(built(), Louder()) == ("unknown",)
+
+
+def test_every_base_of_a_job_that_is_not_dpxs_is_named(site):
+    theirs = importlib.import_module("dpx_reed.job").Train
+
+    @dataclasses.dataclass(frozen=True)
+    class Both(theirs):
+        """A notebook's, of a package's, of dpx's."""
+
+    assert rests_on.of(built(), Both()) == (BY, "tests")
+
+
+def test_a_job_says_who_it_is_and_every_step_and_statement_asks(monkeypatch, tmp_path):
+    """`Train` is what subclasses inherit; of what it opens, the loop and the statement read the job."""
+    opened = []
+
+    def opens(cls, experiment, folder, job=None):
+        opened.append(job)
+        raise InterruptedError
+
+    monkeypatch.setattr(session.Session, "open", classmethod(opens))
+
+    @dataclasses.dataclass(frozen=True)
+    class Louder(Train):
+        pass
+
+    for job in (Louder(), Train()):
+        with pytest.raises(InterruptedError):
+            job(built(), RunFolder(tmp_path / "run"))
+        assert opened.pop() is job
+
+
+def test_a_packages_job_that_trains_without_noise_is_no_claim_of_dpxs(site, tmp_path, capsys):
+    quick = ["model=micro", "model.layers=1", "data=synthetic", "steps=1", "microbatch=16", "schedule.evaluation_rows=32"]
+    cfg = recipes.compose([*OWN[1:], *quick, f"data.directory={tmp_path}/data", "job=reed"])
+    experiment, job = config.build(cfg)
+    folder = RunFolder(tmp_path / "run", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
+    job(experiment, folder)
+    line = json.loads((folder.private / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["grad/noise_norm"] == 0, "the attack is one"
+    assert said(json.loads((folder.release / "privacy.json").read_text())) == BY
+    assert {entry.by for _, entry in Ledger(folder.private / "ledger").entries()} == {BY}
+    assert f"dp_by_{BY}" in capsys.readouterr().out
