@@ -1,11 +1,13 @@
 """Why a run has no guarantee, whatever its noise."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dpx.audit.declarations import Audit, Canaries
 from dpx.claim.caveats import vocabulary_source
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.unit_facts import UnitFacts, unlike
 
 
 def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
@@ -55,6 +57,17 @@ def late_choices(names: list[str]) -> list[str]:
     """`chosen_late` of settings by `names`."""
     why = "composition of releases that are chosen so is proved under a budget declared beforehand alone (Rogers et al. 2016)"
     return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
+
+
+def unlike_units(entered: Ledger | None) -> list[str]:
+    """Why charges of one ledger are not about one unit: its steps were entered under different records of their units."""
+    units = entered.units if entered is not None else []
+    return [unlike_in_words(units)] if len(units) > 1 else []
+
+
+def unlike_in_words(units: Sequence[UnitFacts | None]) -> str:
+    """Why costs of steps under these records do not add up."""
+    return f"units: costs of steps add up for one unit only, and these are not known to protect the same: {'; '.join(unlike(units))}"
 
 
 def seeded(entered: Ledger | None) -> list[str]:

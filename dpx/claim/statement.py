@@ -13,7 +13,7 @@ from dpx.claim import rests_on
 from dpx.claim.calibration import Calibrated, auxiliary
 from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
 from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_source
-from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded
+from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded, unlike_units
 from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
 from dpx.clipping.rounding import MARGINS
 from dpx.durable import write_durably
@@ -26,6 +26,7 @@ from dpx.privacy.event_json import restore as restore
 from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin
+from dpx.privacy.unit_facts import UnitFacts
 
 FORMAT = 1
 
@@ -50,6 +51,7 @@ def build(
         reasons_against(experiment, manifest)
         + (seeded(entered) if experiment.seed is None else [])
         + chosen_late(entered)
+        + unlike_units(entered)
         + origins.reasons(begins_from)
         + refuted(verdict)
     )
@@ -65,6 +67,7 @@ def build(
         "audit": audit_facts(experiment, verdict),
         "not_covered": not_covered(experiment),
     }
+    facts |= {"units": units_of(experiment, manifest, entered)}
     return common | _unit(experiment.privacy, calibrated.size) | facts | _claim(experiment, calibrated, entered, begins_from, reasons, job)
 
 
@@ -77,6 +80,12 @@ def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Ori
     if not experiment.train.is_all:
         common["train"] = experiment.train.kind
     return common | {"init": origins.facts(begins_from), "vocabulary": vocabulary_facts(experiment, manifest)}
+
+
+def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None) -> list[dict[str, Any] | None]:
+    """The records of what the charged steps protect (`dpx.privacy.unit_facts`); of a run without a ledger its own."""
+    noted = entered.units if entered is not None else [UnitFacts.of(experiment.data, experiment.privacy, manifest)]
+    return [None if facts is None else facts.as_json() for facts in noted]
 
 
 def _unit(privacy: Privacy, size: int) -> dict[str, Any]:

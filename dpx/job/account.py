@@ -6,7 +6,7 @@ Imports no jax and reads no data.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dpx.claim import rests_on
 from dpx.console import wide_console
@@ -14,11 +14,13 @@ from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.segments import SEGMENTS
 from dpx.report import pictures
 from dpx.report.text_plot import text_plot
-from dpx.run_folder import RunFolder, read_json, write_json
+from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
+
+if TYPE_CHECKING:
+    from dpx.claim.sources import Source
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
@@ -32,7 +34,8 @@ class Account:
     `ledgers` are run folders or names of runs, ledger files or statements; none means the run itself. Several are charged jointly,
     common steps once.
     `delta` and `adjacency` default to those that the sources were stated at, of several deltas the smallest. Raises `ConfigError` where
-    nothing is charged, and for sources of several adjacencies where none is given.
+    nothing is charged, for several sources that do not protect the same units (`dpx.privacy.unit_facts`), and for an `adjacency` under
+    which charges of a source are not proved (`dpx.privacy.relations`).
     """
 
     ledgers: Sequence[str] = ()
@@ -41,6 +44,7 @@ class Account:
     adjacency: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        from dpx.claim.sources import read, require_one_unit
         from dpx.privacy import ledger
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", "release/privacy.json"))
@@ -51,6 +55,7 @@ class Account:
         read_sources = [read(path) for path in sources]
         segments = ledger.join(*(one.segments for one in read_sources))
         require(bool(segments), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
+        require_one_unit(read_sources, self.adjacency)
         delta, adjacency = self._stated_at(read_sources, experiment.privacy)
         before = ledger.join(*(list(one.before) for one in read_sources))
         tables = account(segments, self.accountant, delta, adjacency, before)
@@ -75,18 +80,15 @@ class Account:
             console.print(plot + "\n", highlight=False, markup=False)
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
-    def _stated_at(self, sources: Sequence["Source"], otherwise: Privacy) -> tuple[float, str]:
+    def _stated_at(self, sources: "Sequence[Source]", otherwise: Privacy) -> tuple[float, str]:
         """delta and adjacency of the account; what neither the job nor a source says is `otherwise`'s."""
+        from dpx.claim.sources import relation_of, require_proved
+
         deltas = [one.delta for one in sources if one.delta is not None]
         delta = self.delta if self.delta is not None else min(deltas, default=otherwise.delta)
-        stated = sorted({one.adjacency for one in sources if one.adjacency is not None})
-        require(
-            self.adjacency is not None or len(stated) < 2,
-            "job.ledgers",
-            f"hold claims under {' and '.join(stated)}, which are not one",
-            "Give job.adjacency=... for the relation that all of them are accounted under",
-        )
-        return delta, self.adjacency or next(iter(stated), otherwise.adjacency)
+        adjacency = self.adjacency or next((stated for one in sources if (stated := relation_of(one))), otherwise.adjacency)
+        require_proved(sources, adjacency)
+        return delta, adjacency
 
 
 UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its word; nothing shows whether steps are missing from it."
@@ -97,62 +99,6 @@ def _place(named: str) -> Path:
     from dpx import config
 
     return Path(named) if Path(named).exists() or Path(named).suffix else config.load(named)[1]
-
-
-class Source(NamedTuple):
-    """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself.
-
-    `before` are those among them that were made before the run began, by runs that its starting parameters come from. `delta` and
-    `adjacency` are those of its claim, `None` where it does not say; `reasons`, why its statement guarantees nothing.
-    """
-
-    segments: list[dict[str, Any]]
-    is_checked: bool
-    by: tuple[str, ...] = ()
-    before: Sequence[dict[str, Any]] = ()
-    delta: float | None = None
-    adjacency: str | None = None
-    reasons: tuple[str, ...] = ()
-
-
-def read(path: Path) -> Source:
-    """Charged steps of a run folder, a ledger file or a statement; raises `ConfigError` where there are none, or where a folder
-    disagrees."""
-    from dpx.claim import agreement
-    from dpx.privacy.ledger import Ledger
-    from dpx.privacy.origins import charged_in
-
-    if path.is_dir():
-        checked = agreement.check(path)
-        if checked is not None:
-            return _of_ledger(checked, True, path)
-        path = path / "release" / "privacy.json"
-    require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
-    if path.suffix == ".json":
-        document = read_json(path, "Name the statement of a private run")
-        stated = document.get("ledger")
-        segments: Any = stated.get(SEGMENTS) if isinstance(stated, dict) else None
-        require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
-        by = rests_on.of_guarantee(document.get("guarantee", "dp")) or ()
-        said = {"delta": document.get("delta"), "adjacency": document.get("adjacency"), "reasons": tuple(document.get("reasons") or ())}
-        return Source(segments, False, by, charged_in(document), **said)
-    # A ledger where a run keeps it stands beside what follows from it.
-    run = path.parents[1] if path.parent.name == "private" else None
-    is_checked = run is not None and agreement.check(run) is not None
-    return _of_ledger(Ledger(path), is_checked, run)
-
-
-def _of_ledger(entered: Any, is_checked: bool, run: Path | None) -> Source:
-    """`run` is the folder that the ledger stands in, whose statement says what else is known of it."""
-    from dpx.privacy import ledger
-    from dpx.privacy.origins import charged
-
-    privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
-    before = ledger.join(*charged(entered.origins))
-    file = run / "release" / "privacy.json" if run is not None else None
-    reasons = tuple(read_json(file).get("reasons") or ()) if file is not None and file.is_file() else ()
-    said = {"delta": privacy.get("delta"), "adjacency": privacy.get("adjacency"), "reasons": reasons}
-    return Source(entered.segments(), is_checked, before=before, **said)
 
 
 def account(

@@ -2,8 +2,9 @@
 
 The file is a chain (`dpx.privacy.chain`) of JSON lines. `{"origin", ...}` states the event that the following steps cost, and each step is
 its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` is the checksum of what that step's noise was added to,
-`{"plan": ...}` what was declared before the first step, `{"chosen_after_results": ...}` what was planned anew later on, `{"from": ...}` a
-run or file that this one starts from or was forked from (`dpx.privacy.origins`), and `{"verdict": ...}` what the run's own audit found.
+`{"plan": ...}` what was declared before the first step, `{"units": ...}` which units the steps protect (`dpx.privacy.unit_facts`),
+`{"chosen_after_results": ...}` what was planned anew later on, `{"from": ...}` a run or file that this one starts from or was forked from
+(`dpx.privacy.origins`), and `{"verdict": ...}` what the run's own audit found.
 
 A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): replayed with the same key it is
 the same bits and charged once; entered in several epochs or branches it is charged each time.
@@ -24,7 +25,9 @@ from dpx.privacy.joint import joint
 from dpx.privacy.origins import Origin, charged, merged, of_line
 from dpx.privacy.segments import LedgerEntry, Segments, encode, join
 from dpx.privacy.segments import decode as decode
+from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
 from dpx.privacy.segments import until as until
+from dpx.privacy.unit_facts import UnitFacts
 from dpx.sampler import IN_PASSES, steps_per_pass
 
 FORMAT = 3
@@ -68,6 +71,8 @@ class Ledger:
         self.chosen_after_results: list[str] = []
         self.origins: list[Origin] = []
         self.verdict: dict[str, Any] | None = None
+        # Every record that steps here were entered under; `None` for steps whose units nobody noted.
+        self.units: list[UnitFacts | None] = []
         self._sums: dict[tuple[str, int], str] = {}
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
@@ -112,6 +117,11 @@ class Ledger:
     def declare_plan(self, plan: dict[str, Any]) -> None:
         """Notes what was planned before the first step."""
         self._add({"plan": plan})
+
+    def note_units(self, facts: UnitFacts) -> None:
+        """Notes which units the following steps protect, where that is new; on disk when this returns."""
+        unknown: list[UnitFacts | None] = [None] if self._entered and not self.units else []
+        self._add_units(*unknown, *([] if facts in self.units else [facts]))
 
     def note_origins(self, origins: Iterable[Origin]) -> None:
         """Notes origins of the starting parameters that are new, or about which something worse is known; on disk when this returns."""
@@ -167,6 +177,10 @@ class Ledger:
         before = charged(self.origins)
         return join(self.own_segments(), *before) if before else self.own_segments()
 
+    def _add_units(self, *units: UnitFacts | None) -> None:
+        if units:
+            self._add(*({"units": None if facts is None else facts.as_json()} for facts in units))
+
     def _read(self, lines: Iterable[Any]) -> None:
         try:
             for line in lines:
@@ -194,6 +208,8 @@ class Ledger:
             self._sums[line["epoch_name"], line["step"]] = line["sum"]
         elif "plan" in line:
             self.plan = line["plan"]
+        elif "units" in line:
+            self.units.append(None if line["units"] is None else UnitFacts.of_json(line["units"], self.path))
         elif "chosen_after_results" in line:
             self.chosen_after_results += line["chosen_after_results"]
         elif "from" in line:
@@ -298,11 +314,6 @@ def _enter_passes(segment: dict[str, Any], passes: dict[tuple[str, int, str, int
         for number in range(first // length, (first + count - 1) // length + 1):
             place = (segment["origin"], segment["epoch"], segment.get("epoch_name", ""), number)
             passes[place] = min(release, passes.get(place, release), key=lambda known: known.noise_multiplier)
-
-
-def rows_clipped_apart(segment: dict[str, Any]) -> int:
-    """Into how many clipped gradients one unit can fall: one where whole units were drawn and clipped."""
-    return 1 if segment.get("unit_mode") == "sample_units" else segment["rows_per_unit"]
 
 
 def _release(segment: dict[str, Any]) -> Release:

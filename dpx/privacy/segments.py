@@ -86,6 +86,11 @@ def join(*branches: Segments) -> Segments:
     return encode(release for segments in branches for release in decode(segments))
 
 
+def rows_clipped_apart(segment: dict[str, Any]) -> int:
+    """Into how many clipped gradients one unit can fall: one where whole units were drawn and clipped."""
+    return 1 if segment.get("unit_mode") == "sample_units" else segment["rows_per_unit"]
+
+
 def left(plan: Segments, entered: Segments, ignored: Collection[str] = ("by",)) -> Segments:
     """Those steps of `plan` that `entered` does not hold with the same values of every field but the `ignored` ones."""
 

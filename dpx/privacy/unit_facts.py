@@ -6,7 +6,7 @@ vocabulary, protect it in the same split, and mean the same neighbour.
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dpx.data.declarations import Data, Vocabulary
@@ -60,6 +60,12 @@ class UnitFacts:
         except Exception as error:
             raise ConfigError(source, "holds no record of its units that can be read", _FIX) from error
 
+    @classmethod
+    def listed(cls, nodes: Any, source: Any) -> "list[UnitFacts | None]":
+        """The records that a statement lists, `None` for one that was not known; raises `ConfigError` as `of_json` does."""
+        listed = nodes if isinstance(nodes, list) else [] if nodes is None else [nodes]
+        return [None if node is None else cls.of_json(node, source) for node in listed]
+
     def as_json(self) -> dict[str, Any]:
         """As a ledger and a statement hold it: nothing in it depends on protected text."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -88,6 +94,14 @@ class UnitFacts:
         yield _VOCABULARY, f"{self.vocabulary_source} {self.vocabulary_sha256}"
         yield from ((f"data.{name}", getattr(self, name)) for name in _OF_SPLITS)
         yield from _flat("", self.definition)
+
+
+def unlike(units: Sequence[UnitFacts | None]) -> list[str]:
+    """Why steps under these records are not known to be about one unit; empty where they are."""
+    known = [facts for facts in units if facts is not None]
+    if not known or len(known) < len(units):
+        return ["which units some steps protect is not recorded"]
+    return list(dict.fromkeys(difference for other in known[1:] for difference in known[0].differences(other)))
 
 
 _CONFIG_KEYS = {"unit": "privacy.unit", "documents": "data.source", "rows": "data"}

@@ -28,6 +28,7 @@ from dpx.init import weights
 from dpx.init.start import related_again
 from dpx.interruption import Interrupted
 from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.unit_facts import UnitFacts
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
 from dpx.training import features, resting
@@ -87,6 +88,7 @@ class Session:
             manifests.keep(folder.private, store)
             run_start = start_run(epochs, checkpoints, step, ready.start)
             ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
+            ledger.note_units(UnitFacts.of(experiment.data, experiment.privacy, store.manifest))
             planted = plant(folder.private, audit, store.manifest, run_start.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, run_start.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))

@@ -1,6 +1,8 @@
 """What a trial costs: its plan from the moment it begins, and whatever its ledger holds beyond that."""
 
 import dataclasses
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ class Cost:
     """What one trial is charged: `segments`. `entered` is the part that a ledger held, `planned` the whole plan, `None` where nobody knows
     it.
 
-    `lost` says that no ledger is left; `disagrees` why the one that is there cannot be believed.
+    `lost` says that no ledger is left; `disagrees` why the one that is there cannot be believed. `units` are the records of what the steps
+    that a ledger held protect, as JSON (`dpx.privacy.unit_facts`), `None` for steps whose units nobody noted.
     """
 
     segments: Segments
@@ -31,6 +34,7 @@ class Cost:
     planned: Segments | None
     lost: bool = False
     disagrees: str | None = None
+    units: Sequence[dict[str, Any] | None] = ()
 
 
 def planned(experiment: Experiment) -> Segments | None:
@@ -49,15 +53,15 @@ def planned(experiment: Experiment) -> Segments | None:
 
 def of(trial: Trial, record: Record, search: Search) -> Cost:
     """What `trial` costs: its plan, and all that its ledger holds or is known to have held; its folder need not exist."""
-    entered, lost, disagrees = trial.entered, True, None
+    entered, units, lost, disagrees = trial.entered, trial.units, True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
-        held, disagrees = _believed(record.outputs / trial.folder, trial)
-        entered, lost = ledger.join(entered, held), False
+        held, of_held, disagrees = _believed(record.outputs / trial.folder, trial)
+        entered, units, lost = ledger.join(entered, held), [*units, *of_held], False
     plan = trial.plan
     if plan is None and entered:
         # An old record has no plans; what the first step was charged at tells the rest.
         plan = search.planned_at(entered[0]["size"], entered[0]["noise_multiplier"])
-    return Cost(union(plan or [], entered, f"planned/{trial.number}"), entered, plan, lost, disagrees)
+    return Cost(union(plan or [], entered, f"planned/{trial.number}"), entered, plan, lost, disagrees, distinct(units))
 
 
 def known(trial: Trial, record: Record) -> dict[str, Any]:
@@ -68,25 +72,38 @@ def known(trial: Trial, record: Record) -> dict[str, Any]:
     except ConfigError:
         entered = None
     if entered is None:
-        return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None}
+        return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None, "units": trial.units}
     # A ledger that does not reach as far as the one noted before is no progress: the older mark keeps telling.
     reached = trial.ledger if trial.ledger and entered.missing(trial.ledger) else entered.mark
-    return {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached.as_json() if reached else None}
+    noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached.as_json() if reached else None}
+    return noted | {"units": distinct([*trial.units, *_units(entered)])}
 
 
-def _believed(folder: Path, trial: Trial) -> tuple[Segments, str | None]:
-    """What the ledger in `folder` holds, and why it cannot be all that was released there, if it cannot."""
+def distinct(units: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+    """Each record once, in the order noted."""
+    return [*{json.dumps(one, sort_keys=True): one for one in units}.values()]
+
+
+def _units(entered: Ledger) -> list[dict[str, Any] | None]:
+    """What the steps of a ledger protect, as JSON."""
+    units = entered.units or ([None] if entered.segments() else [])
+    return [None if facts is None else facts.as_json() for facts in units]
+
+
+def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[dict[str, Any] | None], str | None]:
+    """What the ledger in `folder` holds, what its steps protect, and why it cannot be all that was released there, if it cannot."""
     segments: Segments = []
+    units: list[dict[str, Any] | None] = []
     try:
         entered = Ledger(folder / agreement.LEDGER)
-        segments = entered.segments()
+        segments, units = entered.segments(), _units(entered)
         missing = entered.missing(trial.ledger) if trial.ledger else None
         if missing:
-            return segments, f"{folder.name}: its ledger {missing}"
+            return segments, units, f"{folder.name}: its ledger {missing}"
         agreement.check(folder)
     except ConfigError as error:
-        return segments, f"{folder.name}: its ledger {error.reason}"
-    return segments, None
+        return segments, units, f"{folder.name}: its ledger {error.reason}"
+    return segments, units, None
 
 
 def union(plan: Segments, entered: Segments, name: str) -> Segments:

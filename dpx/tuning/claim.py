@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import calibration, rests_on, statement
+from dpx.claim.reasons import unlike_in_words
 from dpx.privacy import accounting, events, ledger, selection
 from dpx.privacy.accounting import Charges
 from dpx.privacy.segments import SEGMENTS
+from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.run_folder import read_json
 from dpx.tuning import charges, rules
 from dpx.tuning.charges import Cost
@@ -51,6 +53,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
         "unit": search.privacy.unit,
         "adjacency": search.privacy.adjacency,
         "delta": search.privacy.delta,
+        "units": _units(costs),
         "epsilon": {} if why else epsilon,
         "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(why)} for key, one in epsilon.items() if why],
         **_without_bounds(_beside(search, record, costs, epsilon), by),
@@ -89,7 +92,7 @@ def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
     """Why the search has no guarantee, those of its trials included."""
     if not search.is_private:
         return ["mechanism=none"]
-    reasons = _of_trials(record, costs)
+    reasons = _of_trials(record, costs) + _of_units(costs)
     if search.tune.charge == "uncharged":
         reasons.append("tune.charge=uncharged: choosing the best of several trials reads the protected data, and nothing here charges it")
     elif search.tune.charge == "composition":
@@ -103,6 +106,17 @@ def _of_trials(record: Record, costs: Costs) -> list[str]:
     """What trials' own statements say against them, now or when they ended; one whose results are gone still counts."""
     noted = {reason for trial, _ in costs for reason in trial.reasons}
     return sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
+
+
+def _units(costs: Costs) -> list[Any]:
+    """The records of what the trials' charged steps protect, each once."""
+    return charges.distinct(one for _, cost in costs for one in cost.units)
+
+
+def _of_units(costs: Costs) -> list[str]:
+    """Why the trials' charges cannot be added up, or be those of one mechanism repeated: their data was prepared otherwise in between."""
+    units = UnitFacts.listed(_units(costs), "the study's record")
+    return [unlike_in_words(units)] if units and unlike(units) else []
 
 
 def own_reasons(folder: Path) -> list[str]:

@@ -36,7 +36,8 @@ class Trial:
     """`state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial drawn anew may share with a lost one.
 
     `plan` is what its whole schedule is charged, `None` without privacy or in an old record; `entered` what its ledger held at the last
-    end, and `ledger` the mark of that; `reasons` are those for which its own statement had no guarantee then.
+    end, and `ledger` the mark of that; `units` what those steps protect, as JSON (`dpx.privacy.unit_facts`); `reasons` are those for which
+    its own statement had no guarantee then.
     """
 
     folder: str
@@ -50,6 +51,7 @@ class Trial:
     ledger: Mark | None = None
     reasons: tuple[str, ...] = ()
     is_unchained: bool = False
+    units: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
 
 
 class Record:

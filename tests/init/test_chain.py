@@ -9,9 +9,10 @@ import pytest
 
 import dpx
 from dpx import privacy
+from dpx.claim.sources import read
 from dpx.declaration import ConfigError
 from dpx.init.weights import by_path
-from dpx.job.account import account, read
+from dpx.job.account import account
 from dpx.privacy.ledger import Ledger
 
 from .conftest import statement

@@ -1,5 +1,6 @@
 """A ledger is enough: epsilon again, alone or jointly, and what an attacker can reach."""
 
+import dataclasses
 import json
 import math
 
@@ -8,22 +9,26 @@ import pytest
 import dpx.privacy
 from dpx import config
 from dpx.claim import spent, statement
+from dpx.claim.sources import read
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.account import Account, account, read
+from dpx.job.account import Account, account
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.run_folder import RunFolder
 from tests.privacy.test_ledger import forked
+from tests.privacy.test_unit_facts import facts_of
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=1.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
+FACTS = facts_of()
 
 
 @pytest.fixture
 def run(tmp_path):
     folder = RunFolder(tmp_path / "run")
     entered = Ledger(folder.private / "ledger")
+    entered.note_units(FACTS)
     for step in range(20):
         entered.append(step, ENTRY)
     return folder
@@ -86,7 +91,7 @@ def test_why_a_source_guarantees_nothing_is_said_first(run, experiment, tmp_path
     entered = Ledger(run.private / "ledger")
     run.release.mkdir(parents=True, exist_ok=True)
     stated = {"guarantee": "none", "reasons": ["seed=7: anybody can draw the same noise"]}
-    stated["ledger"] = {"runs": entered.segments()} | spent.chain_facts(entered)
+    stated |= {"ledger": {"runs": entered.segments()} | spent.chain_facts(entered), "units": [FACTS.as_json()]}
     (run.release / "privacy.json").write_text(json.dumps(stated))
     for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
         assert read(source).reasons == tuple(stated["reasons"])
@@ -119,8 +124,11 @@ def _stated(folder, adjacency, delta):
     """A ledger under private/ and a statement of it, of a claim under `adjacency` at `delta`."""
     entered = Ledger(folder / "private" / "ledger")
     entered.declare_plan({"declared": {"privacy": {"adjacency": adjacency, "delta": delta}}})
+    facts = dataclasses.replace(FACTS, adjacency=adjacency)
+    entered.note_units(facts)
     entered.append(0, ENTRY)
     said = {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}, "adjacency": adjacency, "delta": delta}
+    said["units"] = [facts.as_json()]
     statement.write(folder / "release" / "privacy.json", said)
     return folder
 
@@ -138,7 +146,10 @@ def test_a_source_is_accounted_at_what_it_was_stated_at(place, experiment, tmp_p
 
 def test_sources_of_several_relations_need_one_that_is_given(experiment, tmp_path):
     sources = [_stated(tmp_path / name, name, delta) for name, delta in (("replace_one", 1e-5), ("zero_out", 1e-6))]
-    with pytest.raises(ConfigError, match="job.ledgers: hold claims under replace_one and zero_out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"replace_one and .*zero_out protect different units: privacy.adjacency \(replace_one and zero_out\)",
+    ):
         Account(ledgers=[str(one) for one in sources], accountant="rdp")(experiment, RunFolder(tmp_path / "run"))
     at = Account(adjacency="replace_one")._stated_at([read(one) for one in sources], experiment.privacy)
     assert at == (1e-6, "replace_one"), "of several deltas the smallest"

@@ -15,11 +15,11 @@ from dp_accounting import pld
 
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
+from dpx.claim.sources import read
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
-from dpx.job.account import read
 from dpx.mechanism.declarations import Banded, TargetEpsilon
 from dpx.run_folder import RunFolder
 from dpx.training import session

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 from dp_accounting import dp_event
 
@@ -11,6 +12,7 @@ from dpx.claim import calibration
 from dpx.config import recipes
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.unit_facts import UnitFacts
 from dpx.tuning.study import Study
 
 # So much noise keeps privacy loss distributions short, and tests fast.
@@ -35,11 +37,17 @@ def folder_of(study: Study, number: int) -> Path:
     return study.outputs / f"laptop_anil_tune_32k-{number}"
 
 
-def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0) -> None:
+def units_of(of: Experiment, vocabulary: str = "a" * 64) -> UnitFacts:
+    """What a trial's steps protect, on data with a vocabulary of that checksum."""
+    return UnitFacts.of(of.data, of.privacy, SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum=vocabulary))
+
+
+def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0, units: UnitFacts | None = None) -> None:
     """What training `steps` leaves in a run folder: ledger entries, and a statement that names the last of them."""
     (folder / "release").mkdir(parents=True, exist_ok=True)
     (folder / "private").mkdir(exist_ok=True)
     ledger, batch = Ledger(folder / "private" / "ledger"), of.batch_schedule.at(0)
+    ledger.note_units(units or units_of(of))
     for step in steps:
         ledger.append(step, calibration.entry(of, SIZE, getattr(of.noise, "noise_multiplier", SIGMA), batch, epoch))
     said = {"guarantee": "dp", "reasons": [], "ledger": {"mark": ledger.mark.as_json() if ledger.mark else None}}
@@ -47,11 +55,13 @@ def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0) ->
     ledger.close()
 
 
-def trial(study: Study, of: Experiment, number: int, accuracy: float | None, steps: int | None = None) -> Path:
+def trial(
+    study: Study, of: Experiment, number: int, accuracy: float | None, steps: int | None = None, units: UnitFacts | None = None
+) -> Path:
     """A trial that entered all its steps, or the first `steps`, and then finished with `accuracy`, or failed."""
     folder = folder_of(study, number)
     study.begin(of, folder, (f"optimizer.weight_decay={number}",))
-    enter(folder, of, range(of.steps if steps is None else steps))
+    enter(folder, of, range(of.steps if steps is None else steps), units=units)
     study.end(of, folder, "failed" if accuracy is None else "finished", accuracy)
     return folder
 

@@ -10,6 +10,7 @@ from dpx.config import recipes
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
 from dpx.tuning.study import Study
+from tests.tuning import made_up
 
 SIZE, SIGMA, STEPS = 1000, 4.0, 5
 
@@ -34,6 +35,7 @@ def _trial(study: Study, experiment: Experiment, number: int, accuracy: float) -
     study.begin(experiment, folder, (f"optimizer.weight_decay={number}",))
     (folder / "private").mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "private" / "ledger")
+    ledger.note_units(made_up.units_of(experiment))
     for step in range(STEPS):
         ledger.append(step, calibration.entry(experiment, SIZE, SIGMA, 100))
     ledger.close()

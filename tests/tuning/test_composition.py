@@ -12,7 +12,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import check_fork
 from dpx.tuning.study import Study
-from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, steps_of, trial
+from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, steps_of, trial, units_of
 
 
 def test_a_killed_trial_is_charged_its_plan_and_has_failed(tmp_path: Path) -> None:
@@ -150,3 +150,17 @@ def test_runs_without_privacy_have_no_plan_and_no_claim(tmp_path: Path) -> None:
     Ledger(folder / "private" / "ledger").close()
     study.end(of, folder, "finished", 0.1)
     assert stated(study)["guarantee"] == "not_private" and study.trials()[0].plan is None
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_trials_on_data_that_was_prepared_otherwise_in_between_have_no_guarantee(tmp_path: Path, is_deleted: bool) -> None:
+    """One config: only what the store says tells the vocabularies apart, and a row that is cut by another vocabulary is another unit."""
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    first = trial(study, of, 1, 0.1)
+    assert stated(study)["guarantee"] == "dp" and stated(study)["units"] == [units_of(of).as_json()]
+    if is_deleted:
+        shutil.rmtree(first)
+    trial(study, of, 2, 0.2, units=units_of(of, "b" * 64))
+    said = stated(study)
+    assert said["guarantee"] == "none" and said["epsilon"] == {} and len(said["units"]) == 2
+    assert any("data.vocabulary" in reason for reason in said["reasons"])

@@ -15,7 +15,7 @@ from dpx.experiment import Experiment
 from dpx.launch import launcher as launch
 from dpx.launch.sweep import Status
 from dpx.tuning.study import Study
-from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, trial
+from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, trial, units_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,10 @@ def _left_nothing(study: Study, of: Experiment) -> None:
 
 def _lost(study: Study, of: Experiment) -> None:
     shutil.rmtree(trial(study, of, 2, 0.2))
+
+
+def _on_other_data(study: Study, of: Experiment) -> None:
+    trial(study, of, 2, 0.2, units=units_of(of, "b" * 64))
 
 
 def _lost_its_ledger(study: Study, of: Experiment) -> None:
@@ -112,6 +116,11 @@ def test_a_trial_that_is_no_draw_of_the_plan_takes_the_guarantee_away(tmp_path: 
     assert said["guarantee"] == "none" and said["epsilon"] == {}
     assert f"repeat_and_select: {VOIDED[last]}" in ": ".join(said["reasons"])
     assert said["unsupported"][0]["name"] == "epsilon/rdp" and said["unsupported"][0]["value"] > 0
+
+
+def test_trials_on_data_that_was_prepared_otherwise_in_between_are_no_repetition(tmp_path: Path) -> None:
+    said = _complete(Study(tmp_path, "s"), _on_other_data)
+    assert said["guarantee"] == "none" and any("data.vocabulary" in reason for reason in said["reasons"])
 
 
 def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Charges of several ledgers as one claim: what each source says, and whether they are about the same units. Reads no data, and no jax."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpx.claim import agreement, rests_on
+from dpx.claim.reasons import chosen_late, unlike_in_words
+from dpx.declaration import require
+from dpx.privacy import ledger, origins, relations
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.segments import SEGMENTS, Segments
+from dpx.privacy.unit_facts import UnitFacts, unlike
+from dpx.run_folder import read_json
+
+_ALONE = "account for each by itself"
+
+
+class Source(NamedTuple):
+    """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself.
+
+    `name` is how a refusal calls it. `before` are those steps that were made before the run began, by runs that its starting parameters
+    come from. `delta` and `adjacency` are those of its claim, `None` where it does not say; `units` what its steps protect, `None` for
+    steps of unknown units; `reasons`, why it guarantees nothing.
+    """
+
+    name: str
+    segments: Segments
+    is_checked: bool
+    by: tuple[str, ...] = ()
+    before: Segments = []
+    delta: float | None = None
+    adjacency: str | None = None
+    units: tuple[UnitFacts | None, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def read(path: Path) -> Source:
+    """Charged steps of a run folder, a ledger file or a statement; raises `ConfigError` where there are none, or where a folder
+    disagrees."""
+    if path.is_dir():
+        checked = agreement.check(path)
+        if checked is not None:
+            return _of_ledger(checked, True, path, path)
+        path = path / "release" / "privacy.json"
+    require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
+    if path.suffix == ".json":
+        return _of_statement(path)
+    # A ledger where a run keeps it stands beside what follows from it.
+    run = path.parents[1] if path.parent.name == "private" else None
+    is_checked = run is not None and agreement.check(run) is not None
+    return _of_ledger(Ledger(path), is_checked, run, path)
+
+
+def _of_statement(path: Path) -> Source:
+    document = read_json(path, "Name the statement of a private run")
+    units = UnitFacts.listed(document.get("units"), path)
+    stated = document.get("ledger")
+    segments: Any = stated.get(SEGMENTS) if isinstance(stated, dict) else None
+    require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
+    return Source(
+        name=str(path),
+        segments=segments,
+        is_checked=False,
+        by=rests_on.of_guarantee(document.get("guarantee", "dp")) or (),
+        before=origins.charged_in(document),
+        delta=document.get("delta"),
+        adjacency=document.get("adjacency"),
+        units=tuple(units),
+        reasons=tuple(dict.fromkeys([*(document.get("reasons") or ()), *_of_units(units)])),
+    )
+
+
+def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) -> Source:
+    """`run` is the folder that the ledger stands in, whose statement says what else is known of it."""
+    privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
+    file = run / "release" / "privacy.json" if run is not None else None
+    stated = (read_json(file).get("reasons") or ()) if file is not None and file.is_file() else ()
+    known = [*stated, *chosen_late(entered), *origins.reasons(entered.origins), *_of_units(entered.units)]
+    return Source(
+        name=str(path),
+        segments=entered.segments(),
+        is_checked=is_checked,
+        before=ledger.join(*origins.charged(entered.origins)),
+        delta=privacy.get("delta"),
+        adjacency=privacy.get("adjacency"),
+        units=tuple(entered.units),
+        reasons=tuple(dict.fromkeys(known)),
+    )
+
+
+def _of_units(units: Sequence[UnitFacts | None]) -> list[str]:
+    return [unlike_in_words(units)] if unlike(units) else []
+
+
+def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
+    """Raises `ConfigError`, naming two sources and what differs, where `sources` are not about the same units; `adjacency` is the relation
+    that all of them are accounted under, `None` for that which they state.
+
+    One source alone is nobody else's to compare with: what is wrong with it is among its reasons.
+    """
+    if len(sources) < 2:
+        return
+    for one in sources:
+        differing = unlike(one.units)
+        require(
+            not differing, f"job.ledgers={one.name}", f"cannot be added to others: {'; '.join(differing)}", f"Leave it out, and {_ALONE}"
+        )
+    first, *others = sources
+    for other in others:
+        differing = _facts(first, adjacency).differences(_facts(other, adjacency))
+        require(
+            not differing,
+            "job.ledgers",
+            f"{first.name} and {other.name} protect different units: {'; '.join(differing)}",
+            f"{_ALONE.capitalize()}{_RELATION if any(one.startswith('privacy.adjacency') for one in differing) else ''}",
+        )
+
+
+_RELATION = ", or give job.adjacency=... for a relation that all of them are proved under"
+
+
+def _facts(source: Source, adjacency: str | None) -> UnitFacts:
+    facts = source.units[0]
+    assert facts is not None
+    return facts if adjacency is None else dataclasses.replace(facts, adjacency=adjacency)
+
+
+def relation_of(source: Source) -> str | None:
+    """The neighbouring relation that a source is stated under: of its newest steps, else of its plan or statement; `None` where none of
+    them says."""
+    newest = source.units[-1] if source.units else None
+    return source.adjacency if newest is None else newest.adjacency
+
+
+def require_proved(sources: Sequence[Source], adjacency: str) -> None:
+    """Raises `ConfigError` where charges of a source are not proved under `adjacency`, which all of them are accounted under."""
+    relations.require_relation(f"job.adjacency={adjacency}", adjacency)
+    for source in sources:
+        stated = relation_of(source)
+        if stated is not None:
+            relations.require_proved(source.segments, stated, adjacency, source.name)

@@ -1,0 +1,57 @@
+"""Under which neighbouring relation charges may be accounted that were stated under another one.
+
+A run does one thing whatever relation was declared: what the relation changes is which other data its outputs are compared with. So steps
+that ran under one relation are bounded under another where nothing of their proof used the first, and the table of events
+(`dpx.privacy.events`) has a cell for the second.
+"""
+
+from typing import Any
+
+from dpx.declaration import require
+from dpx.privacy.events import RELATION
+from dpx.privacy.segments import Segments, rows_clipped_apart
+
+# By kind of step and relation it was stated under: the relations under which it is proved besides.
+# Every draw of dpx's follows from N and from places in the data, never from contents. Blanking a unit or replacing it moves no other unit,
+# and the sum by C or 2C, which the cells of the table know; so each of the two follows from the draw and not from the other.
+ALSO_UNDER: dict[tuple[str, str], tuple[str, ...]] = {}
+for _kind in ("poisson", "truncated_poisson", "fixed_size", "cyclic_poisson", "shuffled", "deterministic", "balls_in_bins"):
+    ALSO_UNDER[(_kind, "zero_out")] = ("replace_one",)
+    ALSO_UNDER[(_kind, "replace_one")] = ("zero_out",)
+# N was declared, so a blanked or replaced unit leaves q as it is.
+ALSO_UNDER[("poisson", "add_remove")] = ("zero_out", "replace_one")
+# A unit of several rows that is replaced may have more or fewer rows, which no event knows.
+ALSO_UNDER[("group", "add_remove")] = ("zero_out",)
+
+_WHY_NOT = {
+    "add_remove": "their sampling probability follows from a number of units that was counted, and add_remove protects that number",
+    "replace_one": "a replaced unit of several rows may have more or fewer of them",
+}
+
+
+def kind_of(segment: dict[str, Any]) -> str:
+    """What decides under which relations a charged step is proved: its sampler, "group" where a unit falls into several clipped gradients,
+    "package" where a package gave its event."""
+    if segment.get("event") is not None:
+        return "package"
+    return "group" if rows_clipped_apart(segment) > 1 else segment["sampler"]
+
+
+def require_relation(value: str, adjacency: str) -> None:
+    """Raises `ConfigError` for the name of no relation; `value` is what the user wrote."""
+    require(adjacency in RELATION, value, "is not a neighbouring relation", f"Use one of {', '.join(RELATION)}")
+
+
+def require_proved(segments: Segments, stated: str, adjacency: str, source: Any) -> None:
+    """Raises `ConfigError` where some of `segments`, which `source` states under `stated`, have no proof under `adjacency`."""
+    if stated == adjacency:
+        return
+    for segment in segments:
+        kind = kind_of(segment)
+        why = "a package gave their event for that relation alone" if kind == "package" else _WHY_NOT.get(adjacency, "no proof is known")
+        require(
+            adjacency in ALSO_UNDER.get((kind, stated), ()),
+            f"job.adjacency={adjacency}",
+            f"{source} charges steps ({kind}) under {stated} that are not proved under {adjacency}: {why}",
+            f"Use job.adjacency={stated}",
+        )

@@ -1,0 +1,211 @@
+"""Charges of several ledgers are added up only for one unit, and under another relation only where they are proved there."""
+
+import dataclasses
+import json
+
+import pytest
+
+from dpx import config
+from dpx.claim import calibration, spent, statement
+from dpx.claim.sources import read
+from dpx.config import recipes
+from dpx.declaration import ConfigError
+from dpx.job.account import Account
+from dpx.privacy import events, relations
+from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.privacy.unit_facts import UnitFacts
+from dpx.run_folder import RunFolder
+from tests.composed import composed
+from tests.privacy.test_unit_facts import MANIFEST, changed, facts_of
+
+ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=2.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
+FACTS, DOCUMENTS = facts_of(), facts_of("privacy.unit=document", "privacy.rows_per_unit_max=4")
+PLACES = ("", "private/ledger", "release/privacy.json")
+OTHERS = {**{f"rows, {path}": (FACTS, other) for path, other in changed(FACTS)}, **{path: (DOCUMENTS, o) for path, o in changed(DOCUMENTS)}}
+EXPERIMENT = composed()[0]
+
+
+@pytest.fixture(autouse=True)
+def without_tables(monkeypatch):
+    """What is refused, and what is said first, is the matter here; the numbers are that of `test_account`."""
+    monkeypatch.setattr("dpx.job.account.account", lambda *given: [])
+    monkeypatch.setattr("dpx.job.account._in_a_terminal", lambda tables: [])
+    monkeypatch.setattr("dpx.job.account.pictures.write", lambda *given: "")
+
+
+def source(folder, facts: UnitFacts | None, entry: LedgerEntry = ENTRY, steps: int = 2):
+    """A run folder's ledger and statement, as a run leaves them, of steps that protect `facts`; `None` where nobody noted what."""
+    entered = Ledger(folder / "private" / "ledger")
+    if facts is not None:
+        entered.note_units(facts)
+    for step in range(steps):
+        entered.append(step, entry)
+    said = {"guarantee": "dp", "reasons": [], "ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}}
+    said |= {} if facts is None else {"units": [facts.as_json()], "adjacency": facts.adjacency}
+    statement.write(folder / "release" / "privacy.json", said)
+    entered.close()
+    return folder
+
+
+def refusal(tmp_path, sources, **options) -> str:
+    """The one line that refuses a joint account, with nothing written."""
+    with pytest.raises(ConfigError) as refused:
+        Account(ledgers=[str(one) for one in sources], **options)(EXPERIMENT, RunFolder(tmp_path / "joint"))
+    assert not (tmp_path / "joint").exists()
+    return str(refused.value)
+
+
+def accounted(tmp_path, sources, **options) -> dict:
+    Account(ledgers=[str(one) for one in sources], accountant="rdp", **options)(EXPERIMENT, RunFolder(tmp_path / "joint"))
+    return json.loads((tmp_path / "joint" / "release" / "account.json").read_text())
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_sources_that_differ_in_any_field_of_the_record_are_refused_naming_both_and_it(field, tmp_path):
+    one, other = OTHERS[field]
+    sources = [source(tmp_path / "one", one) / PLACES[0], source(tmp_path / "other", other) / PLACES[2]]
+    line = refusal(tmp_path, sources)
+    assert all(str(path) in line for path in sources) and "protect different units" in line
+    assert field.split(".")[-1].split(", ")[-1].removesuffix("_source").removesuffix("_sha256") in line
+    assert all(difference in line for difference in one.differences(other))
+
+
+@pytest.mark.parametrize("places", [(one, other) for one in PLACES for other in PLACES])
+def test_the_same_units_are_added_up_and_others_refused_from_wherever_they_are_read(places, tmp_path):
+    for name, facts in (("one", FACTS), ("alike", FACTS), ("other", DOCUMENTS)):
+        source(tmp_path / name, facts)
+    assert accounted(tmp_path / "a", [tmp_path / "one" / places[0], tmp_path / "alike" / places[1]])["no_guarantee"] == []
+    line = refusal(tmp_path / "b", [tmp_path / "one" / places[0], tmp_path / "other" / places[1]])
+    assert "privacy.unit (row and document)" in line
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_source_that_does_not_say_what_it_protects_is_accounted_alone_without_a_guarantee(place, tmp_path):
+    silent = source(tmp_path / "silent", None) / place
+    assert "which units some steps protect is not recorded" in refusal(tmp_path, [source(tmp_path / "one", FACTS), silent])
+    assert str(silent) in refusal(tmp_path, [silent, tmp_path / "one"])
+    (said,) = accounted(tmp_path / "alone", [silent])["no_guarantee"]
+    assert "not recorded" in said
+
+
+def test_a_vocabulary_that_nobody_prepared_is_unlike_any(tmp_path):
+    unprepared = dataclasses.replace(FACTS, vocabulary_sha256=None)
+    sources = [source(tmp_path / name, unprepared) for name in ("one", "other")]
+    assert "data.vocabulary (its checksum is not known of both)" in refusal(tmp_path, sources)
+
+
+def test_a_fork_agrees_with_its_parent_and_one_of_other_units_with_nobody(tmp_path):
+    parent = source(tmp_path / "parent", FACTS)
+    for name, facts in (("fork", FACTS), ("other", facts_of("data.split_salt=new"))):
+        child = Ledger(tmp_path / name / "private" / "ledger")
+        child.inherit(Ledger(parent / "private" / "ledger"))
+        child.note_units(facts)
+        child.append(2, ENTRY)
+    found = read(tmp_path / "fork")
+    assert found.units == (FACTS,) and found.reasons == ()
+    assert accounted(tmp_path / "a", [parent, tmp_path / "fork"])["no_guarantee"] == []
+    assert read(tmp_path / "other").units[0] == FACTS and len(Ledger(tmp_path / "other" / "private" / "ledger").units) == 2
+    assert "data.split_salt (dpx and new)" in refusal(tmp_path, [parent, tmp_path / "other"])
+    (said,) = accounted(tmp_path / "b", [tmp_path / "other"])["no_guarantee"]
+    assert "data.split_salt (dpx and new)" in said
+
+
+def test_steps_of_other_units_in_one_ledger_leave_no_guarantee(tmp_path):
+    experiment = config.build(
+        recipes.compose(["data.declared_size=1000", "privacy.delta=1e-4", "batch_schedule.size=16", "noise=multiplier", "steps=3"])
+    )[0]
+    calibrated = calibration.calibrate(experiment, 1000)
+    entered, own = Ledger(tmp_path / "ledger"), UnitFacts.of(experiment.data, experiment.privacy, MANIFEST)
+    entered.note_units(own)
+    said = statement.build(experiment, None, calibrated, entered)
+    assert said["guarantee"] == "dp" and said["units"] == [own.as_json()]
+    entered.note_units(dataclasses.replace(own, vocabulary_sha256="b" * 64))
+    said = statement.build(experiment, None, calibrated, entered)
+    assert said["guarantee"] == "none" and "data.vocabulary" in said["reasons"][0] and len(said["units"]) == 2
+
+
+def test_steps_from_before_units_were_noted_stay_unknown(tmp_path):
+    old = Ledger(tmp_path / "old")
+    old.append(0, ENTRY)
+    for name in ("resumed", "fork"):
+        found = old if name == "resumed" else Ledger(tmp_path / name)
+        if name == "fork":
+            found.inherit(Ledger(tmp_path / "old"))
+        found.note_units(FACTS)
+        assert found.units == Ledger(tmp_path / ("old" if name == "resumed" else name)).units
+        assert found.units[0] is None and FACTS in found.units
+
+
+def entry_of(experiment, size: int = 1000) -> list[dict]:
+    return calibration.planned(experiment, ((32, 2),), size, 2.0)
+
+
+# What a run would be: each sampler at rows, and Poisson at units of several rows, drawn row by row or whole.
+RUNS = {
+    **{name: (f"sampler={name}",) for name in ("poisson", "truncated_poisson", "fixed_size", "shuffled", "deterministic", "balls_in_bins")},
+    "cyclic_poisson": ("sampler=cyclic_poisson", "sampler.cycle=2"),
+    "group": ("privacy.unit=document", "privacy.rows_per_unit_max=4"),
+    "whole units": ("privacy.unit=document", "privacy.rows_per_unit_max=4", "privacy.unit_mode=sample_units"),
+    "quantile": ("clip=quantile",),
+}
+
+
+def declared(name: str, adjacency: str):
+    return composed("data=synthetic", "data.pairs=none", "data.declared_size=1000", f"privacy.adjacency={adjacency}", *RUNS[name])[0]
+
+
+def may_run(name: str, adjacency: str) -> bool:
+    """Whether dpx runs and accounts for this under `adjacency` at all, by any accountant."""
+    experiment = declared(name, adjacency)
+    try:
+        calibration.check_claim(experiment, 1000)
+        experiment.sampler.check(experiment.privacy, experiment.accountant)
+    except ConfigError:
+        return False
+    return any(_has_event(entry_of(experiment), adjacency, accountant) for accountant in events.ACCOUNTANTS)
+
+
+def _has_event(segments, adjacency: str, accountant: str) -> bool:
+    from dpx.privacy import ledger
+
+    try:
+        return bool([events.event(release, adjacency, accountant) for release, _ in ledger.releases(segments)])
+    except ConfigError:
+        return False
+
+
+@pytest.mark.parametrize("target", events.RELATION)
+@pytest.mark.parametrize("stated", events.RELATION)
+@pytest.mark.parametrize("name", RUNS)
+def test_steps_are_accounted_under_another_relation_where_the_same_run_would_be_and_no_size_that_was_counted_is_protected(
+    name, stated, target
+):
+    """A run that is charged under both relations does the same under both; only its claim differs. add_remove protects the size too."""
+    if not may_run(name, stated):
+        return
+    segments = entry_of(declared(name, stated))
+    try:
+        relations.require_proved(segments, stated, target, "a")
+        is_accepted = True
+    except ConfigError as refused:
+        is_accepted = False
+        assert all(word in str(refused) for word in (f"job.adjacency={target}: a ", stated, "Use job.adjacency="))
+    is_proved = stated == target or (target != "add_remove" and may_run(name, target))
+    assert is_accepted == is_proved
+    if is_accepted:
+        assert segments == entry_of(declared(name, target)), "what ran does not depend on the relation"
+
+
+def test_an_event_of_a_package_is_proved_where_it_was_given_alone(tmp_path):
+    entry = dataclasses.replace(ENTRY, event='{"adjacency": "zero_out", "event": {}}', by="dpx_reed")
+    folder = source(tmp_path / "one", FACTS, entry)
+    assert "a package gave their event for that relation alone" in refusal(tmp_path, [folder], adjacency="replace_one")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_another_relation_is_asked_of_every_source(place, tmp_path):
+    sources = [source(tmp_path / name, dataclasses.replace(FACTS, adjacency=name)) / place for name in ("replace_one", "zero_out")]
+    assert "a number of units that was counted" in refusal(tmp_path, sources, adjacency="add_remove")
+    assert "is not a neighbouring relation" in refusal(tmp_path, sources, adjacency="nearby")
+    assert Account(adjacency="replace_one")._stated_at([read(one) for one in sources], EXPERIMENT.privacy)[1] == "replace_one"
+    assert Account()._stated_at([read(sources[0])], EXPERIMENT.privacy)[1] == "replace_one"
