@@ -61,7 +61,10 @@ def late_choices(names: list[str]) -> list[str]:
 
 def unlike_units(entered: Ledger | None) -> list[str]:
     """Why charges of one ledger are not about one unit: its steps were entered under different records of their units."""
-    units = entered.units if entered is not None else []
+    if entered is None:
+        return []
+    # Of lines from before there were chains nothing is known, which the statement says by itself (`spent.chain_facts`).
+    units = [facts for facts in entered.units if facts is not None or not entered.was_unchained]
     return [unlike_in_words(units)] if len(units) > 1 else []
 
 

@@ -118,6 +118,12 @@ def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
         )
 
 
+def unit_of(sources: Sequence[Source], adjacency: str) -> UnitFacts | None:
+    """What all of `sources`, which agree, protect under `adjacency`; `None` where one alone does not know, or of several units."""
+    units = sources[0].units
+    return None if unlike(units) else _facts(sources[0], adjacency)
+
+
 _RELATION = ", or give job.adjacency=... for a relation that all of them are proved under"
 
 

@@ -44,7 +44,7 @@ class Account:
     adjacency: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        from dpx.claim.sources import read, require_one_unit
+        from dpx.claim.sources import read, require_one_unit, unit_of
         from dpx.privacy import ledger
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", "release/privacy.json"))
@@ -63,10 +63,13 @@ class Account:
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
         by = rests_on.joined(rests_on.of_segments(segments), *(one.by for one in read_sources))
         document |= {"rests_on": list(by)} if by else {}
+        unit = unit_of(read_sources, adjacency)
+        document["unit"] = None if unit is None else unit.as_json()
         document["is_checked"] = all(one.is_checked for one in read_sources)
         document["no_guarantee"] = [f"{path.name}: {why}" for path, one in zip(sources, read_sources, strict=True) for why in one.reasons]
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
         console = wide_console()
+        console.print(f"What is protected: {'not recorded' if unit is None else unit.in_words()}.", highlight=False)
         if not document["is_checked"]:
             console.print(UNCHECKED, highlight=False)
         for line in rests_on.words(by):

@@ -28,6 +28,7 @@ from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
+from dpx.job.train import Train
 from dpx.launch import finished, sweep
 from dpx.launch.commit import commit
 from dpx.launch.sweep import SCORE, Outcome, Status
@@ -112,6 +113,7 @@ class Launcher:
 
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)
+        _check_trainer(experiment, job, status.job)
         if cfg.run is None:
             # Of new work alone: a run that was made is answered for whatever it was.
             experiment.lr_schedule.require_fits(experiment.steps)
@@ -203,12 +205,22 @@ class CloseStudy(Callback):
 
     def _close(self, config: DictConfig) -> None:
         experiment, job = build(config)
-        if experiment.tune is None or type(job).__name__ != "Train":
+        if experiment.tune is None or not isinstance(job, Train):
             return
         study = Study(Path(config.hydra.sweep.dir), experiment.name)
         trials = study.close(experiment)
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
         sweep.show(shown, wide_console())
+
+
+def _check_trainer(experiment: Experiment, job: Any, option: str) -> None:
+    """A search counts what `job=train` trains; trials by a job of a package would be in no record, and their choice charged by nothing."""
+    require(
+        experiment.tune is None or option == "train" or not isinstance(job, Train),
+        f"job={option} with tune",
+        "the trials of a search are trained by job=train",
+        "Use job=train, or leave the search out with tune=null",
+    )
 
 
 def _check_noise(cfg: DictConfig, overrides: tuple[str, ...]) -> None:

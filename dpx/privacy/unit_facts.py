@@ -70,6 +70,11 @@ class UnitFacts:
         """As a ledger and a statement hold it: nothing in it depends on protected text."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
+    def in_words(self) -> str:
+        """The unit and its neighbouring relation, for a person."""
+        most = f" of at most {self.rows_per_unit_max} rows" if self.unit != "row" else ""
+        return f"one {self.unit}{most}, under {self.adjacency}"
+
     def differences(self, other: "UnitFacts") -> list[str]:
         """What differs, or is unknown, one config key with both values each; empty where charges of both may be added up."""
         ours, theirs = self._by_key(), other._by_key()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dpx import config
-from dpx.claim import calibration, spent, statement
+from dpx.claim import calibration, reasons, spent, statement
 from dpx.claim.sources import read
 from dpx.config import recipes
 from dpx.declaration import ConfigError
@@ -17,6 +17,7 @@ from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import RunFolder
 from tests.composed import composed
 from tests.privacy.test_unit_facts import MANIFEST, changed, facts_of
+from tests.privacy.unchained import unchain
 
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=2.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
 FACTS, DOCUMENTS = facts_of(), facts_of("privacy.unit=document", "privacy.rows_per_unit_max=4")
@@ -71,10 +72,12 @@ def test_sources_that_differ_in_any_field_of_the_record_are_refused_naming_both_
 
 
 @pytest.mark.parametrize("places", [(one, other) for one in PLACES for other in PLACES])
-def test_the_same_units_are_added_up_and_others_refused_from_wherever_they_are_read(places, tmp_path):
+def test_the_same_units_are_added_up_and_others_refused_from_wherever_they_are_read(places, tmp_path, capsys):
     for name, facts in (("one", FACTS), ("alike", FACTS), ("other", DOCUMENTS)):
         source(tmp_path / name, facts)
-    assert accounted(tmp_path / "a", [tmp_path / "one" / places[0], tmp_path / "alike" / places[1]])["no_guarantee"] == []
+    said = accounted(tmp_path / "a", [tmp_path / "one" / places[0], tmp_path / "alike" / places[1]])
+    assert said["no_guarantee"] == [] and said["unit"] == FACTS.as_json()
+    assert "What is protected: one row, under zero_out." in capsys.readouterr().out
     line = refusal(tmp_path / "b", [tmp_path / "one" / places[0], tmp_path / "other" / places[1]])
     assert "privacy.unit (row and document)" in line
 
@@ -84,8 +87,8 @@ def test_a_source_that_does_not_say_what_it_protects_is_accounted_alone_without_
     silent = source(tmp_path / "silent", None) / place
     assert "which units some steps protect is not recorded" in refusal(tmp_path, [source(tmp_path / "one", FACTS), silent])
     assert str(silent) in refusal(tmp_path, [silent, tmp_path / "one"])
-    (said,) = accounted(tmp_path / "alone", [silent])["no_guarantee"]
-    assert "not recorded" in said
+    said = accounted(tmp_path / "alone", [silent])
+    assert said["unit"] is None and "not recorded" in " ".join(said["no_guarantee"])
 
 
 def test_a_vocabulary_that_nobody_prepared_is_unlike_any(tmp_path):
@@ -209,3 +212,13 @@ def test_another_relation_is_asked_of_every_source(place, tmp_path):
     assert "is not a neighbouring relation" in refusal(tmp_path, sources, adjacency="nearby")
     assert Account(adjacency="replace_one")._stated_at([read(one) for one in sources], EXPERIMENT.privacy)[1] == "replace_one"
     assert Account()._stated_at([read(sources[0])], EXPERIMENT.privacy)[1] == "replace_one"
+
+
+def test_a_run_from_before_ledgers_were_chained_goes_on_as_it_did_and_a_fork_of_it_has_no_guarantee(tmp_path):
+    source(tmp_path / "old", None)
+    unchain(tmp_path / "old" / "private" / "ledger")
+    found, fork = Ledger(tmp_path / "old" / "private" / "ledger"), Ledger(tmp_path / "ledger")
+    found.note_units(FACTS)
+    fork.inherit(found)
+    assert found.units == fork.units == [None, FACTS]
+    assert reasons.unlike_units(found) == [] and "not recorded" in reasons.unlike_units(fork)[0]

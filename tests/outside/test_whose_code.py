@@ -8,14 +8,17 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config
+from dpx import config, packages
 from dpx.claim import calibration, rests_on, spent, statement
 from dpx.config import recipes
 from dpx.data.store import Store
+from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.job import explain, plan
+from dpx.job.plan import Plan
 from dpx.job.resume import Resume
 from dpx.job.train import Train
+from dpx.launch import launcher
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.run_folder import RunFolder
@@ -23,7 +26,7 @@ from dpx.training import fingerprint, loop, session
 from dpx.training.step import Step
 from dpx.tuning import charges
 from dpx.tuning.search import Search
-from tests.outside.made_up import on_path, package
+from tests.outside.made_up import on_path, package, record
 from tests.tuning import made_up as trials
 
 BY, SIZE, BATCH, SIGMA = "dpx_reed", 1000, 16, 2.0
@@ -183,6 +186,26 @@ def test_a_job_says_who_it_is_and_every_step_and_statement_asks(monkeypatch, tmp
         with pytest.raises(InterruptedError):
             job(built(), RunFolder(tmp_path / "run"))
         assert opened.pop() is job
+
+
+def test_a_package_that_is_set_aside_is_named_where_it_is_imported_and_an_entry_that_names_another_is_not(site, tmp_path):
+    package(tmp_path / "other", "dpx_reed_too", {"conf/job/reed.yaml": "a: 1"})
+    record(tmp_path / "third", "dpx_sly", entry="json")
+    with on_path(tmp_path / "other"), on_path(tmp_path / "third"):
+        assert all(one.set_aside for one in packages.listed()) and rests_on.imported() == ()
+        importlib.import_module("dpx_reed_too")
+        assert rests_on.of(built()) == ("dpx_reed_too",)
+
+
+@pytest.mark.parametrize("taking_part", ["job"], indirect=True)
+def test_trials_of_a_search_are_not_trained_by_a_packages_job(taking_part):
+    """Of such trials no record would be kept, and their choice would be charged by nothing."""
+    searched = trials.experiment("composition", 1)
+    with pytest.raises(ConfigError, match="job=reed with tune: the trials of a search are trained by job=train"):
+        launcher._check_trainer(searched, taking_part, "reed")
+    launcher._check_trainer(searched, Train(), "train")
+    launcher._check_trainer(built(), taking_part, "reed")
+    launcher._check_trainer(searched, Plan(), "plan")
 
 
 def test_a_packages_job_that_trains_without_noise_is_no_claim_of_dpxs(site, tmp_path, capsys):
