@@ -9,10 +9,13 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
+from dpx.claim.sources import read
 from dpx.config import recipes
+from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.job.prepare import Prepare
+from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
@@ -42,6 +45,18 @@ def test_the_run_folder_holds_what_the_design_names(trained):
     for path in folder.path.rglob("*"):
         if path.is_file() and path.name != "root_secret_0":
             assert secret not in path.read_bytes() and secret.hex().encode() not in path.read_bytes()
+
+
+def test_what_its_units_are_is_entered_before_the_first_step_and_stated(trained):
+    experiment, folder = trained
+    lines = [json.loads(line.partition(" ")[2]) for line in (folder.private / "ledger").read_text().splitlines()]
+    (noted,) = [line["units"] for line in lines if isinstance(line, dict) and "units" in line]
+    assert lines.index({"units": noted}) < lines.index(0)
+    store = prepare(experiment.data, experiment.privacy)
+    assert noted == UnitFacts.of(experiment.data, experiment.privacy, store.manifest).as_json() and noted["vocabulary_sha256"]
+    assert json.loads((folder.release / "privacy.json").read_text())["units"] == [noted]
+    for place in (folder.path, folder.private / "ledger", folder.release / "privacy.json"):
+        assert read(place).units == (UnitFacts.of_json(noted, place),) and read(place).reasons == ()
 
 
 def test_tensorboard_reads_scalars_config_and_hparams(trained):
