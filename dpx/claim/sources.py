@@ -9,6 +9,7 @@ from dpx.claim import agreement, rests_on
 from dpx.claim.reasons import chosen_late, unlike_in_words
 from dpx.declaration import require
 from dpx.privacy import ledger, origins, relations
+from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.segments import SEGMENTS, Segments
 from dpx.privacy.unit_facts import UnitFacts, unlike
@@ -138,6 +139,15 @@ def relation_of(source: Source) -> str | None:
     them says."""
     newest = source.units[-1] if source.units else None
     return source.adjacency if newest is None else newest.adjacency
+
+
+def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | None, otherwise: Privacy) -> tuple[float, str]:
+    """The delta and the relation that `sources` are accounted at: those given, else those that they state, of several deltas the smallest,
+    else `otherwise`'s. Raises `ConfigError` where their charges are not proved under that relation."""
+    deltas = [one.delta for one in sources if one.delta is not None]
+    relation = adjacency or next((stated for one in sources if (stated := relation_of(one))), otherwise.adjacency)
+    require_proved(sources, relation)
+    return delta if delta is not None else min(deltas, default=otherwise.delta), relation
 
 
 def require_proved(sources: Sequence[Source], adjacency: str) -> None:

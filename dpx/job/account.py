@@ -6,21 +6,17 @@ Imports no jax and reads no data.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpx.claim import rests_on
 from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
-from dpx.privacy.declarations import Privacy
 from dpx.report import pictures
 from dpx.report.text_plot import text_plot
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
-
-if TYPE_CHECKING:
-    from dpx.claim.sources import Source
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
@@ -44,7 +40,7 @@ class Account:
     adjacency: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        from dpx.claim.sources import read, require_one_unit, unit_of
+        from dpx.claim.sources import read, require_one_unit, stated_at, unit_of
         from dpx.privacy import ledger
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", "release/privacy.json"))
@@ -56,7 +52,7 @@ class Account:
         segments = ledger.join(*(one.segments for one in read_sources))
         require(bool(segments), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
         require_one_unit(read_sources, self.adjacency)
-        delta, adjacency = self._stated_at(read_sources, experiment.privacy)
+        delta, adjacency = stated_at(read_sources, self.delta, self.adjacency, experiment.privacy)
         before = ledger.join(*(list(one.before) for one in read_sources))
         tables = account(segments, self.accountant, delta, adjacency, before)
         folder.release.mkdir(parents=True, exist_ok=True)
@@ -82,16 +78,6 @@ class Account:
         for plot in _in_a_terminal(tables):
             console.print(plot + "\n", highlight=False, markup=False)
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
-
-    def _stated_at(self, sources: "Sequence[Source]", otherwise: Privacy) -> tuple[float, str]:
-        """delta and adjacency of the account; what neither the job nor a source says is `otherwise`'s."""
-        from dpx.claim.sources import relation_of, require_proved
-
-        deltas = [one.delta for one in sources if one.delta is not None]
-        delta = self.delta if self.delta is not None else min(deltas, default=otherwise.delta)
-        adjacency = self.adjacency or next((stated for one in sources if (stated := relation_of(one))), otherwise.adjacency)
-        require_proved(sources, adjacency)
-        return delta, adjacency
 
 
 UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its word; nothing shows whether steps are missing from it."

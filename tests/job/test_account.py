@@ -9,7 +9,7 @@ import pytest
 import dpx.privacy
 from dpx import config
 from dpx.claim import spent, statement
-from dpx.claim.sources import read
+from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.account import Account, account
@@ -151,7 +151,7 @@ def test_sources_of_several_relations_need_one_that_is_given(experiment, tmp_pat
         match=r"replace_one and .*zero_out protect different units: privacy.adjacency \(replace_one and zero_out\)",
     ):
         Account(ledgers=[str(one) for one in sources], accountant="rdp")(experiment, RunFolder(tmp_path / "run"))
-    at = Account(adjacency="replace_one")._stated_at([read(one) for one in sources], experiment.privacy)
+    at = stated_at([read(one) for one in sources], None, "replace_one", experiment.privacy)
     assert at == (1e-6, "replace_one"), "of several deltas the smallest"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dpx import config
 from dpx.claim import calibration, reasons, spent, statement
-from dpx.claim.sources import read
+from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
@@ -210,8 +210,8 @@ def test_another_relation_is_asked_of_every_source(place, tmp_path):
     sources = [source(tmp_path / name, dataclasses.replace(FACTS, adjacency=name)) / place for name in ("replace_one", "zero_out")]
     assert "a number of units that was counted" in refusal(tmp_path, sources, adjacency="add_remove")
     assert "is not a neighbouring relation" in refusal(tmp_path, sources, adjacency="nearby")
-    assert Account(adjacency="replace_one")._stated_at([read(one) for one in sources], EXPERIMENT.privacy)[1] == "replace_one"
-    assert Account()._stated_at([read(sources[0])], EXPERIMENT.privacy)[1] == "replace_one"
+    assert stated_at([read(one) for one in sources], None, "replace_one", EXPERIMENT.privacy)[1] == "replace_one"
+    assert stated_at([read(sources[0])], None, None, EXPERIMENT.privacy)[1] == "replace_one"
 
 
 def test_a_run_from_before_ledgers_were_chained_goes_on_as_it_did_and_a_fork_of_it_has_no_guarantee(tmp_path):
