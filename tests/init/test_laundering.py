@@ -121,10 +121,10 @@ def test_disjoint_is_the_users_word_and_text_contradicts_it(place, copied, tmp_p
 def test_the_word_names_a_run_that_this_one_starts_from(place, parent):
     line = ("init=run", f"init.run={parent}")
     identity = began(place, *line).origins[0].identity
-    assert relation(began(place, *line, f"init.disjoint_from=[{identity[:8]}]", text="other")) == "disjoint"
+    assert relation(began(place, *line, f"init.disjoint_from=['{identity[:8]}']", text="other")) == "disjoint"
     for name in ("mein", identity[:5], "main2"):
         with pytest.raises(ConfigError, match=f"init.disjoint_from={name}: no run .* is called so"):
-            began(place, *line, f"init.disjoint_from=[{name}]", text="other")
+            began(place, *line, f"init.disjoint_from=['{name}']", text="other")
     one = began(place, *line).origins[0]
     with pytest.raises(ConfigError, match="init.disjoint_from=main: several runs are called so"):
         declared_disjoint([one, dataclasses.replace(one, identity="another ledger")], ["main"])
