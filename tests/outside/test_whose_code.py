@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import sys
+import types
 
 import pytest
 from omegaconf import OmegaConf
@@ -23,6 +24,7 @@ from dpx.privacy import ledger
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.run_folder import RunFolder
 from dpx.training import fingerprint, loop, session
+from dpx.training.state import State
 from dpx.training.step import Step
 from dpx.tuning import charges
 from dpx.tuning.search import Search
@@ -137,6 +139,21 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     assert said(stated(experiment, found)) == BY
     plain = charges.planned(experiment)
     assert plain is not None and len(list(ledger.decode(charges.union(plain, found.segments(), "trial")))) == 3
+
+
+def test_a_package_imported_while_a_run_trains_is_stated_before_the_next_value_is_shown(site, monkeypatch):
+    class Stated(Exception):
+        pass
+
+    def publish(self):
+        raise Stated
+
+    monkeypatch.setattr(session.Session, "publish", publish)
+    running = object.__new__(session.Session)
+    vars(running)["runtime"] = types.SimpleNamespace(experiment=built())
+    importlib.import_module("dpx_reed.patch")
+    with pytest.raises(Stated):
+        running._seen(0, object.__new__(State), {})
 
 
 def test_what_was_entered_stays_named_where_the_package_is_gone(taking_part, tmp_path):

@@ -164,3 +164,18 @@ def test_trials_on_data_that_was_prepared_otherwise_in_between_have_no_guarantee
     said = stated(study)
     assert said["guarantee"] == "none" and said["epsilon"] == {} and len(said["units"]) == 2
     assert any("data.vocabulary" in reason for reason in said["reasons"])
+
+
+OTHER_UNITS = {
+    "data": ["data.split_salt=other", "data.public_fraction=0.2", "data.heldout_fraction=0.2", "data.sequence_length=16"]
+    + ["data.vocabulary.fit_on=protected", "data.vocabulary.size=512"],
+    "privacy": ["privacy.unit=document", "privacy.adjacency=add_remove"],
+}
+
+
+@pytest.mark.parametrize(("part", "override"), [(part, override) for part, overrides in OTHER_UNITS.items() for override in overrides])
+def test_trials_of_one_study_protect_one_unit(tmp_path: Path, part: str, override: str) -> None:
+    study = Study(tmp_path, "s")
+    trial(study, experiment("composition"), 1, 0.1)
+    with pytest.raises(ConfigError, match=f"began with another {part}"):
+        study.begin(experiment("composition", 3, override), folder_of(study, 2), ())
