@@ -99,7 +99,7 @@ def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
     """Raises `ConfigError`, naming two sources and what differs, where `sources` are not about the same units; `adjacency` is the relation
     that all of them are accounted under, `None` for that which they state.
 
-    One source alone is nobody else's to compare with: what is wrong with it is among its reasons.
+    A single source is compared with nothing; what is unknown or unlike within it is among its reasons.
     """
     if len(sources) < 2:
         return
@@ -120,7 +120,7 @@ def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
 
 
 def unit_of(sources: Sequence[Source], adjacency: str) -> UnitFacts | None:
-    """What all of `sources`, which agree, protect under `adjacency`; `None` where one alone does not know, or of several units."""
+    """What `sources`, which agree, protect under `adjacency`; `None` where a single one does not say, or holds steps of several units."""
     units = sources[0].units
     return None if unlike(units) else _facts(sources[0], adjacency)
 

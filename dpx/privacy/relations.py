@@ -12,15 +12,15 @@ from dpx.privacy.events import RELATION
 from dpx.privacy.segments import Segments, rows_clipped_apart
 
 # By kind of step and relation it was stated under: the relations under which it is proved besides.
-# Every draw of dpx's follows from N and from places in the data, never from contents. Blanking a unit or replacing it moves no other unit,
-# and the sum by C or 2C, which the cells of the table know; so each of the two follows from the draw and not from the other.
+# Every draw of dpx depends on N and on places in the data, never on contents. A unit that is blanked or replaced moves no other unit, and
+# moves the sum by C or 2C, which the cells of the table of events know. So each of the two proofs uses the draw alone.
 ALSO_UNDER: dict[tuple[str, str], tuple[str, ...]] = {}
 for _kind in ("poisson", "truncated_poisson", "fixed_size", "cyclic_poisson", "shuffled", "deterministic", "balls_in_bins"):
     ALSO_UNDER[(_kind, "zero_out")] = ("replace_one",)
     ALSO_UNDER[(_kind, "replace_one")] = ("zero_out",)
 # N was declared, so a blanked or replaced unit leaves q as it is.
 ALSO_UNDER[("poisson", "add_remove")] = ("zero_out", "replace_one")
-# A unit of several rows that is replaced may have more or fewer rows, which no event knows.
+# A replaced unit may have more or fewer rows than the one before, and no event covers that.
 ALSO_UNDER[("group", "add_remove")] = ("zero_out",)
 
 _WHY_NOT = {
