@@ -1,7 +1,7 @@
 """Canaries in a run: what they are, whose coin fell which way, and how the sampler meets them among the protected units.
 
-A canary that is out keeps its place; drawn, it contributes nothing: in and out are neighbours under `zero_out`, and under
-`add_remove` too, since nothing else notices who is drawn.
+A canary that is out keeps its place; drawn, it stands there as padding and contributes nothing: in and out are neighbours under
+`zero_out`, and under `add_remove` too, since nothing else notices who is drawn.
 
 Shape legend: M canaries (G gradient canaries, then S sequences), n things asked for, R rows of an example, T positions of a row.
 """
@@ -86,7 +86,7 @@ def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator
 
 
 class WithCanaries(Store):
-    """`store` with the places of M canaries behind its own; of what is drawn there only canaries that are in are handed out.
+    """`store` with the places of M canaries behind its own; canaries that are out are padding (`is_padding`) where they are drawn.
 
     Where rows are drawn singly a canary has as many places as a unit may have rows, each with the same row. Every example carries
     `canary`: the number of a gradient canary, -1 for anything else.
@@ -102,12 +102,14 @@ class WithCanaries(Store):
 
     def examples(self, split: Any, indices: Any, rows_per_example: int, width: int | None = None) -> dict[str, np.ndarray]:
         own_n, place_n = self._apart(indices)
-        place_n = place_n[self._planted.is_in_M[place_n // self._each]]
         own = self._store.examples(split, own_n, rows_per_example, width)
         own["canary"] = np.full(own["record"].shape, -1, np.int32)
-        rows = self.canary_rows(place_n // self._each, width)
+        own.setdefault("is_padding", np.zeros(own["record"].shape, bool))
+        number_n = place_n // self._each
+        rows = self.canary_rows(number_n, width)
         rows |= {"record": (self._store.manifest.rows[split] + place_n).astype(np.int32)}
-        canaries = rows if rows_per_example == 1 else in_units(rows, rows_per_example)
+        canaries = rows | {"is_padding": np.zeros(len(number_n), bool)} if rows_per_example == 1 else in_units(rows, rows_per_example)
+        canaries["is_padding"] = (canaries["is_padding"].T | ~self._planted.is_in_M[number_n]).T
         return {name: np.concatenate([own[name], canaries[name]]) for name in own}
 
     def lengths(self, split: Any, indices: Any, rows_per_example: int) -> Int[np.ndarray, " n"]:

@@ -11,6 +11,7 @@ from dpx import batch_schedule, packages
 from dpx.claim import rests_on
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
+from dpx.mechanism import places
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
 from dpx.mechanism.protocol import Mechanism
@@ -51,6 +52,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     sampler = experiment.sampler
     sampler.check(experiment.privacy, experiment.accountant)
     experiment.mechanism.check(experiment)
+    places.check(experiment.mechanism, experiment)
     require_own_word(experiment.mechanism, "release")
     require_own_word(sampler, "release", "event")
     limit = sampler.largest_batch(size)

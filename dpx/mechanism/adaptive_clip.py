@@ -1,7 +1,8 @@
 """`clip=quantile`: a clipping norm that is state of the run, moved after each step by that step's noisy count (Andrew et al. 2021).
 
 Step t clips to C_t and scales its noise by C_t, both fixed before its rows are drawn; what its rows say about the norm reaches C_{t+1}
-through the noisy count alone. All C_t are therefore released values.
+through the noisy count alone. All C_t are therefore released values. Each example is counted by its own norm alone, so one that changes
+moves the count by its own share, wherever the others lie in the step.
 """
 
 from typing import Any, ClassVar, Literal

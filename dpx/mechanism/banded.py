@@ -2,8 +2,9 @@
 
 What the proof covers (Choquette-Choo et al. 2023, theorem 4): column j of C, of norm 1, is all that a row taking part in step j adds to
 C x; it ends before step j + bands. Steps of one row are `cycle` >= `bands` apart, so its columns do not overlap: each time its group comes
-round is one Poisson-sampled Gaussian release of probability `cycle` q, and nothing else. The claim rests on the number of bands and the
-columns' norm, not on the coefficients' values.
+round is one Poisson-sampled Gaussian release of probability `cycle` q, and nothing else. The claim depends on the number of bands and the
+columns' norm, not on the coefficients' values. Groups must be the same in both neighbours, which the sampler requires
+(`Sampler.needs_fixed_numbers`); places within a step need not be, since sums are of real numbers.
 
 Past noise is state: it starts at zero, is saved with every checkpoint, and starts at zero again in a new noise epoch or fork, which is then
 a mechanism of its own.

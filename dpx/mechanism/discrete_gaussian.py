@@ -1,9 +1,11 @@
 """`mechanism=discrete_gaussian`: integer sums and integer noise, which have no low-order bits that could leak anything.
 
 Each microbatch's clipped sum is rounded to the grid, coordinate by coordinate, and is an exact integer from there on: integers add up over
-microbatches and devices in any order. An example lies in one microbatch, whichever the device, so it reaches one rounded sum: before
-rounding that moves by at most C, and rounding two numbers to spacing g moves their distance by at most g a coordinate. Under `zero_out`
-and `replace_one` the other examples keep their places; under `add_remove` they move up, so that relation is refused.
+microbatches and devices in any order. An example lies in one microbatch on one device, so it reaches one rounded sum: before rounding that
+moves by at most C, and rounding two numbers to spacing g moves their distance by at most g a coordinate. All other rounded sums are the
+same integers because all other examples keep their places (`needs_fixed_places`); a microbatch of other examples would be rounded anew,
+by up to g a coordinate each. So whatever moves examples is refused (`dpx.mechanism.places`): `add_remove`, and `length_buckets` of several
+lengths.
 
 int32 arithmetic wraps around: sums and noise are taken modulo 2^32, which is a function of their exact values and so costs nothing.
 """
@@ -34,6 +36,7 @@ class DiscreteGaussian(Mechanism):
     grid_bits: int = 20
     name: Literal["discrete_gaussian"] = "discrete_gaussian"
     sum_dtype: ClassVar[str] = "int32"
+    needs_fixed_places: ClassVar[bool] = True
     floating_point: ClassVar[str] = (
         "each microbatch is clipped and added up in float32 before it is rounded to the grid, from where on all is integers"
     )
@@ -51,7 +54,8 @@ class DiscreteGaussian(Mechanism):
         return math.ldexp(1.0, math.frexp(clipping_norm)[1] - 1 - self.grid_bits)
 
     def sensitivity(self, clipping_norm: float, parameters: int) -> float:
-        """C + sqrt(d) * spacing, rounded up: how far one example moves the integers, in the gradient's own units."""
+        """C + sqrt(d) * spacing, rounded up: how far one example moves the integers, in the gradient's own units, where no other example
+        changes its place."""
         root = math.nextafter(math.sqrt(parameters), math.inf)
         return math.nextafter(clipping_norm + root * self.spacing(clipping_norm), math.inf)
 
@@ -61,14 +65,8 @@ class DiscreteGaussian(Mechanism):
 
     def check(self, declared: Declared) -> None:
         sampler, clip, telemetry = declared.sampler, declared.clip, declared.telemetry
-        adjacency, accountant = declared.privacy.adjacency, declared.accountant.name
+        accountant = declared.accountant.name
         refusals = (
-            (
-                adjacency == "add_remove",
-                "privacy.adjacency=add_remove",
-                "one row more moves others to another microbatch, so every rounded sum changes",
-                "Use privacy.adjacency=zero_out",
-            ),
             (clip.is_adaptive, f"clip={clip.kind}", "the count's noise is float32", "Use clip=flat"),
             (telemetry.is_released, "telemetry=released", "the noise of released values is float32", "Use telemetry=secret"),
             (

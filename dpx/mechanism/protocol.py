@@ -3,7 +3,7 @@
 The step, the loop, calibration, the plan and the statement call these methods of whichever mechanism a config names; none of them knows
 which ones there are. A new mechanism is such a file, a YAML that names its class, and a test. In the order in which a run calls them:
 
-1. `check`, `release`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
+1. `check`, `needs_fixed_places`, `release`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
 2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
 3. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
 4. `summand`, on the device, for each microbatch: what of a clipped sum is added up.
@@ -45,6 +45,8 @@ class Declared(Protocol):
     def telemetry(self) -> Telemetry: ...
     @property
     def accountant(self) -> Accountant: ...
+    @property
+    def widths(self) -> tuple[int, ...]: ...
 
 
 class NoisySum(NamedTuple):
@@ -69,10 +71,16 @@ class Mechanism:
     is_private: ClassVar[bool] = True
     # What canaries and compiled dry runs assume: every step's noise is Gaussian, real-valued and independent of all other steps'.
     is_independent_gaussian: ClassVar[bool] = False
+    # Whether the proof needs all other examples to have the same places in both neighbours (device, microbatch, row): what would move them
+    # is then refused (`dpx.mechanism.places`). Right for every sum that is not exact, such as one that is rounded for each microbatch.
+    needs_fixed_places: ClassVar[bool] = False
     # In which type clipped sums are added up.
     sum_dtype: ClassVar[str] = "float32"
-    # What of the noise's low-order bits is not covered by the proof.
-    floating_point: ClassVar[str] = "noise is float32, so the low-order bits of an output are not those of a real Gaussian"
+    # What of rounding is not covered by the proof.
+    floating_point: ClassVar[str] = (
+        "sums and noise are float32: how a sum is rounded follows from all its rows and their order, and the low-order bits of an output "
+        "are not those of a real Gaussian"
+    )
 
     def check(self, declared: Declared) -> None:
         """Raises `ConfigError` for what the proof does not cover."""

@@ -1,8 +1,8 @@
 """Loss and accuracy that may be published: sums over a step's examples, each clamped to a range, released with noise beside the gradients.
 
 An example's loss, clamped to 0..L, and its accuracy in 0..1 are centred, so an example moves their sums by L/2 and 1/2 at most, and one
-that is missing or not finite does not move them. Each sum gets noise of deviation sqrt(2) z times its sensitivity, so that both together
-have noise multiplier z.
+that is missing or not finite does not move them; where the others lie in the step does not matter. Each sum gets noise of deviation sqrt(2)
+z times its sensitivity, so that both together have noise multiplier z.
 
 Shape legend: B examples.
 """

@@ -14,13 +14,15 @@ from dpx.sampler.protocol import GeneratorFor, Sampler
 class CyclicPoisson(Sampler):
     """Row i belongs to group i mod `cycle`; step t draws each row of group t mod `cycle` independently with probability `cycle` q_t.
 
-    A row's steps are `cycle` apart at least, which correlated noise needs (Choquette-Choo et al. 2023, section 4).
+    A row's steps are `cycle` apart at least, which correlated noise needs (Choquette-Choo et al. 2023, section 4). That is proved for a row
+    whose group is the same in both neighbours, so rows keep their numbers, and a unit is one row.
     """
 
     cycle: int
     assumed: None = None
     name: Literal["cyclic_poisson"] = "cyclic_poisson"
     needs_one_batch_size: ClassVar[bool] = True
+    needs_fixed_numbers: ClassVar[bool] = True
     explanation: ClassVar[str] = (
         "rows are dealt into groups that take turns; a row of the group is drawn independently, and the draw stays hidden"
     )
@@ -42,12 +44,6 @@ class CyclicPoisson(Sampler):
 
     def check(self, privacy: Privacy, accountant: Accountant) -> None:
         name = "sampler=cyclic_poisson"
-        require(
-            privacy.adjacency != "add_remove",
-            f"{name}, privacy.adjacency=add_remove",
-            "one row more moves others to another group",
-            "Use privacy.adjacency=zero_out",
-        )
         require(
             privacy.rows_per_unit_max == 1,
             f"{name}, privacy.rows_per_unit_max={privacy.rows_per_unit_max}",

@@ -1,6 +1,7 @@
 """Samplers that pass over the data, every row once in each pass of ceil(N/B) steps: `shuffled`, `deterministic`, `balls_in_bins`.
 
-No amplification is claimed of them: one Gaussian release per pass begun.
+No amplification is claimed of them: one Gaussian release per pass begun. The order follows from N and the key alone, so what a row holds
+moves no row to another step; one row more would, so the table of events refuses `add_remove`.
 """
 
 import math

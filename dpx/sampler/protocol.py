@@ -37,6 +37,9 @@ class Sampler:
     needs_one_batch_size: ClassVar[bool] = False
     # Whether its event depends on N, so that the claim needs the true one.
     depends_on_size: ClassVar[bool] = False
+    # Whether its proof needs all other units to have the same numbers below N in both neighbours, beyond what the table of events knows of
+    # its kind of release: what would move them is then refused (`dpx.mechanism.places`).
+    needs_fixed_numbers: ClassVar[bool] = False
     # Whether its bounds are proved for integer noise too.
     covers_integer_noise: ClassVar[bool] = True
     # Who takes part in a step, in words; `{drawn}` stands for what is drawn.

@@ -1,4 +1,7 @@
-"""`sampler=truncated_poisson`: independent draws under a cap that is hardly ever met."""
+"""`sampler=truncated_poisson`: independent draws under a cap that is hardly ever met.
+
+Who is left out above the cap follows from who was drawn and the key, not from what rows hold.
+"""
 
 import math
 from typing import Any, ClassVar, Literal

@@ -268,7 +268,7 @@ def _flat(values: Array, rows_per_example: int) -> Array:
 def as_chunk(rows: dict[str, np.ndarray], step: Step) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
     """Pads gathered examples to one chunk: ({field: [K, B*D, ...]}, is_padding [K, B*D], microbatches that hold a real example).
 
-    Units come as [n, R, ...] with their own `is_padding` [n, R]; the results then have the axis R too."""
+    Examples may come with an `is_padding` of their own: bool [n], or [n, R] of units [n, R, ...], where the results have the axis R too."""
     rows, own_padding = {name: v for name, v in rows.items() if name != "is_padding"}, rows.get("is_padding")
     count = len(next(iter(rows.values())))
     capacity = step.chunk * step.rows
@@ -276,6 +276,6 @@ def as_chunk(rows: dict[str, np.ndarray], step: Step) -> tuple[dict[str, np.ndar
     shaped = {name: v.reshape(step.chunk, step.rows, *v.shape[1:]) for name, v in padded.items()}
     is_padding = np.arange(capacity) >= count
     if own_padding is not None:
-        is_padding = np.concatenate([own_padding, np.ones((capacity - count, own_padding.shape[1]), bool)])
+        is_padding = np.concatenate([own_padding, np.ones((capacity - count, *own_padding.shape[1:]), bool)])
     is_padding = is_padding.reshape(step.chunk, step.rows, *is_padding.shape[1:])
     return shaped, is_padding, -(-count // step.rows)

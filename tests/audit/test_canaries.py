@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,9 +27,11 @@ from dpx.privacy.declarations import Pld, Privacy
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import released
+from dpx.training.loop import chunks
 from dpx.training.session import Session
 from tests.training.conftest import declare
 from tests.training.sharing import coarse_losses
+from tests.training.test_length_buckets import STEP
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 AUDIT = Canaries(gradients=600, sequences=100, masks=2, primary=Primary(guesses=100))
@@ -73,7 +76,7 @@ def planted(store, audit=AUDIT):
 
 
 @pytest.mark.parametrize("privacy", [ROW, UNITS, GROUP], ids=["rows", "units", "group"])
-def test_only_canaries_that_are_in_are_handed_out(experiment, privacy):
+def test_a_canary_that_is_out_is_padding_in_its_own_place(experiment, privacy):
     plain = prepare(experiment().data, privacy)
     store, first = WithCanaries(plain, planted(plain), AUDIT, privacy), plain.population(privacy)
     each = 3 if privacy is GROUP else 1
@@ -81,15 +84,33 @@ def test_only_canaries_that_are_in_are_handed_out(experiment, privacy):
     # A row of its own, canaries 0 (in), 1 (out), 2 (in), sequences 600 (in) and 601 (out).
     asked = [0, *(first + each * number for number in (0, 1, 2, 600, 601))]
     found = store.examples("protected", asked, privacy.rows_per_example)
-    shape = (4, 3) if privacy is UNITS else (4,)
+    shape = (6, 3) if privacy is UNITS else (6,)
     assert found["canary"].shape == shape and found["tokens"].shape == (*shape, 16)
-    assert found["canary"].reshape(4, -1)[:, 0].tolist() == [-1, 0, 2, -1]
+    assert found["canary"].reshape(6, -1)[:, 0].tolist() == [-1, 0, 1, 2, -1, -1]
+    assert found["is_padding"].reshape(6, -1).all(axis=1).tolist() == [False, False, True, False, False, True]
     own = plain.examples("protected", [0], privacy.rows_per_example)
-    assert {name: value.dtype for name, value in own.items()} == {n: v.dtype for n, v in found.items() if n != "canary"}
+    assert {name: value.dtype for name, value in own.items()} == {n: v.dtype for n, v in found.items() if n in own}
     if privacy is UNITS:
-        assert found["is_padding"][1:].tolist() == [[False, True, True]] * 3
-    last = store.examples("protected", [store.population(privacy) - 2 * each], privacy.rows_per_example)
-    assert len(last["record"]) == 1
+        assert found["is_padding"][[1, 3, 4]].tolist() == [[False, True, True]] * 3
+
+
+@pytest.mark.parametrize("privacy", [ROW, UNITS, GROUP], ids=["rows", "units", "group"])
+def test_a_coin_moves_nobody(experiment, privacy):
+    """All chunks of a step in which everyone takes part, with one canary in and out: what differs is the padding of its own places."""
+    plain = prepare(experiment().data, privacy)
+    given, number = planted(plain), 600
+    other = dataclasses.replace(given, is_in_M=given.is_in_M ^ (np.arange(AUDIT.count) == number))
+    everyone = np.arange(WithCanaries(plain, given, AUDIT, privacy).population(privacy))
+    both = []
+    for coins in (given, other):
+        store = WithCanaries(plain, coins, AUDIT, privacy)
+        both.append([*chunks(store, everyone, STEP, privacy.rows_per_example, (8, 16))])
+    differing = 0
+    for (rows, is_padding, count), (others, are_padding, again) in zip(*both, strict=True):
+        assert count == again
+        jax.tree.map(np.testing.assert_array_equal, rows, others)
+        differing += int(np.sum(is_padding != are_padding))
+    assert differing == (3 if privacy is GROUP else 1)
 
 
 def test_canaries_add_to_n(experiment):

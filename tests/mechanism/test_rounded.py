@@ -1,5 +1,6 @@
 """Integer sums and noise: how far one example moves them, that claim's divergences, and what a step releases."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -13,14 +14,15 @@ from dpx.audit.dirac import variance_p_value
 from dpx.claim import statement
 from dpx.claim.calibration import calibrate, entry, planned
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import AdaptiveClip, DiscreteGaussian, TargetEpsilon
+from dpx.mechanism import places
+from dpx.mechanism.declarations import AdaptiveClip, DiscreteGaussian, DpSgd, TargetEpsilon
 from dpx.mechanism.discrete_gaussian import grid_noise, to_grid, with_grid_noise
 from dpx.optimizer import Adam
 from dpx.privacy import accounting, events, ledger
 from dpx.privacy.declarations import Pld, Privacy, Rdp
 from dpx.privacy.events import Release
 from dpx.randomness import RootSecret
-from dpx.sampler import FixedSize, Shuffled
+from dpx.sampler import FixedSize, Poisson, Shuffled
 from dpx.training.step import make_step
 from tests.training.conftest import declare
 
@@ -94,16 +96,44 @@ def test_only_integer_orders_are_composed():
     ("change", "named"),
     [
         ({"accountant": Pld()}, "accountant=pld"),
-        ({"privacy": Privacy(delta=1e-5, adjacency="add_remove")}, "privacy.adjacency=add_remove"),
+        ({"privacy": Privacy(delta=1e-5, adjacency="add_remove")}, "mechanism=discrete_gaussian, privacy.adjacency=add_remove"),
+        ({"length_buckets": [8]}, r"mechanism=discrete_gaussian, length_buckets=\[8, 16\]: .*Use length_buckets=null"),
         ({"clip": AdaptiveClip(clipping_norm=1.0)}, "clip=quantile"),
         ({"sampler": Shuffled(assumed="poisson")}, "sampler.assumed=poisson"),
         ({"sampler": FixedSize(), "privacy": Privacy(delta=1e-5, adjacency="replace_one")}, "sampler=fixed_size"),
     ],
 )
 def test_what_the_proof_does_not_cover_is_refused(change, named):
+    experiment = declare(mechanism=DiscreteGaussian(), **change)
     with pytest.raises(ConfigError, match=named) as caught:
-        DiscreteGaussian().check(declare(mechanism=DiscreteGaussian(), **change))
+        experiment.mechanism.check(experiment)
+        places.check(experiment.mechanism, experiment)
     assert "\n" not in str(caught.value)
+
+
+def test_one_length_moves_nobody():
+    for widths in (None, "auto"):
+        places.check(DiscreteGaussian(), declare(length_buckets=widths))
+
+
+def test_any_mechanism_or_sampler_may_need_the_others_to_stay():
+    class Rounded(DpSgd):
+        needs_fixed_places = True
+
+    class InTurns(Poisson):
+        needs_fixed_numbers = True
+
+    size = {"declared_size": N}
+    removed = {"privacy": Privacy(delta=1e-5, adjacency="add_remove"), "data": dataclasses.replace(declare().data, **size)}
+    for change, named in (
+        ({"mechanism": Rounded(), "length_buckets": [8]}, "^mechanism=dp_sgd, length_buckets="),
+        ({"mechanism": Rounded(), **removed}, "^mechanism=dp_sgd, privacy.adjacency=add_remove"),
+        ({"sampler": InTurns(), **removed}, "^sampler=poisson, privacy.adjacency=add_remove"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            calibrate(declare(**change), N)
+    # Numbers do not follow from lengths.
+    places.check(DpSgd(), declare(sampler=InTurns(), length_buckets=[8]))
 
 
 def test_the_statement_claims_renyi_only_and_names_the_margin():

@@ -1,0 +1,56 @@
+"""Which declarations let one unit move the others: the one list that every proof is checked against whose premise is that they stay.
+
+An example has a *number* below N, by which samplers draw it, and in a step a *place*: device, microbatch and row there. A proof compares
+two neighbours, in which all other units are the same. Some proofs need more: that the others have the same numbers (groups of rows that
+take turns), or the same places (sums that are rounded microbatch by microbatch). Such a sampler or mechanism says so by
+`needs_fixed_numbers` or `needs_fixed_places`, one from outside too, and `check` refuses it beside whatever moves them.
+
+Whatever a unit holds (other text, no text, a gradient that is not finite, fewer rows), this moves no other unit:
+
+- Numbers. Under `zero_out` and `replace_one` N is public, and so is how many rows a unit has where rows are drawn singly: neighbours have
+  as many. Which rows of a unit are kept follows from that unit alone (`dpx.data.prepare`).
+- Draws. A sampler sees N, q, the step and keys, so it draws the same numbers; which of them a cap leaves out is drawn likewise.
+- Places. Chunks and microbatches are cut by position in the draw. An example without text, one whose gradient is dropped as not finite, a
+  unit with fewer rows and a canary that is out all take up their places. `microbatch=auto` is decided on synthetic rows.
+
+Bounds on exact sums need none of this: the order of real numbers does not change their sum. Those are the Gaussian mechanisms', whose
+sums are stated to be rounded (`Mechanism.floating_point`), counts of `clip=quantile` and clamped values of `telemetry=released`.
+"""
+
+from typing import NamedTuple
+
+from dpx.declaration import require
+from dpx.mechanism.protocol import Declared, Mechanism
+
+
+class Mover(NamedTuple):
+    """A declared `value` under which one unit moves others to other places, and, if `moves_numbers`, to other numbers."""
+
+    value: str
+    moves_numbers: bool
+    reason: str
+    fix: str
+
+
+def movers(declared: Declared) -> list[Mover]:
+    """Everything in `declared` that moves other units where one changes."""
+    found = []
+    if declared.privacy.adjacency == "add_remove":
+        reason = "one more moves others to another number, and so to another step or microbatch"
+        found.append(Mover("privacy.adjacency=add_remove", True, reason, "Use privacy.adjacency=zero_out"))
+    if len(declared.widths) > 1:
+        widths = ", ".join(map(str, declared.widths))
+        reason = "the length of one text moves others to another microbatch"
+        found.append(Mover(f"length_buckets=[{widths}]", False, reason, "Use length_buckets=null"))
+    return found
+
+
+def check(mechanism: Mechanism, declared: Declared) -> None:
+    """Raises `ConfigError` where the proof of `mechanism`, or of the sampler of `declared`, needs units to stay that may be moved."""
+    sampler = declared.sampler
+    for mover in movers(declared):
+        for name, needs_staying in (
+            (f"mechanism={mechanism.name}", mechanism.needs_fixed_places),
+            (f"sampler={sampler.name}", sampler.needs_fixed_numbers and mover.moves_numbers),
+        ):
+            require(not needs_staying, f"{name}, {mover.value}", f"{mover.reason}, and the proof needs them to stay", mover.fix)
