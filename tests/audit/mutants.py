@@ -290,9 +290,9 @@ MUTANTS = (
     Mutant(
         "canaries trained on whatever their coins",
         "dpx/audit/canaries.py",
-        "place_n = place_n[self._planted.is_in_M[place_n // self._each]]",
-        "place_n = place_n[:]",
-        "tests/audit/test_canaries.py::test_only_canaries_that_are_in_are_handed_out",
+        "| ~self._planted.is_in_M[number_n]",
+        "| np.zeros(len(number_n), bool)",
+        "tests/audit/test_canaries.py::test_a_canary_that_is_out_is_padding_in_its_own_place",
     ),
     Mutant(
         "mixture event replaced by the row event",
@@ -396,6 +396,13 @@ MUTANTS = (
         "root * self.spacing(clipping_norm)",
         "0 * self.spacing(clipping_norm)",
         "tests/mechanism/test_rounded.py::test_the_sensitivity_holds_under_adversarial_rounding_and_the_norm_alone_does_not",
+    ),
+    Mutant(
+        "sums rounded by the microbatch beside whatever moves rows",
+        "dpx/claim/calibration.py",
+        "places.check(experiment.mechanism, experiment)",
+        "_ = places",
+        "tests/training/test_neighbours.py::test_neighbours_are_no_further_apart_than_is_charged",
     ),
     Mutant(
         "released loss not held to its range",
