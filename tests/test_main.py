@@ -32,13 +32,20 @@ FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
 CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
 HELD = ("model=micro", "steps=1")
 TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
+# From here on the lines run in one of two processes, as a launcher says.
+IN_TWO = "import os; os.environ['SLURM_STEP_NUM_TASKS'] = '2'"
+REFUSED_IN_TWO = (
+    ("model=micro", "steps=3"),
+    ("-m", "model=micro", "steps=3,4"),
+    ("-m", "model=micro", "steps=5,6", "tune=search", "hydra/callbacks=search"),
+)
 TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
 
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     """By command line what it answered and where; all in one process."""
-    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, HELD, TWO_SWEEPS, TWO_MESHES]
+    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, HELD, TWO_SWEEPS, TWO_MESHES, IN_TWO, *REFUSED_IN_TWO]
     folders = [tmp_path_factory.mktemp("main") for _ in lines]
     for steps in (1, 2):
         name = recipes.compose(["model=micro", f"steps={steps}"], with_hydra=True).hydra.sweep.subdir
@@ -145,3 +152,12 @@ def test_sweeping_recipes_are_not_points_of_another_sweep(answered) -> None:
 def test_one_process_keeps_to_one_mesh(answered) -> None:
     done, _ = answered[TWO_MESHES]
     assert done.returncode == 2 and "one process holds one mesh" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", REFUSED_IN_TWO, ids=["run", "sweep", "search"])
+def test_one_of_two_processes_trains_nothing_and_writes_nothing(answered, arguments) -> None:
+    done, folder = answered[arguments]
+    assert done.returncode == 2 and done.stderr.startswith("error: SLURM_STEP_NUM_TASKS=2: several processes of one job")
+    assert len(done.stderr.splitlines()) == 1
+    # Of a sweep Hydra notes the command.
+    assert {path.name for path in folder.rglob("*") if path.is_file()} <= {"multirun.yaml"}

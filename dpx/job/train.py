@@ -11,6 +11,7 @@ from dpx.console import figure
 from dpx.declaration import declaration
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
+from dpx.one_process import require_one_process
 from dpx.privacy.origins import in_words
 from dpx.run_folder import RunFolder
 
@@ -23,6 +24,7 @@ class Train:
     """
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        require_one_process()
         # jax starts here, after every declaration has been checked.
         from dpx.training.session import Session
 

@@ -33,6 +33,7 @@ from dpx.launch import finished, sweep
 from dpx.launch.commit import commit
 from dpx.launch.sweep import SCORE, Outcome, Status
 from dpx.mesh import simulate_devices
+from dpx.one_process import require_one_process
 from dpx.run_folder import RunFolder
 from dpx.tuning.rules import check_charge, check_fork, check_init
 from dpx.tuning.study import Study
@@ -65,6 +66,13 @@ class Launcher:
         path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
         job = str(settings.runtime.choices.get("job"))
         status, is_left_alone = Status(path, job), False
+        if job in finished.JOBS:
+            try:
+                require_one_process()
+            except ConfigError as refused:
+                # Nothing is written, no log either: another process of the same job may be writing here.
+                self.failures.append(refused)
+                return self._record(path, point, "failed", error=str(refused))
         try:
             # A point that was at its end when the signal came has finished; the next one does not begin.
             if interruption.is_requested():
@@ -207,6 +215,7 @@ class CloseStudy(Callback):
         experiment, job = build(config)
         if experiment.tune is None or not isinstance(job, Train):
             return
+        require_one_process()
         study = Study(Path(config.hydra.sweep.dir), experiment.name)
         trials = study.close(experiment)
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]

@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config
 from dpx.declaration import ConfigError, require
 from dpx.launch.finished import JOBS, has_finished
+from dpx.one_process import require_one_process
 from dpx.tuning.study import Study, check_charge
 
 
@@ -17,10 +18,15 @@ def register_resolvers() -> None:
 
 
 def _hydra_files(root: DictConfig) -> str | None:
-    """Where Hydra keeps what it composed, below the run's folder; nowhere for a run that has finished, which nothing may touch."""
+    """Where Hydra keeps what it composed, below the run's folder; nowhere for a run that has finished, which nothing may touch, and for one
+    that is refused in one of several processes."""
     place = OmegaConf.select(root, "hydra.runtime.output_dir", throw_on_missing=False)
     if place is None or OmegaConf.select(root, "hydra.runtime.choices.job", default="train") not in JOBS:
         return "private/hydra"
+    try:
+        require_one_process()
+    except ConfigError:
+        return None
     try:
         return None if has_finished(Path(place), config.resolved(root)) else "private/hydra"
     except ConfigError:

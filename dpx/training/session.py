@@ -27,6 +27,7 @@ from dpx.experiment import Experiment
 from dpx.init import weights
 from dpx.init.start import related_again
 from dpx.interruption import Interrupted
+from dpx.one_process import require_one_jax_process, require_one_process
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.randomness import RootSecret
@@ -75,7 +76,9 @@ class Session:
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator["Session"]:
         """Prepares a run of `job` in `folder` and holds what it writes to open. Raises `ConfigError` before the first array of the
-        model exists."""
+        model exists, and before anything is prepared in one of several processes."""
+        require_one_process()
+        require_one_jax_process()
         ready = get_ready(experiment, folder)
         audit, store, step, calibrated = experiment.audit, ready.store, ready.step, ready.calibrated
         with contextlib.ExitStack() as stack:

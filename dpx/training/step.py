@@ -23,6 +23,7 @@ from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Clip, Mechanism, Telemetry
 from dpx.mechanism.telemetry import count_name
+from dpx.one_process import require_one_jax_process
 from dpx.parameter_path import path_name
 from dpx.task.declarations import Task
 from dpx.training import resting, sharding, update
@@ -74,7 +75,10 @@ def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: 
 
 
 def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
-    """The functions of one run on `mesh`; `microbatch` is the number of examples one device holds at a time."""
+    """The functions of one run on `mesh`; `microbatch` is the number of examples one device holds at a time.
+
+    Raises `ConfigError` where jax runs in several processes."""
+    require_one_jax_process()
     shapes, resting_shapes = jax.eval_shape(lambda key: resting.drawn(experiment.train, objective, key), KEY)
     layouts, resting_layouts = sharding.layouts(shapes, mesh), sharding.layouts(resting_shapes, mesh)
     transform = update.transformation(experiment.optimizer)
