@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import json
-import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -93,22 +92,6 @@ def require_characters(place: str, text: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise ConfigError(place, f"holds {half}, which is half of a character", "Write the other half too, or remove it") from None
-
-
-def unit_name(place: str, value: Any, field: str) -> str:
-    """The name of a unit that a record holds under `field`. Raises `ConfigError` for none: nameless records would all be one unit, and
-    those beyond its cap be left out."""
-    is_name = value is None or isinstance(value, str | int)
-    require(is_name, place, f"names its unit {str(value)[:40]}, neither text nor a whole number", "Write names of units as text")
-    name = "" if value is None else in_one_form(value)
-    require(name != "", place, f"names no unit under {field!r}", "Give every row one, or unset data.source.unit_field")
-    return name
-
-
-def in_one_form(name: str | int) -> str:
-    """A unit's name where it is written as a number or its digits, with an accent in its letter or after it, with or without spaces around
-    it: two units for one would each be protected by half."""
-    return unicodedata.normalize("NFC", str(name).strip())
 
 
 def digest_of(file: Path) -> bytes:

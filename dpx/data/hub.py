@@ -8,8 +8,8 @@ from typing import Any
 
 from dpx.data.declarations import Hub
 from dpx.data.documents import Document
-from dpx.data.files import in_one_form
 from dpx.data.hub_rows import content_of, load
+from dpx.data.unit_names import unit_name
 from dpx.declaration import ConfigError
 
 
@@ -44,9 +44,7 @@ def _document(record: Mapping[str, Any], place: str, text_field: str, unit_field
     for field in filter(None, (text_field, unit_field)):
         if record.get(field) is None:
             raise ConfigError(place, f"holds nothing under {field!r}, only {sorted(record)}", "Correct the corpus in data.source.corpora")
-    unit_id = record[unit_field] if unit_field else None
-    # A missing name comes as an empty one, or as the number that does not equal itself.
-    if unit_id is not None and (unit_id != unit_id or not str(unit_id).strip()):
-        raise ConfigError(place, f"names no unit under {unit_field!r}", "Give every record one, or correct data.source.corpora")
+    fix = "Give every record one, or correct data.source.corpora"
+    unit_id = unit_name(place, record[unit_field], unit_field, fix) if unit_field else None
     paragraphs = tuple(part for part in str(record[text_field]).split("\n") if part.strip())
-    return Document(paragraphs=paragraphs, unit_id=None if unit_id is None else in_one_form(str(unit_id)))
+    return Document(paragraphs=paragraphs, unit_id=unit_id)

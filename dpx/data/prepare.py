@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.console import stage
+from dpx.data import unit_names
 from dpx.data.declarations import Data
 from dpx.data.documents import Document, Example, Source
 from dpx.data.keyed import KeyedHash, Split
@@ -51,7 +52,8 @@ def say_stage(name: str, documents: int) -> None:
 def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> Store:
     """The store of a declared corpus: opened where it exists in `data.directory`, else prepared there.
 
-    Raises `ConfigError` for input that cannot be used, and for an existing store that is not whole. Two processes may prepare the
+    Raises `ConfigError` for input that cannot be used, and for an existing store that is not whole. Names of units that are nearly equal
+    are said on standard error and listed beside the rows; nothing else follows from them. Two processes may prepare the
     same store at once: the first to finish gives it its name and the other uses that one. Text is streamed; memory grows
     by about 100 bytes a document (its hash, or its unit's name).
     """
@@ -66,7 +68,8 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
     unfinished.mkdir(parents=True)
     try:
-        manifest = _Preparation(data, privacy, source, unfinished, progress).run(key, settings)
+        preparation = _Preparation(data, privacy, source, unfinished, progress)
+        manifest = preparation.run(key, settings)
         manifest.write(unfinished / MANIFEST)
         _rename(unfinished, folder)
     except OSError as error:
@@ -75,6 +78,8 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
         raise ConfigError(folder, "the disk is full", "Free some space, or move data.directory") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+    if preparation.near_equal:
+        stage(unit_names.in_words(folder, preparation.near_equal))
     return open_store(folder, key)
 
 
@@ -84,6 +89,7 @@ class _Preparation:
         self._progress = progress or (lambda name, done: None)
         self._keyed = KeyedHash(data.split_salt)
         self._read = 0  # documents, in the pass that goes on
+        self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
         tokenizer = self._tokenizer()
@@ -94,11 +100,12 @@ class _Preparation:
         with ExitStack() as opened:
             for writer in writers.values():
                 opened.callback(writer.release)
-            self._write_rows(tokenizer, writers)
+            self.near_equal = unit_names.near_equal(self._write_rows(tokenizer, writers))
             files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
         files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.vocabulary))
         if tokenizer.definition is not None:
             files[DEFINITION] = self._write(DEFINITION, tokenizer.definition)
+        unit_names.write_near_equal(self._folder, self.near_equal)
         self._require_usable(writers)
         data = self._data
         return Manifest(
@@ -128,6 +135,9 @@ class _Preparation:
                 self._progress(name, number)
             content, self._read = document.content(), number
             unit_id = content if document.unit_id is None else document.unit_id
+            if document.unit_id is not None:
+                where, fix = f" in document {number}", "Give every document one, or none at all"
+                unit_names.require_name(f"data={self._data.name}", unit_id, where, fix)
             split = self._split(unit_id, document)
             if document.unit_id is None and not _is_test(document):
                 if int(content, 16) in seen:
@@ -169,7 +179,8 @@ class _Preparation:
         limit = self._privacy.rows_per_unit_max if is_capped else None
         return SplitWriter(self._folder, split, schema=schema, vocabulary_size=self._data.vocabulary.size, limit=limit)
 
-    def _write_rows(self, tokenizer: TextTokenizer, writers: dict[Split, SplitWriter]) -> None:
+    def _write_rows(self, tokenizer: TextTokenizer, writers: dict[Split, SplitWriter]) -> Iterable[tuple[Split, str]]:
+        """Writes every row; returns the units that the source names, by split."""
         numbers: dict[tuple[Split, str], int] = {}  # stays empty where every document is a unit of its own
         cutter = RowCutter(self._data, self._keyed, tokenizer)
         for split, document, rows in cutter.cut(self._documents("rows")):
@@ -179,6 +190,7 @@ class _Preparation:
             if self._data.names_units:
                 numbers[named] = unit
             writers[split].add_document(unit, rows, partial(self._priority, document), again=again)
+        return numbers
 
     def _priority(self, document: UnitDocument, row: int) -> int:
         return self._keyed.number("surplus", document.unit_id, document.content, row) >> 64

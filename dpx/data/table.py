@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpx.data.documents import Example
-from dpx.data.files import unit_name
 from dpx.data.labelled import Table
 from dpx.data.records import label_of, value_of
+from dpx.data.unit_names import unit_name
 from dpx.declaration import ConfigError, require
 
 

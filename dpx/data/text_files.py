@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dpx.data.declarations import TextFiles
 from dpx.data.documents import Document
-from dpx.data.files import digest_of, lines, named, parsed, require_characters, unit_name
+from dpx.data.files import digest_of, lines, named, parsed, require_characters
+from dpx.data.unit_names import unit_name
 from dpx.declaration import ConfigError, require
 
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")

@@ -1,0 +1,101 @@
+"""Names of units as records hold them: which are missing, in which form they are compared, and which a reader may take for one person's.
+
+Two names are one unit only where they are equal in one form; nothing is guessed, since a wrong guess would make two people one unit, and
+those rows be left out that are beyond the cap of one. What is nearly equal is reported to the person who prepares the data, who may know.
+"""
+
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpx.declaration import require
+
+# How tools write that there is no name, as they spell it: "Null" and "Na" are names of people.
+MISSING = frozenset(
+    "nan NaN NAN -nan -NaN None none NONE null NULL (null) <null> nil NA N/A n/a #N/A #NA <NA> NaT undefined \\N".split(),
+)
+NEAR_EQUAL = "near_equal_units.jsonl"
+_NUMBER = re.compile(r"([+-]?)([0-9]*)\.?([0-9]*)")
+# Characters that are not seen, beside those of Unicode's categories Cc and Cf.
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
+
+
+def unit_name(place: str, value: Any, field: str, fix: str = "Give every row one, or unset data.source.unit_field") -> str:
+    """The name of a unit that a record holds under `field`. Raises `ConfigError` for none: nameless records would all be one unit, and
+    those beyond its cap be left out."""
+    if value is None or value != value:  # noqa: PLR0124 - a missing number does not equal itself
+        value = ""
+    is_name = isinstance(value, str | int) and not isinstance(value, bool)
+    require(is_name, place, f"names its unit {str(value)[:40]}, neither text nor a whole number", "Write names of units as text")
+    name = in_one_form(value)
+    require_name(place, name, f" under {field!r}", fix)
+    return name
+
+
+def require_name(place: object, name: str, where: str, fix: str) -> None:
+    """Raises `ConfigError` for a name that is blank, or that stands for a missing one."""
+    require(near_form(name) != "", place, f"names no unit{where}", fix)
+    require(name not in MISSING, place, f"names its unit {name!r}{where}, which stands for a missing name", fix)
+
+
+def in_one_form(name: str | int) -> str:
+    """A unit's name where it is written as a number or its digits, with an accent in its letter or after it, with or without spaces around
+    it: two units for one would each be protected by half."""
+    return unicodedata.normalize("NFC", str(name).strip())
+
+
+def near_form(name: str) -> str:
+    """What is left of a name without case, spaces, unseen characters, compatibility forms (NFKC) and ways of writing a number."""
+    seen = name
+    if not name.isascii() or not name.isprintable():
+        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+        seen = "".join(one for one in folded if one not in _UNSEEN and unicodedata.category(one) not in ("Cc", "Cf") and not one.isspace())
+    seen = seen.casefold().replace(" ", "")
+    number = _NUMBER.fullmatch(seen)
+    if number is None or not any(number.group(2, 3)):
+        return seen
+    whole, rest = number[2].lstrip("0") or "0", number[3].rstrip("0")
+    written = f"{whole}.{rest}" if rest else whole
+    return f"-{written}" if number[1] == "-" and written != "0" else written
+
+
+def near_equal(names: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """Groups of (split, name) whose names differ and have one near form, sorted. Memory: 16 bytes a unit beside the names."""
+    units = list(names)
+    digests = (int.from_bytes(blake2b(near_form(name).encode("utf-8", "surrogatepass"), digest_size=8).digest()) for _, name in units)
+    digest_U = np.fromiter(digests, np.uint64, len(units))
+    order_U = np.argsort(digest_U, kind="stable")
+    sorted_U = digest_U[order_U]
+    is_alike_U = np.zeros(len(units), bool)
+    is_alike_U[1:] = sorted_U[1:] == sorted_U[:-1]
+    is_alike_U[:-1] |= is_alike_U[1:]
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for place in order_U[is_alike_U]:
+        groups.setdefault(near_form(units[place][1]), []).append(units[place])
+    return sorted(sorted(group) for group in groups.values() if len({name for _, name in group}) > 1)
+
+
+def write_near_equal(folder: Path, groups: list[list[tuple[str, str]]]) -> None:
+    """Writes the groups to a file of `folder` that its owner alone may read, one a line; nothing where there are none."""
+    if not groups:
+        return
+    handle = os.open(folder / NEAR_EQUAL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        for group in groups:
+            file.write(json.dumps([{"name": name, "split": split} for split, name in group]) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def in_words(folder: Path, groups: list[list[tuple[str, str]]]) -> str:
+    """One line on the groups that were written to `folder`."""
+    count = sum(len({name for _, name in group}) for group in groups)
+    differ = f"{count} names of units in {len(groups)} groups differ only in case, spaces, unseen characters or how a number is written"
+    return f"{differ}; each is a unit of its own. They are listed in {folder / NEAR_EQUAL}"
