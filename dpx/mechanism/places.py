@@ -3,7 +3,8 @@
 An example has a *number* below N, by which samplers draw it, and in a step a *place*: device, microbatch and row there. A proof compares
 two neighbours, in which all other units are the same. Some proofs need more: that the others have the same numbers (groups of rows that
 take turns), or the same places (sums that are rounded microbatch by microbatch). Such a sampler or mechanism says so by
-`needs_fixed_numbers` or `needs_fixed_places`, one from outside too, and `check` refuses it beside whatever moves them.
+`needs_fixed_numbers` or `needs_fixed_places`, one from outside too, and `check` refuses it beside whatever moves them. A mechanism that
+adds up something of its own (`summand`) is taken to need fixed places unless its class says that it does not.
 
 Whatever a unit holds (other text, no text, a gradient that is not finite, fewer rows), this moves no other unit:
 
@@ -11,7 +12,8 @@ Whatever a unit holds (other text, no text, a gradient that is not finite, fewer
   as many. Which rows of a unit are kept follows from that unit alone (`dpx.data.prepare`).
 - Draws. A sampler sees N, q, the step and keys, so it draws the same numbers; which of them a cap leaves out is drawn likewise.
 - Places. Chunks and microbatches are cut by position in the draw. An example without text, one whose gradient is dropped as not finite, a
-  unit with fewer rows and a canary that is out all take up their places. `microbatch=auto` is decided on synthetic rows.
+  unit with fewer rows and a canary that is out all take up their places; so does the unit of a `zero_out` neighbour, which contributes
+  nothing there. `microbatch=auto` is decided on synthetic rows.
 
 Bounds on exact sums need none of this: the order of real numbers does not change their sum. Those are the Gaussian mechanisms', whose
 sums are stated to be rounded (`Mechanism.floating_point`), counts of `clip=quantile` and clamped values of `telemetry=released`.
@@ -45,12 +47,19 @@ def movers(declared: Declared) -> list[Mover]:
     return found
 
 
+def needs_fixed_places(mechanism: Mechanism) -> bool:
+    """Whether the proof of `mechanism` is taken to need all other examples in their places."""
+    kinds = type(mechanism).__mro__
+    adds, says = (next(kind for kind in kinds if name in vars(kind)) for name in ("summand", "needs_fixed_places"))
+    return mechanism.needs_fixed_places or (adds is not Mechanism and says is Mechanism)
+
+
 def check(mechanism: Mechanism, declared: Declared) -> None:
     """Raises `ConfigError` where the proof of `mechanism`, or of the sampler of `declared`, needs units to stay that may be moved."""
     sampler = declared.sampler
     for mover in movers(declared):
         for name, needs_staying in (
-            (f"mechanism={mechanism.name}", mechanism.needs_fixed_places),
+            (f"mechanism={mechanism.name}", needs_fixed_places(mechanism)),
             (f"sampler={sampler.name}", sampler.needs_fixed_numbers and mover.moves_numbers),
         ):
             require(not needs_staying, f"{name}, {mover.value}", f"{mover.reason}, and the proof needs them to stay", mover.fix)

@@ -123,17 +123,26 @@ def test_any_mechanism_or_sampler_may_need_the_others_to_stay():
     class InTurns(Poisson):
         needs_fixed_numbers = True
 
+    class Coarse(DpSgd):
+        def summand(self, total, clipping_norm):
+            return jax.tree.map(jnp.round, total)
+
+    class Doubled(Coarse):
+        needs_fixed_places = False
+
     size = {"declared_size": N}
     removed = {"privacy": Privacy(delta=1e-5, adjacency="add_remove"), "data": dataclasses.replace(declare().data, **size)}
     for change, named in (
         ({"mechanism": Rounded(), "length_buckets": [8]}, "^mechanism=dp_sgd, length_buckets="),
+        ({"mechanism": Coarse(), "length_buckets": [8]}, "^mechanism=dp_sgd, length_buckets="),
         ({"mechanism": Rounded(), **removed}, "^mechanism=dp_sgd, privacy.adjacency=add_remove"),
         ({"sampler": InTurns(), **removed}, "^sampler=poisson, privacy.adjacency=add_remove"),
     ):
         with pytest.raises(ConfigError, match=named):
             calibrate(declare(**change), N)
     # Numbers do not follow from lengths.
-    places.check(DpSgd(), declare(sampler=InTurns(), length_buckets=[8]))
+    for mechanism in (DpSgd(), Doubled()):
+        places.check(mechanism, declare(sampler=InTurns(), length_buckets=[8]))
 
 
 def test_the_statement_claims_renyi_only_and_names_the_margin():

@@ -102,8 +102,8 @@ class Given(Store):
         self._columns: Any = {"protected": columns | {"unit": np.repeat(np.arange(len(units)), [len(unit) for unit in units])}}
 
 
-def text(random: np.random.Generator, longest: int = LENGTH) -> np.ndarray:
-    return random.integers(3, BROKEN, random.integers(2, longest + 1))
+def text(draws: np.random.Generator, longest: int = LENGTH) -> np.ndarray:
+    return draws.integers(3, BROKEN, draws.integers(2, longest + 1))
 
 
 EMPTY = np.zeros(0, int)
@@ -117,14 +117,14 @@ def units_of(drawn: np.ndarray, kind: str) -> list[list[np.ndarray]]:
     return [[text, EMPTY] if kind == "sample_units" and number % 2 else [text] for number, text in enumerate(texts)]
 
 
-def pairs(random: np.random.Generator, rows: int, kind: str, adjacency: str) -> list[tuple[Any, Any]]:
+def pairs(draws: np.random.Generator, rows: int, kind: str, adjacency: str) -> list[tuple[Any, Any]]:
     """What a unit of so many rows holds in two neighbours, `None` where it is not there: short and long texts, one that is not finite,
     none."""
-    unit = [text(random) for _ in range(rows)]
+    unit = [text(draws) for _ in range(rows)]
     if adjacency == "add_remove":
         return [(unit, None)] * 2
     empty = [] if kind == "sample_units" else [EMPTY] * rows
-    others = [[np.array([BROKEN, 5, 7])] * rows, [text(random, 4) for _ in unit], [np.full(LENGTH, 3)] * rows]
+    others = [[np.array([BROKEN, 5, 7])] * rows, [text(draws, 4) for _ in unit], [np.full(LENGTH, 3)] * rows]
     return [(unit, other) for other in (empty, *others)] if adjacency == "replace_one" else [(one, empty) for one in (unit, *others)]
 
 
@@ -212,7 +212,7 @@ def test_neighbours_are_no_further_apart_than_is_charged(mechanism, step_of, tmp
     widths = (None, [8, 16]) if mechanism.needs_fixed_places else ([8, 16],)
     for seed, parts in enumerate(itertools.product(SAMPLERS, ("zero_out", "add_remove", "replace_one"), UNITS, widths)):
         sampler, adjacency, kind, _ = parts
-        experiment, random = declared(mechanism, *parts), np.random.default_rng(seed)
+        experiment, draws = declared(mechanism, *parts), np.random.default_rng(seed)
         if not stands(experiment):
             continue
         found.add((sampler.name, adjacency))
@@ -222,7 +222,7 @@ def test_neighbours_are_no_further_apart_than_is_charged(mechanism, step_of, tmp
         number = int(drawn(experiment)[5]) // rows
         # A unit of several rows that are drawn singly is charged for all of them.
         charged, moved = once * (2 if adjacency == "replace_one" else 1) * rows, []
-        for one, other in pairs(random, len(units[number]), kind, adjacency)[seed // len(widths) % 2 :: 2]:
+        for one, other in pairs(draws, len(units[number]), kind, adjacency)[seed // len(widths) % 2 :: 2]:
             gone = range(number * rows, (number + 1) * rows) if other is None else range(0)
             whole = summed(experiment, step, with_unit(units, number, one), range(0), tmp_path)
             moved.append(float(np.linalg.norm(whole - summed(experiment, step, with_unit(units, number, other), gone, tmp_path))))
