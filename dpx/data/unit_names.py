@@ -97,5 +97,6 @@ def write_near_equal(folder: Path, groups: list[list[tuple[str, str]]]) -> None:
 def in_words(folder: Path, groups: list[list[tuple[str, str]]]) -> str:
     """One line on the groups that were written to `folder`."""
     count = sum(len({name for _, name in group}) for group in groups)
-    differ = f"{count} names of units in {len(groups)} groups differ only in case, spaces, unseen characters or how a number is written"
+    several = f"{len(groups)} groups" if len(groups) > 1 else "one group"
+    differ = f"{count} names of units in {several} differ only in case, spaces, unseen characters or how a number is written"
     return f"{differ}; each is a unit of its own. They are listed in {folder / NEAR_EQUAL}"
