@@ -54,6 +54,8 @@ def main() -> None:
         except interruption.Interrupted as interrupted:
             print(interrupted, file=sys.stderr)
             sys.exit(interrupted.exit_code)
+        except resolvers.NothingLeft as complete:
+            CloseStudy().on_multirun_end(complete.config)
         except BrokenPipeError:
             launcher.failures.append(closed_pipe())
         except Exception as error:

@@ -205,6 +205,31 @@ def test_bad_config_is_refused_with_value_reason_and_fix(overrides: list[str], l
     assert str(refused.value) == line
 
 
+@pytest.mark.parametrize("spelling", [".inf", "inf", ".Inf", "+.inf", "'.inf'"])
+def test_an_infinity_is_read_in_every_spelling_that_yaml_and_the_command_line_have(spelling: str) -> None:
+    built, _ = config.build(recipes.compose(["tune=search", f"tune.shape={spelling}"]))
+    assert built.tune is not None and built.tune.shape == float("inf")
+    _, job = config.build(recipes.compose(["job=design", f"design.epsilon={spelling}"]))
+    assert getattr(job, "epsilon", None) == float("inf")
+
+
+def test_an_infinity_of_a_file_is_read_where_a_number_or_a_list_of_numbers_is_wanted(tmp_path: Path) -> None:
+    option = tmp_path / "search.yaml"
+    for spelling in (".inf", "inf"):
+        option.write_text(f"_target_: dpx.tuning.declarations.Tune\nshape: {spelling}\n")
+        assert config.declare(option, "tune").shape == float("inf")
+    composed = recipes.compose(["job=analyse", "analysis=mckenna_fig3c_token_ratio", "analysis.epsilons=[1,.inf,inf]"])
+    job: Any = config.build(composed)[1]
+    assert list(job.analysis.epsilons) == [1.0, float("inf"), float("inf")]
+
+
+def test_text_that_only_looks_like_an_infinity_stays_text() -> None:
+    built, _ = config.build(recipes.compose(["name=.inf"]))
+    assert built.name == ".inf"
+    with pytest.raises(ConfigError, match="tune.shape=-inf: no distribution has that shape"):
+        config.build(recipes.compose(["tune=search", "tune.shape=-.inf"]))
+
+
 def test_a_short_runs_default_warm_up_is_no_longer_than_it() -> None:
     assert config.build(recipes.compose(["steps=5"]))[0].lr_schedule.warmup_steps == 5
 

@@ -13,6 +13,7 @@ from dpx.config import recipes
 from dpx.durable import write_durably
 from dpx.launch.sweep import Status
 from dpx.run_folder import RunFolder
+from dpx.tuning.record import opened
 from tests.processes import Answer, answers, environment
 
 BAD = {
@@ -22,7 +23,7 @@ BAD = {
     ("job=list", "list.match=nothing"): "list.match=nothing: no recipe has such a name.",
     ("job=evaluate",): "run: no run is named that could be evaluated. Add run=<folder>.",
     ("job=account",): "run: no run is named that could be accounted for. Add run=<folder>, or job.ledgers=[...].",
-    ("tune=search",): "tune: a search is a sweep, and this is one run. Launch it with -m, or leave the search out with tune=null.",
+    ("tune=search",): "tune: a search is a sweep, and this is one run. Launch it with -m, or leave the search out with ~tune.",
     ("job=list", "hydra.run.dir=/dev/null/runs"): "/dev/null/runs: not a directory.",
     (NO_EPSILON := ("noise.epsilon=-1",)): "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.",
 }
@@ -30,6 +31,8 @@ ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.
 FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
 # Both points have finished before, so that nothing but the study at the end is looked at; its record is no chain.
 CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
+# Asked for as Optuna's sweeper asks for it, which is not installed here.
+NOTHING_LEFT = (*FINISHED_BEFORE, "tune=search", "tune.trials=1", "hydra/callbacks=search", "hydra.sweeper.max_batch_size=${trials_left:}")
 HELD = ("model=micro", "steps=1")
 TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
 # From here on the lines run in one of two processes, as a launcher says.
@@ -45,13 +48,16 @@ TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     """By command line what it answered and where; all in one process."""
-    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, HELD, TWO_SWEEPS, TWO_MESHES, IN_TWO, *REFUSED_IN_TWO]
+    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, NOTHING_LEFT, HELD, TWO_SWEEPS, TWO_MESHES, IN_TWO, *REFUSED_IN_TWO]
     folders = [tmp_path_factory.mktemp("main") for _ in lines]
     for steps in (1, 2):
         name = recipes.compose(["model=micro", f"steps={steps}"], with_hydra=True).hydra.sweep.subdir
         for arguments in (FINISHED_BEFORE, CLOSES):
             Status(folders[lines.index(arguments)] / "outputs" / name, "train").write("finished", objective=0.25)
     write_durably(folders[lines.index(CLOSES)] / "outputs" / "studies" / "main" / "private" / "trials", "no chain")
+    outputs = folders[lines.index(NOTHING_LEFT)] / "outputs"
+    with opened(outputs, outputs / "studies" / "main") as record:
+        record.begin(outputs / "main-trial", ("steps=1",), None)
     held = RunFolder(folders[lines.index(HELD)] / "outputs" / config.run_name(recipes.compose(list(HELD))))
     Status(held.path, "train").write("running", pid=1)
     with held.claimed():
@@ -134,6 +140,13 @@ def test_a_finished_point_is_skipped(answered) -> None:
 def test_a_search_that_cannot_be_closed_is_told_by_the_exit_code(answered) -> None:
     done, _ = answered[CLOSES]
     assert done.returncode == 2 and "trials: is not a chain of lines" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_search_that_has_had_all_its_trials_is_closed_and_draws_none(answered) -> None:
+    done, folder = answered[NOTHING_LEFT]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "main-trial" in done.stdout and "killed" in done.stdout and "finished before" not in done.stdout
+    assert json.loads((folder / "outputs" / "studies" / "main" / "release" / "privacy.json").read_text())["guarantee"] == "none"
 
 
 def test_what_another_process_trains_is_left_as_it_is(answered) -> None:

@@ -35,7 +35,7 @@ TWO_PASSES = (
 
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee says nothing about."""
-    uncovered = [*NOT_COVERED, *_of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
+    uncovered = [*NOT_COVERED, *of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
     if experiment.is_private and experiment.clipping.method == "ghost":
         uncovered.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":
@@ -44,7 +44,7 @@ def not_covered(experiment: Experiment) -> list[str]:
     return uncovered
 
 
-def _of_table(data: Data) -> list[str]:
+def of_table(data: Data) -> list[str]:
     """Labelled rows that are read without protection, and what the protection of a row does not extend to."""
     source = data.source
     if not isinstance(source, Table):

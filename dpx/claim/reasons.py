@@ -1,6 +1,6 @@
 """Why a run has no guarantee, whatever its noise."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dpx.audit.declarations import Audit, Canaries
@@ -57,6 +57,12 @@ def late_choices(names: list[str]) -> list[str]:
     """`chosen_late` of settings by `names`."""
     why = "composition of releases that are chosen so is proved under a budget declared beforehand alone (Rogers et al. 2016)"
     return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
+
+
+def of_a_trial(charges: Iterable[str]) -> str:
+    """Why a run that begins from a trial has no guarantee; `charges` are those of the searches that it is a trial of."""
+    named = ", ".join(f"tune.charge={charge}" for charge in dict.fromkeys(charges))
+    return f"it is one trial of a search ({named}), and the choice among the trials is not in its ledger"
 
 
 def unlike_units(entered: Ledger | None) -> list[str]:

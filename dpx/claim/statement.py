@@ -55,17 +55,19 @@ def build(
         + origins.reasons(begins_from)
         + refuted(verdict)
     )
-    common = _of_any_run(experiment, manifest, begins_from, job)
+    tuning = tuning_facts(experiment, entered)
+    common = _of_any_run(experiment, manifest, begins_from, job) | tuning
+    uncovered = [*(fact["meaning"] for fact in tuning.values()), *not_covered(experiment)]
     if not experiment.is_private:
         reasons = [f"mechanism={experiment.mechanism.name}"]
-        plain = {"guarantee": "not_private", "reasons": reasons, "epsilon": {}, "not_covered": not_covered(experiment)}
+        plain = {"guarantee": "not_private", "reasons": reasons, "epsilon": {}, "not_covered": uncovered}
         return common | plain | {"ledger": chain_facts(entered)}
     facts = {
         "sampler": sampler_facts(experiment),
         "mechanism": mechanism_facts(experiment, calibrated, manifest),
         "assumptions": assumptions(experiment, manifest, calibrated.size, entered, begins_from),
         "audit": audit_facts(experiment, verdict),
-        "not_covered": not_covered(experiment),
+        "not_covered": uncovered,
     }
     facts |= {"units": units_of(experiment, manifest, entered)}
     return common | _unit(experiment.privacy, calibrated.size) | facts | _claim(experiment, calibrated, entered, begins_from, reasons, job)
@@ -74,7 +76,6 @@ def build(
 def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Origin], job: Any) -> dict[str, Any]:
     """What is stated of a run with or without noise."""
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
-    common |= tuning_facts(experiment)
     outside = rests_on.facts(experiment, job)
     common |= {"rests_on": outside} if outside else {}
     if not experiment.train.is_all:
@@ -140,11 +141,12 @@ def vocabulary_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
     return {"source": source, "sha256": manifest.vocabulary_checksum if manifest is not None else None}
 
 
-def tuning_facts(experiment: Experiment) -> dict[str, Any]:
-    """`tuning` of a run that is a trial of a search: how the choice is charged, in a word and in a sentence."""
-    if experiment.tune is None:
-        return {}
-    return {"tuning": {"charge": experiment.tune.charge, "meaning": _OF_A_TRIAL[experiment.tune.charge]}}
+def tuning_facts(experiment: Experiment, entered: Ledger | None) -> dict[str, Any]:
+    """`tuning` of a run that is a trial of a search: how the choice is charged, in a word and in a sentence. The ledger tells it, whatever
+    the command says with which the run goes on."""
+    charges = [trial.charge for trial in entered.trials] if entered is not None else []
+    charges += [experiment.tune.charge] if experiment.tune is not None else []
+    return {"tuning": {"charge": charges[0], "meaning": _OF_A_TRIAL[charges[0]]}} if charges else {}
 
 
 def deltas(delta: float, size: int) -> list[float]:

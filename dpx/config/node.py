@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from dpx.config.aliases import renamed
 from dpx.declaration import ConfigError
 
 _TOWER = BeartypeConf(is_pep484_tower=True)
+_INFINITY = re.compile(r"[+-]?\.?inf", re.IGNORECASE)
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
@@ -36,7 +38,8 @@ def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
 
 
 def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:
-    """`arguments` once every key exists, every required one is there and every value has its type; `1` becomes 1.0 for a float."""
+    """`arguments` once every key exists, every required one is there and every value has its type; where a float is expected, `1` becomes
+    1.0, and the texts `inf` and `.inf` become infinity."""
     fields = {field.name: field for field in dataclasses.fields(declared) if field.init}
     hints = typing.get_type_hints(declared)
     checked = {}
@@ -44,6 +47,7 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
         full = f"{path}.{key}".lstrip(".")
         if key not in fields:
             raise unknown_key(full, fields)
+        value = _with_infinities(value, hints[key])
         if not _fits(value, hints[key]):
             raise ConfigError(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", _mend(value))
         parts = _parts(hints[key])
@@ -53,6 +57,21 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
         if required and name not in arguments:
             raise ConfigError(f"{path}.{name}".lstrip("."), "no value given", f"Add {path}.{name}=...".replace(" .", " "))
     return checked
+
+
+def _with_infinities(value: Any, hint: Any) -> Any:
+    """`value` with every infinity that was read as text as a number: YAML reads only `.inf` as a number, the command line only `inf`."""
+    if isinstance(value, list):
+        of_items = _of_items(hint)
+        return [_with_infinities(item, of_items) for item in value]
+    is_number = isinstance(value, str) and _INFINITY.fullmatch(value) and not {str, value} & set(_parts(hint))
+    return float(value.replace(".", "")) if is_number and float in _parts(hint) else value
+
+
+def _of_items(hint: Any) -> Any:
+    """The type that the items of a list must have; that of `None` where `hint` allows no list."""
+    lists = (collections.abc.Sequence, list, tuple)
+    return next((typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) in lists), type(None))
 
 
 def _fits(value: Any, hint: Any) -> bool:

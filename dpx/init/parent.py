@@ -14,7 +14,7 @@ from yaml import YAMLError
 from dpx import config
 from dpx.claim import agreement, rests_on
 from dpx.claim.caveats import vocabulary_source
-from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded
+from dpx.claim.reasons import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
 from dpx.data import manifests
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
@@ -32,7 +32,6 @@ from dpx.task.declarations import Task
 from dpx.training.fingerprint import claim_checksum
 
 CHECKPOINTS = "checkpoints"
-OF_A_TRIAL = "it is one trial of a search, and the choice among trials is not in its ledger"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +135,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
     reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
     if "tuning" in document:
-        reasons.append(OF_A_TRIAL)
+        reasons.append(of_a_trial([document["tuning"].get("charge")]))
     if sealed is None or "config" not in told:
         reasons.append("its release/ is of a version that did not seal statements, so nothing shows whether steps are missing from it")
     stated = document.get("ledger", {})
@@ -191,8 +190,11 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     if any(claim != claim_checksum(experiment) for claim in began_with):
         reasons.append("its config.yaml is not the config that its ledger began with, or is of another version")
     reasons += reasons_against(experiment, manifest) + seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
-    if experiment.tune is not None or "tuning" in document:
-        reasons.append(OF_A_TRIAL)
+    # A run goes on under commands that leave the search out; what its ledger and its statement say of it stays.
+    charges = [trial.charge for trial in entered.trials] + ([document["tuning"].get("charge")] if "tuning" in document else [])
+    charges += [experiment.tune.charge] if experiment.tune is not None else []
+    if charges:
+        reasons.append(of_a_trial(charges))
     if experiment.is_private and not entered.segments():
         reasons.append("its ledger charges nothing")
     stated = document.get("reasons", []) if document.get("guarantee") != "not_private" else []

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -20,16 +21,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config, interruption
+from dpx.claim import rests_on
 from dpx.config import build
 from dpx.config.command_line import as_refused
 from dpx.config.instantiate import NODES_OF_JOBS
-from dpx.console import wide_console
+from dpx.console import stage, wide_console
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
+from dpx.durable import put_in_place
 from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
 from dpx.job.train import Train
-from dpx.launch import finished, sweep
+from dpx.launch import finished, search_space, sweep
 from dpx.launch.commit import commit
 from dpx.launch.sweep import SCORE, Outcome, Status
 from dpx.mesh import simulate_devices
@@ -53,6 +56,7 @@ class Launcher:
         self.is_sweep = False
         self.study: Study | None = None
         self._mesh: Any = None
+        self._is_draw = False
 
     def __call__(self, cfg: DictConfig) -> float:
         """One job of one config; returns the score that a search maximises.
@@ -79,6 +83,8 @@ class Launcher:
                 raise Interrupted
             if self.is_sweep and job == "train":
                 cfg, path = _own_place(cfg, path)
+                # The record then holds the overrides that lead to this folder.
+                point += (f"replicate={cfg.replicate}",) if path != Path(settings.runtime.output_dir) else ()
                 status = Status(path, job)
                 is_left_alone = status.read().get("state") == "finished"
                 if is_left_alone:
@@ -121,36 +127,46 @@ class Launcher:
 
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)
-        _check_trainer(experiment, job, status.job)
         if cfg.run is None:
             # Of new work alone: a run that was made is answered for whatever it was.
             experiment.lr_schedule.require_fits(experiment.steps)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
         began, code = time.monotonic(), commit()
-        with self._trial(experiment, path, status, point, cfg.get("fork")) as experiment:
+        with self._trial(experiment, job, path, status, point, cfg.get("fork")) as experiment:
             status.write("running", pid=os.getpid(), commit=code)
             job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
             status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, **{SCORE: _score(path)})
 
     @contextlib.contextmanager
-    def _trial(self, experiment: Experiment, path: Path, status: Status, point: tuple[str, ...], fork: str | None) -> Iterator[Experiment]:
-        """Counts a search's trial, whatever becomes of it. Only training points of a sweep are trials."""
-        require(
-            experiment.tune is None or self.is_sweep or status.job != "train",
-            "tune",
-            "a search is a sweep, and this is one run",
-            "Launch it with -m, or leave the search out with tune=null",
-        )
-        if experiment.tune is None or not self.is_sweep or status.job != "train":
+    def _trial(
+        self, experiment: Experiment, job: Any, path: Path, status: Status, point: tuple[str, ...], fork: str | None
+    ) -> Iterator[Experiment]:
+        """Counts a trial of a search, whatever becomes of it. Training points of a sweep are trials. A run that began as a trial stays one:
+        its folder tells, whatever the command line says."""
+        is_point = experiment.tune is not None and self.is_sweep and status.job == "train"
+        # A job from outside may train too.
+        trains = status.job in finished.JOBS or bool(rests_on.of(job))
+        study = Study(path.parent, experiment.name) if is_point else Study.of_run(path) if trains else None
+        if study is None:
+            _require_no_search(experiment, status.job, self.is_sweep and trains)
             yield dataclasses.replace(experiment, tune=None)
             return
-        check_charge(HydraConfig.get().sweeper, experiment.tune)
-        check_fork(fork, experiment.tune)
-        check_init(experiment.init, experiment.tune)
-        # Text that cannot be prepared refuses here: no trial has begun then.
-        prepare(experiment.data, experiment.privacy)
-        self.study = study = Study(path.parent, experiment.name)
-        study.begin(experiment, path, point)
+        if is_point:
+            assert experiment.tune is not None
+            sweeper = HydraConfig.get().sweeper
+            check_charge(sweeper, experiment.tune)
+            if experiment.tune.charge == "repeat_and_select":
+                search_space.require_settled(sweeper)
+            check_fork(fork, experiment.tune)
+            check_init(experiment.init, experiment.tune)
+            # Text that cannot be prepared refuses here: no trial has begun then.
+            prepare(experiment.data, experiment.privacy)
+            self.study = study
+        else:
+            experiment = study.resumed(experiment)
+        study.begin(experiment, path, point, search_space.composed)
+        # The same command draws new trials, and does not go on with this one.
+        self._is_draw = experiment.tune is not None and experiment.tune.charge == "repeat_and_select"
         try:
             yield experiment
         except Exception as error:
@@ -160,10 +176,10 @@ class Launcher:
 
     def _adopt(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         """A point that was trained before, on its own, tells a charged search what came of it: it becomes a trial and is charged."""
-        experiment, _ = build(cfg)
+        experiment, job = build(cfg)
         if experiment.tune is None or experiment.tune.charge == "uncharged" or Study(path.parent, experiment.name).has(path):
             return
-        with self._trial(experiment, path, status, point, cfg.get("fork")):
+        with self._trial(experiment, job, path, status, point, cfg.get("fork")):
             pass
 
     def _record(self, path: Path, point: tuple[str, ...], state: str, score: float | None = None, error: str | None = None) -> float:
@@ -172,10 +188,12 @@ class Launcher:
 
     def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:
         """How to go on, and the state a run is left in; a job that had not begun leaves none."""
-        if self.is_sweep:
+        resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
+        if self.is_sweep and self._is_draw and interrupted.done is not None:
+            interrupted.how = f"{resume} goes on with this trial, and then the same command with the sweep"
+        elif self.is_sweep:
             interrupted.how = "the same command goes on with the sweep"
         elif interrupted.done is not None:
-            resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
             interrupted.how = f"the same command goes on from there, and so does {resume}"
         if status.read().get("state") == "running":
             with contextlib.suppress(OSError):
@@ -189,6 +207,12 @@ class Launcher:
             raise ConfigError(
                 f"experiment={cfg.name}", "a sweep of its own, launched as one point of another", "Launch each sweep by itself"
             )
+        require(
+            cfg.get("tune") is None or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),
+            f"hydra.sweep.subdir={settings.sweep.subdir}",
+            "the trials of a search lie beside its study, which counts them",
+            "Leave it out",
+        )
         mesh = OmegaConf.to_container(cfg.mesh) if OmegaConf.is_config(cfg.get("mesh")) else None
         if self._mesh not in (None, mesh):
             raise ConfigError(f"mesh={cfg.mesh.get('name')}", "one process holds one mesh", "Launch each mesh by itself")
@@ -217,18 +241,36 @@ class CloseStudy(Callback):
             return
         require_one_process()
         study = Study(Path(config.hydra.sweep.dir), experiment.name)
+        # Optuna writes the best settings and score beside the runs; both depend on held-out rows.
+        found = study.outputs / "optimization_results.yaml"
+        if found.is_file():
+            put_in_place(found, study.private / found.name)
         trials = study.close(experiment)
+        if study.is_empty(experiment.tune):
+            stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
         sweep.show(shown, wide_console())
 
 
-def _check_trainer(experiment: Experiment, job: Any, option: str) -> None:
-    """A search counts what `job=train` trains; trials by a job of a package would be in no record, and their choice charged by nothing."""
+def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None:
+    """Raises `ConfigError` where a search is declared, and what is launched would not be one of its trials."""
     require(
-        experiment.tune is None or option == "train" or not isinstance(job, Train),
-        f"job={option} with tune",
-        "the trials of a search are trained by job=train",
-        "Use job=train, or leave the search out with tune=null",
+        experiment.tune is None or job != "train" or is_sweep,
+        "tune",
+        "a search is a sweep, and this is one run",
+        "Launch it with -m, or leave the search out with ~tune",
+    )
+    require(
+        experiment.tune is None or job != "resume",
+        "private/trial.json",
+        "is lost: this run began as a trial of a search",
+        "Restore the file",
+    )
+    require(
+        experiment.tune is None or not is_sweep,
+        f"job={job} with tune",
+        "code from outside may train, and only job=train counts the trials of a search",
+        "Use job=train, or leave the search out with ~tune",
     )
 
 
@@ -260,8 +302,10 @@ def _score(path: Path) -> float | None:
     """The headline held-out figure of a run that trained."""
     try:
         results = json.loads((path / "private" / "results.json").read_text())
-        return float(results["heldout"][results["metric"]])
-    except (OSError, ValueError, KeyError):
+        score = float(results["heldout"][results["metric"]])
+        # What cannot be compared chooses nothing.
+        return score if math.isfinite(score) else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -3,8 +3,8 @@
 The file is a chain (`dpx.privacy.chain`) of JSON lines. `{"origin", ...}` states the event that the following steps cost, and each step is
 its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` is the checksum of what that step's noise was added to,
 `{"plan": ...}` what was declared before the first step, `{"units": ...}` which units the steps protect (`dpx.privacy.unit_facts`),
-`{"chosen_after_results": ...}` what was planned anew later on, `{"from": ...}` a run or file that this one starts from or was forked from
-(`dpx.privacy.origins`), and `{"verdict": ...}` what the run's own audit found.
+`{"chosen_after_results": ...}` what was planned anew later on, `{"trial_of": ...}` a search that the run is a trial of, `{"from": ...}` a
+run or file that this one starts from or was forked from (`dpx.privacy.origins`), and `{"verdict": ...}` what the run's own audit found.
 
 A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): replayed with the same key it is
 the same bits and charged once; entered in several epochs or branches it is charged each time.
@@ -58,6 +58,14 @@ class Epoch:
     why: str
 
 
+@declaration
+class TrialOf:
+    """A search that a run is a trial of, by the name of its study, and how it charges the choice among its trials (`dpx.tuning`)."""
+
+    study: str
+    charge: str
+
+
 class Ledger:
     """An append-only ledger at `path`, created durably when absent. Raises `ConfigError` for a file that is no ledger.
 
@@ -73,6 +81,7 @@ class Ledger:
         self.verdict: dict[str, Any] | None = None
         # Every record that steps here were entered under; `None` for steps whose units nobody noted.
         self.units: list[UnitFacts | None] = []
+        self.trials: list[TrialOf] = []
         self._sums: dict[tuple[str, int], str] = {}
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
@@ -128,6 +137,12 @@ class Ledger:
         worse = [origin for origin in merged(self.origins, origins) if origin not in self.origins]
         if worse:
             self._add(*({"from": origin.as_line()} for origin in worse))
+
+    def note_trial(self, study: str, charge: str) -> None:
+        """Notes that this run is a trial of the search `study`, whatever a later command says of it; on disk when this returns."""
+        trial = TrialOf(study=study, charge=charge)
+        if trial not in self.trials:
+            self._add({"trial_of": asdict(trial)})
 
     def note_choices(self, names: list[str]) -> None:
         """Notes values of the plan that were chosen after results had been seen."""
@@ -212,6 +227,8 @@ class Ledger:
             self.units.append(None if line["units"] is None else UnitFacts.of_json(line["units"], self.path))
         elif "chosen_after_results" in line:
             self.chosen_after_results += line["chosen_after_results"]
+        elif "trial_of" in line:
+            self.trials.append(TrialOf(**line["trial_of"]))
         elif "from" in line:
             self.origins = merged(self.origins, [of_line(line["from"])])
         elif "verdict" in line:

@@ -92,6 +92,8 @@ class Session:
             run_start = start_run(epochs, checkpoints, step, ready.start)
             ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
             ledger.note_units(UnitFacts.of(experiment.data, experiment.privacy, store.manifest))
+            if experiment.tune is not None:
+                ledger.note_trial(experiment.name, experiment.tune.charge)
             planted = plant(folder.private, audit, store.manifest, run_start.secret, folder.fork) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, run_start.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))

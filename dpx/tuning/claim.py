@@ -25,6 +25,10 @@ _ASSUMED = {
     "composition": "every release on the way to the winner is a step of one of these trials",
     "repeat_and_select": "trials are independent random draws, their number was drawn once and stays secret, only release/winner is shown",
 }
+_SCORE_READS = (
+    "rows of the held-out split: the score that chooses among the trials reads them, and they are not protected. Whatever else code from "
+    "outside reads for that score is not charged either"
+)
 _DECLARED = "the number of trials was declared before the first, and none was started again because of what it had come to"
 _UNCHAINED = (
     "this record was begun before records were chained: that nothing of it was lost or changed by then, and that the number of trials was "
@@ -58,12 +62,25 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
         "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(why)} for key, one in epsilon.items() if why],
         **_without_bounds(_beside(search, record, costs, epsilon), by),
         # Folders of the others would tell how many there are.
+        "score": _score(search),
         "winner": None if winner is None else "winner" if secret else winner.folder,
         "assumptions": _assumptions(search, record),
-        "not_covered": [_NOT_COVERED[tune.charge], *statement.NOT_COVERED[2:]],
+        "not_covered": [_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *statement.NOT_COVERED[2:]],
+        **_draws(record, secret),
         "ledger": {"repeated": _repeated_events(search, record)} if secret else {SEGMENTS: ledger.join(*(c.segments for _, c in costs))},
         "record": {"mark": _mark(record, secret), "unchained": record.was_unchained},
     }
+
+
+def _score(search: Search) -> dict[str, Any]:
+    """What the trials are compared by: a function of a trial's noisy parameters and of held-out rows, so it adds no charge."""
+    return {"name": search.score, "of": "the trained parameters", "reads": "rows of the held-out split", "charged": False}
+
+
+def _draws(record: Record, secret: bool) -> dict[str, Any]:
+    """What the trials of a `repeat_and_select` were drawn from: it was settled before the first trial, so it depends on none."""
+    known = record.distribution
+    return {"draws_from": {"sampler": known.sampler, "space": known.space}} if secret and known is not None else {}
 
 
 def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
@@ -160,7 +177,11 @@ def _against_composition(search: Search, record: Record, costs: Costs) -> list[s
 def _against_repetition(record: Record, costs: Costs) -> list[str]:
     """What makes the trials other than so many independent draws of the declared plan; nothing here tells how many there are."""
     withheld = [(record.outputs / trial.folder / "private" / "withheld").is_dir() for trial, _ in costs if trial.state == "finished"]
+    distribution = record.distribution
+    refused = distribution is None or any(distribution.refusal(trial.point) for trial in record.trials)
     checks = (
+        (distribution is None, "what trials are drawn from was not recorded before the first"),
+        (distribution is not None and refused, "a trial's settings are not a draw from the declared search space"),
         (any(trial.state != "finished" for trial, _ in costs), "a trial failed, or was killed and never finished"),
         (not all(withheld) or any(cost.lost for _, cost in costs), "the results of a trial are lost"),
         (any(cost.disagrees for _, cost in costs), "a trial's ledger disagrees with what follows from it"),

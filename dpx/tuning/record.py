@@ -1,9 +1,10 @@
 """What is written of a search: a chain of JSON lines (`dpx.privacy.chain`), one before a trial starts and one when it ends.
 
-`{"began_with": ...}` is what all trials share, `{"drawn": n, ...}` the secret number of a `repeat_and_select`, `{"declared": n}` how many
-trials were declared, and once more where that was raised. `{"begun": n, ...}` holds a trial's whole plan, so that it is charged whether
-or not anything of it is left; `{"again": n}` is the same trial started once more; `{"ended": n, ...}` is what it came to, and all that
-its ledger held then.
+`{"began_with": ...}` is what all trials share, `{"drawn": n, ...}` the secret number of a `repeat_and_select` and the distribution that it
+was drawn from, `{"draws_from": ...}` what its trials are drawn from (`dpx.tuning.distribution`; the last before the first trial counts),
+`{"declared": n}` how many trials were declared, and once more where that was raised. `{"begun": n, ...}` holds a trial's whole plan, so
+that it is charged whether or not anything of it is left; `{"again": n}` is the same trial started once more; `{"ended": n, ...}` is what
+it came to, and all that its ledger held then.
 
 What follows from the record names a line of it: the study's statement, and `private/trial.json` in each trial's run folder. A record that
 was lost, cut or changed is found by them, and a study whose folder was deleted does not start to count again.
@@ -22,6 +23,8 @@ from dpx.launch.sweep import SCORE
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.privacy.segments import Segments
 from dpx.run_folder import read_json, write_json
+from dpx.tuning.declarations import Budget, Tune
+from dpx.tuning.distribution import TrialDistribution
 
 CHAIN, TRIAL = "trials", "private/trial.json"
 FORMAT = 1
@@ -64,6 +67,7 @@ class Record:
         self.began_with: dict[str, Any] | None = None
         self.drawn: int | None = None
         self.drawn_from: list[Any] | None = None
+        self.distribution: TrialDistribution | None = None
         self.declared: int | None = None
         self.raised: list[str] = []
         self.chain = self._opened(list(_followers(outputs, path)))
@@ -76,6 +80,15 @@ class Record:
     def was_unchained(self) -> bool:
         """Whether it has lines that were written before records were chains."""
         return "unchained" in self.chain.first
+
+    @property
+    def tune(self) -> Tune | None:
+        """The search as its first trial began with it, and the number of trials that was declared last; `None` before the first trial."""
+        known = self.began_with
+        if known is None:
+            return None
+        trials, shape = (self.drawn_from if known["charge"] == "repeat_and_select" else None) or (self.declared or len(self.trials), 1.0)
+        return Tune(charge=known["charge"], trials=trials, shape=float(shape), budget=Budget(**(known.get("budget") or {})))
 
     def note(self, *lines: dict[str, Any]) -> None:
         """Adds lines; on disk when this returns."""
@@ -100,11 +113,15 @@ class Record:
     def trial_in(self, folder: Path) -> Trial | None:
         """The trial whose run lies in `folder`; `None` where none began there, or where what began there was lost."""
         newest = self.newest_in(folder.name)
-        noted = _json(folder / TRIAL) or {}
+        noted = self.noted_in(folder)
         if newest is None or (noted.get("study"), noted.get("trial")) == (self.path.name, newest.number):
             return newest
         # Trials of an old record left no note in their folders.
         return newest if newest.is_unchained and (folder / "private" / "ledger").is_file() else None
+
+    def noted_in(self, folder: Path) -> dict[str, Any]:
+        """What `folder` says of the trial that it is; empty where it says nothing."""
+        return _json(folder / TRIAL) or {}
 
     def newest_in(self, folder: str) -> Trial | None:
         """The last trial that began in the run folder of that name; any before it was lost."""
@@ -147,6 +164,9 @@ class Record:
             self.began_with = line["began_with"]
         elif "drawn" in line:
             self.drawn, self.drawn_from = line["drawn"], line.get("from")
+        elif "draws_from" in line:
+            # What was declared after the first trial may follow from its result.
+            self.distribution = self.distribution if self.trials else TrialDistribution(**line["draws_from"])
         elif "declared" in line:
             self._declare(line["declared"])
         else:

@@ -1,17 +1,26 @@
 """What a search may vary under each charge: refused at launch by what its sweeper is told, and for certain when a trial begins."""
 
+from pathlib import Path
 from typing import Any
 
-from dpx.declaration import require
+from dpx.declaration import ConfigError, require
 from dpx.privacy.declarations import Accountant
 from dpx.privacy.segments import Segments
 from dpx.tuning.declarations import Tune
+from dpx.tuning.distribution import Compose, TrialDistribution, different_keys
 from dpx.tuning.record import Record
 from dpx.tuning.search import Search
 
 # Settings that change what a step costs, whatever their value; under these names lie further ones.
 ACCOUNTED = ("batch_schedule", "sampler", "noise", "steps", "mechanism", "telemetry", "data", "privacy", "accountant", "audit")
 ACCOUNTED_ALONE = ("clip", "clip.count_noise_multiplier")
+# Settings beside these that all trials of a study share, or that would make a trial one of another study.
+_SHARED = ("task", "tune", "name", "seed", "replicate", "init", "fork", "run", "job", "schedule")
+# The one sweeper and the one sampler whose draws are known to be independent of each other and of every result.
+_SWEEPER, _SAMPLER = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "optuna.samplers.RandomSampler"
+_NOT_INDEPENDENT = (
+    "it is proved for independent random trials, and these depend on each other, are a list, or are drawn by code that is not known"
+)
 _ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _DECLARE = (
     "Declare tune.budget.epsilon and tune.budget.order before the first trial, in a study of another name, or search over settings that "
@@ -35,22 +44,65 @@ def check_charge(sweeper: Any, tune: Tune) -> None:
             "trials of other cost, chosen after results, compose only under a budget that was declared before the first",
             _DECLARE,
         )
-    if tune.charge != "repeat_and_select":
-        return
+    if tune.charge == "repeat_and_select":
+        _check_independent(sweeper)
+
+
+def _check_independent(sweeper: Any) -> None:
+    """Raises `ConfigError` for a sweeper whose trials are not independent draws of one distribution."""
     sampler = sweeper.get("sampler") or {}
-    kind = str(sampler.get("_target_", sweeper.get("_target_"))).rpartition(".")[2]
+    for name, known in ((str(sampler.get("_target_", sweeper.get("_target_"))), _SAMPLER), (str(sweeper.get("_target_")), _SWEEPER)):
+        kind = name.rpartition(".")[2]
+        require(
+            name == known,
+            f"tune.charge=repeat_and_select with {kind if kind != known.rpartition('.')[2] else name}",
+            _NOT_INDEPENDENT,
+            "Add hydra/sweeper=search hydra/sweeper/sampler=random, or use tune.charge=composition",
+        )
+    settings = {f"sampler.{key}": value for key, value in sampler.items() if key != "_target_"}
+    settings |= {key: sweeper.get(key) for key in ("storage", "search_space", "custom_search_space")}
+    for key, value in settings.items():
+        require(
+            value is None,
+            f"hydra.sweeper.{key}={value}",
+            "trials are drawn anew from hydra.sweeper.params alone: not by a known seed, from a stored study, or by other code",
+            "Leave it out",
+        )
+
+
+def check_space(distribution: TrialDistribution) -> None:
+    """Raises `ConfigError` for a `repeat_and_select` over what all its trials must share."""
+    for key in distribution.space:
+        require(
+            not is_accounted(key) and key.partition(".")[0].partition("@")[0] not in _SHARED,
+            f"hydra.sweeper.params.{key}",
+            "repetitions of one mechanism share this, and cost the same",
+            "Search over settings that change no cost",
+        )
+
+
+def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Compose) -> None:
+    """Raises `ConfigError` for a new trial of a `repeat_and_select` that is not a draw from what was settled before the first trial."""
+    name, distribution = record.path.name, record.distribution
+    copied = record.noted_in(folder)
     require(
-        kind == "RandomSampler",
-        f"tune.charge=repeat_and_select with {kind}",
-        "it is proved for independent random trials, and these depend on each other or are a list",
-        "Add hydra/sweeper/sampler=random, or use tune.charge=composition",
+        not copied,
+        folder,
+        f"is a copy of a trial of the study {copied.get('study')}, or was renamed, and trials are drawn independently",
+        "Go on with the trial itself, or restore its folder's name",
     )
-    require(
-        sampler.get("seed") is None,
-        f"hydra.sweeper.sampler.seed={sampler.get('seed')}",
-        "trials of a known seed are not drawn anew",
-        "Leave the seed out",
-    )
+    if distribution is None or record.drawn is None:
+        reason = f"the study {name} has no record of its search space and of a number of trials"
+        raise ConfigError("hydra.sweeper.n_trials", reason, "Leave it out: both are settled when the search is launched")
+    refusal = distribution.refusal(point)
+    require(refusal is None, " ".join(point) or str(folder), f"a trial of the study {name} {refusal}", "Let the search draw its trials")
+    differing = different_keys(distribution.fixed, compose(distribution.others(point)))
+    require(not differing, differing[0] if differing else "", *differs(name, differing))
+
+
+def differs(study: str, names: list[str]) -> tuple[str, str]:
+    """Reason and fix where a launch differs in `names` from what the study began with."""
+    return f"the study {study} began with another {', '.join(names)}", "Give this study another name"
 
 
 def check_fork(fork: Any, tune: Tune) -> None:

@@ -7,6 +7,8 @@ folder is deleted, has begun and is charged.
 import dataclasses
 import fcntl
 import json
+import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,17 @@ from dpx.experiment import Experiment
 from dpx.launch.sweep import SCORE, Status
 from dpx.run_folder import read_json, write_json
 from dpx.tuning.declarations import Tune
-from dpx.tuning.record import Record, Trial, opened
-from dpx.tuning.rules import check_charge, check_plan, filter_of
+from dpx.tuning.distribution import Compose, TrialDistribution
+from dpx.tuning.record import CHAIN, TRIAL, Record, Trial, opened
+from dpx.tuning.rules import check_charge, check_draw, check_plan, check_space, differs, filter_of
 from dpx.tuning.search import Search
 
 __all__ = ["Study", "Trial", "check_charge"]
 
-# What all trials of a study share, whatever the charge, and what one mechanism repeated must share besides.
+# What all trials of a study share, whatever the charge, and what one mechanism repeated must share besides. Its whole config but for the
+# search space is settled before the first trial (`Study.settle`).
 _ALWAYS = ("data", "privacy", "task")
-_ONE_MECHANISM = ("model", "steps", "batch_schedule", "sampler", "mechanism", "noise", "accountant", "audit")
+_ONE_MECHANISM = ("steps", "batch_schedule", "sampler", "mechanism", "noise", "accountant", "audit")
 
 
 class Study:
@@ -44,9 +48,73 @@ class Study:
         with opened(self.outputs, self.path) as record:
             return record.trials
 
-    def left(self, tune: Tune) -> int:
-        """Trials still to begin. Under `repeat_and_select` their whole number is drawn here, once, before the first."""
+    @classmethod
+    def of_run(cls, folder: Path) -> "Study | None":
+        """The study that the run in `folder` is a trial of, by what the folder says, whatever the command says; `None` for any other run.
+
+        Raises `ConfigError` where the folder's note or the study is lost: the study could not learn what the trial comes to.
+        """
+        if not (folder / TRIAL).is_file():
+            from dpx.privacy.ledger import Ledger
+
+            ledger = folder / "private" / "ledger"
+            named = [trial.study for trial in Ledger(ledger).trials] if ledger.is_file() else []
+            words = f"is lost, but the run's ledger says that it is a trial of the study {', '.join(named)}"
+            require(not named, folder / TRIAL, words, "Restore the file")
+            return None
+        study = cls(folder.parent, str(read_json(folder / TRIAL).get("study")))
+        require(
+            (study.private / CHAIN).is_file(),
+            folder,
+            f"is a trial of the study {study.path.name}, whose record is not beside it",
+            f"Move the run back beside its study, or restore {study.private / CHAIN}",
+        )
+        return study
+
+    def resumed(self, experiment: Experiment) -> Experiment:
+        """`experiment` with the search that its study began with, whatever the command says of a search."""
         with opened(self.outputs, self.path) as record:
+            return dataclasses.replace(experiment, tune=record.tune or experiment.tune)
+
+    def settle(self, tune: Tune, distribution: TrialDistribution) -> None:
+        """Before the first trial of a `repeat_and_select`: what trials are drawn from, how many there will be, and what that number was
+        drawn from; durable when this returns.
+
+        The number is drawn once. Until the first trial begins, trials may still be declared to be drawn from something else, since nothing
+        has been seen and the number stays. Raises `ConfigError`, naming what differs, for any other difference, and where a trial was cut
+        short that can still be trained to its end.
+        """
+        from dpx.privacy import selection
+
+        check_space(distribution)
+        with opened(self.outputs, self.path) as record:
+            _require_same_search(record, tune)
+            declared = [tune.trials, str(tune.shape)]
+            require(
+                record.drawn is None or record.drawn_from == declared,
+                f"tune.trials={tune.trials}, tune.shape={tune.shape}",
+                f"the number of trials of the study {self.path.name} was drawn from another distribution, and is drawn once",
+                "Give this study another name",
+            )
+            known = record.distribution
+            if record.trials:
+                differing = ["hydra.sweeper.params"] if known is None else known.differing(distribution)
+                require(not differing, f"tune.charge={tune.charge}", *differs(self.path.name, differing))
+                self._require_none_cut_short(record)
+                return
+            number = [] if record.drawn is not None else [{"drawn": selection.draw(tune.trials, tune.shape), "from": declared}]
+            space = [] if known == distribution else [{"draws_from": dataclasses.asdict(distribution)}]
+            record.note(*space, *number)
+
+    def is_empty(self, tune: Tune) -> bool:
+        """Whether the secret number of trials is 0, as it may be where it is drawn from a Poisson distribution."""
+        with opened(self.outputs, self.path) as record:
+            return tune.charge == "repeat_and_select" and record.drawn == 0
+
+    def left(self, tune: Tune) -> int:
+        """Trials still to begin. Raises `ConfigError` where `tune` is not the search that the first one began with."""
+        with opened(self.outputs, self.path) as record:
+            _require_same_search(record, tune)
             return _left(record, tune)
 
     def has(self, folder: Path) -> bool:
@@ -54,9 +122,10 @@ class Study:
         with opened(self.outputs, self.path) as record:
             return record.trial_in(folder) is not None
 
-    def begin(self, experiment: Experiment, folder: Path, point: tuple[str, ...]) -> None:
+    def begin(self, experiment: Experiment, folder: Path, point: tuple[str, ...], compose: Compose) -> None:
         """Counts a trial, and charges its plan, before it starts; raises `ConfigError` for one that does not belong to the study, is one
-        too many, or does not fit a declared budget. A run that lies in `folder` and is no trial yet becomes one, with all that it spent."""
+        too many, does not fit a declared budget, or is not a draw from what a `repeat_and_select` settled. A run that lies in `folder` and
+        is not a trial yet becomes one, with all that it spent. `compose` gives the config of some overrides of `point`."""
         from dpx.tuning import charges
 
         search = Search.of(experiment)
@@ -69,6 +138,8 @@ class Study:
             if trial is not None:
                 record.begin_again(trial)
                 return
+            if search.tune.charge == "repeat_and_select":
+                check_draw(record, folder, point, compose)
             require(
                 left > 0,
                 f"tune.trials={search.tune.trials}",
@@ -98,8 +169,11 @@ class Study:
         """
         search = Search.of(experiment)
         with opened(self.outputs, self.path) as record:
+            if record.began_with is not None:
+                # What is stated of trials is what they began with, not what this launch says of a search that may be over.
+                _check_same(record, search.tune, dataclasses.asdict(experiment) | _classes(experiment))
             for trial in record.trials:
-                self._settle(record, search, trial)
+                self._end_killed(record, search, trial)
             trials, secret = record.trials, search.tune.charge == "repeat_and_select"
             if not trials or (secret and (_left(record, search.tune) or any(trial.state == "begun" for trial in trials))):
                 return [] if secret else trials
@@ -116,14 +190,27 @@ class Study:
         finished = [trial for trial in trials if trial.state == "finished" and trial.score is not None]
         return max(finished, key=lambda trial: trial.score or 0.0, default=None)
 
-    def _settle(self, record: Record, search: Search, trial: Trial) -> None:
+    def _require_none_cut_short(self, record: Record) -> None:
+        for trial in record.trials:
+            folder = self.outputs / trial.folder
+            is_there = record.noted_in(folder).get("trial") == trial.number and _is_dead(folder) and _came_to(folder) is None
+            # What a trial would release is withheld when its launch ends, and a run is resumed by what it released.
+            is_resumable = (folder / "release" / "config.yaml").is_file()
+            by_its_point = shlex.join([*trial.point, "hydra.mode=RUN"])
+            again = f"job=resume run={os.path.relpath(folder)}" if is_resumable else by_its_point
+            require(
+                not (_was_killed(trial) and is_there),
+                folder,
+                f"this trial of the study {self.path.name} was cut short, and no guarantee is left if it does not go on to its end",
+                f"Go on with it first: python -m dpx {again}",
+            )
+
+    def _end_killed(self, record: Record, search: Search, trial: Trial) -> None:
         """Ends a trial that no process holds, as what its run folder says it came to."""
         folder = self.outputs / trial.folder
-        killed = trial.state == "begun" or (trial.state, trial.error) == ("failed", "killed")
-        if not killed or record.newest_in(trial.folder) != trial or not _is_dead(folder):
+        if not _was_killed(trial) or record.newest_in(trial.folder) != trial or not _is_dead(folder):
             return
-        came_to = [Status(folder, job).read() for job in ("train", "resume")]
-        finished = next((one for one in came_to if one.get("state") == "finished"), None)
+        finished = _came_to(folder)
         if finished is not None:
             self._end(record, search, trial, "finished", finished.get(SCORE))
         elif trial.state == "begun":
@@ -166,14 +253,18 @@ class Study:
 def _left(record: Record, tune: Tune) -> int:
     if tune.charge != "repeat_and_select":
         return max(0, tune.trials - len(record.trials))
-    distribution = [tune.trials, str(tune.shape)]
-    # Before the first trial another distribution may still be declared; its number is then drawn from it.
-    if record.drawn is None or (not record.trials and record.drawn_from != distribution):
-        from dpx.privacy import selection
+    return max(0, (record.drawn or 0) - len(record.trials))
 
-        record.note({"drawn": selection.draw(tune.trials, tune.shape), "from": distribution})
-    assert record.drawn is not None
-    return max(0, record.drawn - len(record.trials))
+
+def _was_killed(trial: Trial) -> bool:
+    """Whether nobody has seen the trial end, which is so while it runs too."""
+    return trial.state == "begun" or (trial.state, trial.error) == ("failed", "killed")
+
+
+def _came_to(folder: Path) -> dict[str, Any] | None:
+    """What a run that was trained to its end noted of it; `None` for any other run."""
+    noted = [Status(folder, job).read() for job in ("train", "resume")]
+    return next((one for one in noted if one.get("state") == "finished"), None)
 
 
 def _classes(experiment: Experiment) -> dict[str, Any]:
@@ -188,22 +279,28 @@ def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[st
     `declared` is an experiment as plain data. Returns all that the trials must share; raises `ConfigError` where it is not what the first
     trial began with.
     """
-    # More trials of a charged sum are charged; more of a drawn number would be another distribution.
-    fixed = ("charge", "trials", "shape") if tune.charge == "repeat_and_select" else ("charge",)
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
-    plain: dict[str, Any] = {name: getattr(tune, name) for name in fixed} | {name: declared[name] for name in fields}
+    plain: dict[str, Any] = _search_of(tune) | {name: declared[name] for name in fields}
     plain |= {"rests_on": declared["rests_on"]} if "rests_on" in declared else {}
-    plain["budget"] = dataclasses.asdict(tune.budget) if tune.budget.is_declared else None
     plain = json.loads(json.dumps(plain, default=str))
     known = plain if record.began_with is None else record.began_with
     differing = [name for name in plain if known.get(name) != plain[name]]
-    require(
-        not differing,
-        f"tune.charge={tune.charge}",
-        f"the study {record.path.name} began with another {', '.join(differing)}",
-        "Give this study another name",
-    )
+    require(not differing, f"tune.charge={tune.charge}", *differs(record.path.name, differing))
     return plain
+
+
+def _search_of(tune: Tune) -> dict[str, Any]:
+    """What of a search no later launch may change. More trials of a charged sum are charged; more of a drawn number would be another
+    distribution."""
+    drawn = {"trials": tune.trials, "shape": str(tune.shape)} if tune.charge == "repeat_and_select" else {}
+    return {"charge": tune.charge, **drawn, "budget": dataclasses.asdict(tune.budget) if tune.budget.is_declared else None}
+
+
+def _require_same_search(record: Record, tune: Tune) -> None:
+    """Raises `ConfigError` where `tune` is not the search that the first trial began with, before another one is drawn."""
+    known = record.began_with or {}
+    differing = [name for name, value in _search_of(tune).items() if known and known.get(name) != value]
+    require(not differing, f"tune.charge={tune.charge}", *differs(record.path.name, differing))
 
 
 def _withhold(folder: Path) -> None:

@@ -489,6 +489,25 @@ def test_a_trial_of_a_search_leaves_none(place, copied):
     assert "one trial of a search" in reasons(began(place, "init=run", f"init.run={copied}"))
 
 
+def test_a_run_whose_ledger_notes_a_search_leaves_none_though_its_statement_and_config_say_nothing(place, copied):
+    entered = Ledger(copied / "private" / "ledger")
+    entered.note_trial("search", "composition")
+    entered.close()
+    assert "tuning" not in statement(copied) and "tune" not in (copied / "release" / "config.yaml").read_text()
+    said = reasons(began(place, "init=run", f"init.run={copied}"))
+    assert "it is one trial of a search (tune.charge=composition), and the choice among the trials is not in its ledger" in said
+
+
+def test_a_fork_of_a_trial_keeps_the_charge_and_has_no_guarantee(place, parent, tmp_path):
+    trial = shutil.copytree(parent, tmp_path / "trial")
+    entered = Ledger(trial / "private" / "ledger")
+    entered.note_trial("search", "repeat_and_select")
+    entered.close()
+    said = statement(place.train("trial_fork", fork=f"{trial}@1"))
+    assert said["guarantee"] == "none" and said["epsilon"] == {}
+    assert any("one trial of a search (tune.charge=repeat_and_select)" in reason for reason in said["reasons"])
+
+
 def test_a_charged_search_begins_from_random_parameters(place, parent):
     from dpx.tuning.rules import check_init
 

@@ -7,19 +7,15 @@ import sys
 import types
 
 import pytest
-from omegaconf import OmegaConf
 
 from dpx import config, packages
 from dpx.claim import calibration, rests_on, spent, statement
 from dpx.config import recipes
 from dpx.data.store import Store
-from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.job import explain, plan
-from dpx.job.plan import Plan
 from dpx.job.resume import Resume
 from dpx.job.train import Train
-from dpx.launch import launcher
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.run_folder import RunFolder
@@ -212,27 +208,3 @@ def test_a_package_that_is_set_aside_is_named_where_it_is_imported_and_an_entry_
         assert all(one.set_aside for one in packages.listed()) and rests_on.imported() == ()
         importlib.import_module("dpx_reed_too")
         assert rests_on.of(built()) == ("dpx_reed_too",)
-
-
-@pytest.mark.parametrize("taking_part", ["job"], indirect=True)
-def test_trials_of_a_search_are_not_trained_by_a_packages_job(taking_part):
-    """Of such trials no record would be kept, and their choice would be charged by nothing."""
-    searched = trials.experiment("composition", 1)
-    with pytest.raises(ConfigError, match="job=reed with tune: the trials of a search are trained by job=train"):
-        launcher._check_trainer(searched, taking_part, "reed")
-    launcher._check_trainer(searched, Train(), "train")
-    launcher._check_trainer(built(), taking_part, "reed")
-    launcher._check_trainer(searched, Plan(), "plan")
-
-
-def test_a_packages_job_that_trains_without_noise_is_no_claim_of_dpxs(site, tmp_path, capsys):
-    quick = ["model=micro", "model.layers=1", "data=synthetic", "steps=1", "microbatch=16", "schedule.evaluation_rows=32"]
-    cfg = recipes.compose([*OWN[1:], *quick, f"data.directory={tmp_path}/data", "job=reed"])
-    experiment, job = config.build(cfg)
-    folder = RunFolder(tmp_path / "run", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
-    job(experiment, folder)
-    line = json.loads((folder.private / "metrics.jsonl").read_text().splitlines()[0])
-    assert line["grad/noise_norm"] == 0, "the attack is one"
-    assert said(json.loads((folder.release / "privacy.json").read_text())) == BY
-    assert {entry.by for _, entry in Ledger(folder.private / "ledger").entries()} == {BY}
-    assert f"dp_by_{BY}" in capsys.readouterr().out

@@ -13,9 +13,10 @@ from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mesh import Mesh
-from dpx.privacy.ledger import Ledger
+from dpx.privacy.ledger import Ledger, TrialOf
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
+from dpx.tuning.declarations import Tune
 
 from .conftest import declare, opened
 
@@ -211,3 +212,13 @@ def test_a_mesh_of_simulated_devices_trains_to_the_same_parameters(experiment, u
     spread = _train(experiment(seed=5, mesh=mesh, microbatch=1), tmp_path)
     for one, other in zip(jax.tree.leaves(uninterrupted[1]), jax.tree.leaves(spread), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
+
+
+def test_a_trial_that_goes_on_without_its_search_stays_a_trial_in_its_ledger_and_statement(experiment, tmp_path, monkeypatch):
+    declared = experiment(tune=Tune(charge="composition"))
+    with pytest.raises(Killed):
+        _train(declared, tmp_path, die_after=2, monkeypatch=monkeypatch)
+    _train(experiment(tune=None), tmp_path)
+    assert Ledger(tmp_path / "private" / "ledger").trials == [TrialOf(study=declared.name, charge="composition")]
+    said = json.loads((tmp_path / "release" / "privacy.json").read_text())
+    assert said["tuning"]["charge"] == "composition" and said["tuning"]["meaning"] in said["not_covered"]

@@ -1,5 +1,6 @@
 """Trials that never trained: run folders with a ledger and a statement, as a run would leave them."""
 
+import functools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,12 +14,16 @@ from dpx.config import recipes
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.tuning import rules
+from dpx.tuning.distribution import TrialDistribution
 from dpx.tuning.study import Study
 
 # So much noise keeps privacy loss distributions short, and tests fast.
 SIZE, SIGMA, STEPS, BATCH = 1000, 4.0, 5, 100
+DRAWN = "optimizer.weight_decay=1"
 
 
+@functools.cache
 def experiment(charge: str, trials: int = 3, *overrides: str) -> Experiment:
     plain = [
         "+experiment=laptop/anil_tune_32k",
@@ -31,6 +36,21 @@ def experiment(charge: str, trials: int = 3, *overrides: str) -> Experiment:
     noise = ["noise=multiplier", "~noise.epsilon", f"noise.noise_multiplier={SIGMA}", f"data.declared_size={SIZE}", "privacy.delta=1e-4"]
     built, _ = config.build(recipes.compose([*plain, *noise, f"tune.charge={charge}", f"tune.trials={trials}", *overrides]))
     return built
+
+
+def distribution(**fixed: object) -> TrialDistribution:
+    """A search over one setting, which every made-up point draws."""
+    sampler = {"_target_": rules._SWEEPER, "sampler": {"_target_": rules._SAMPLER, "seed": None}}
+    space = {"optimizer.weight_decay": {"type": "float", "low": 0.0, "high": 10.0, "step": None, "is_log": False}}
+    return TrialDistribution(sampler, space, dict(fixed))
+
+
+def begin(study: Study, of: Experiment, folder: Path, point: tuple[str, ...] = (DRAWN,), settles: bool = True) -> None:
+    """A trial that a launch of the search draws: what it settles is settled first."""
+    assert of.tune is not None
+    if settles and of.tune.charge == "repeat_and_select":
+        study.settle(of.tune, distribution())
+    study.begin(of, folder, point, lambda others: {})
 
 
 def folder_of(study: Study, number: int) -> Path:
@@ -60,7 +80,7 @@ def trial(
 ) -> Path:
     """A trial that entered all its steps, or the first `steps`, and then finished with `accuracy`, or failed."""
     folder = folder_of(study, number)
-    study.begin(of, folder, (f"optimizer.weight_decay={number}",))
+    begin(study, of, folder, (f"optimizer.weight_decay={number}",))
     enter(folder, of, range(of.steps if steps is None else steps), units=units)
     study.end(of, folder, "failed" if accuracy is None else "finished", accuracy)
     return folder

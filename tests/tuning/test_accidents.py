@@ -32,7 +32,7 @@ def _experiment(*overrides: str) -> Experiment:
 def _trial(study: Study, experiment: Experiment, number: int, accuracy: float) -> Path:
     """A trial that entered all its steps and came to `accuracy`."""
     folder = study.outputs / f"{experiment.name}-{number}"
-    study.begin(experiment, folder, (f"optimizer.weight_decay={number}",))
+    study.begin(experiment, folder, (f"optimizer.weight_decay={number}",), lambda others: {})
     (folder / "private").mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "private" / "ledger")
     ledger.note_units(made_up.units_of(experiment))

@@ -10,7 +10,7 @@ from dpx.privacy.filter import renyi, renyi_limit
 from dpx.tuning.declarations import Budget, Tune
 from dpx.tuning.rules import check_charge
 from dpx.tuning.study import Study
-from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, trial
+from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, trial
 
 BUDGET = ("tune.budget.epsilon=0.9", "tune.budget.order=16")
 
@@ -25,25 +25,25 @@ def _adaptive(*overrides: str, trials: int = 9):
 )
 def test_trials_of_another_cost_are_refused_without_a_budget(tmp_path: Path, override: str) -> None:
     study = Study(tmp_path, "s")
-    study.begin(experiment("composition"), tmp_path / "a", ())
+    begin(study, experiment("composition"), tmp_path / "a")
     other = experiment("composition", 3, override)
     with pytest.raises(ConfigError, match="costs otherwise than the trials before it") as refused:
-        study.begin(other, tmp_path / "b", ("optimizer.weight_decay=0.2", override))
+        begin(study, other, tmp_path / "b", ("optimizer.weight_decay=0.2", override))
     assert str(refused.value).startswith(f"{override}: ") and "\n" not in str(refused.value)
     assert len(study.trials()) == 1 and not (tmp_path / "b").exists(), "nothing of it has begun"
-    study.begin(experiment("composition", 3, "clip.clipping_norm=0.5", "lr_schedule.learning_rate=1"), tmp_path / "c", ())
+    begin(study, experiment("composition", 3, "clip.clipping_norm=0.5", "lr_schedule.learning_rate=1"), tmp_path / "c")
 
 
 def test_the_line_names_an_accountant_that_is_never_proved(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
-    study.begin(experiment("composition", 3, "accountant=pld"), tmp_path / "a", ())
+    begin(study, experiment("composition", 3, "accountant=pld"), tmp_path / "a")
     with pytest.raises(ConfigError, match="and never under accountant=pld"):
-        study.begin(experiment("composition", 3, "accountant=pld", "steps=6"), tmp_path / "b", ("steps=6",))
+        begin(study, experiment("composition", 3, "accountant=pld", "steps=6"), tmp_path / "b", ("steps=6",))
 
 
 def test_a_budget_is_refused_under_pld(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"accountant=pld with tune.budget: .*Use accountant=rdp"):
-        Study(tmp_path, "s").begin(_adaptive("accountant=pld"), tmp_path / "a", ())
+        begin(Study(tmp_path, "s"), _adaptive("accountant=pld"), tmp_path / "a")
     assert Study(tmp_path, "s").trials() == []
 
 
@@ -65,7 +65,7 @@ def test_a_trial_beyond_the_budget_is_refused_before_it_begins(tmp_path: Path) -
     trial(study, _adaptive(), 0, None, steps=1)
     costly = _adaptive("steps=500")
     with pytest.raises(ConfigError, match=r"tune.budget.epsilon=0.9: the trial costs .* are spent"):
-        study.begin(costly, folder_of(study, 99), ("steps=500",))
+        begin(study, costly, folder_of(study, 99), ("steps=500",))
     assert len(study.trials()) == 1 and not folder_of(study, 99).exists()
     assert fitting > 2, "one that failed after a step has cost its plan, and others still fit"
     trial(study, _adaptive(), 1, 0.2)
@@ -74,8 +74,8 @@ def test_a_trial_beyond_the_budget_is_refused_before_it_begins(tmp_path: Path) -
 def test_where_no_trial_fits_the_line_names_an_order_at_which_some_do_and_it_may_still_be_declared(tmp_path: Path) -> None:
     study, noisy = Study(tmp_path, "s"), ("steps=100", "tune.budget.epsilon=2.5")
     with pytest.raises(ConfigError, match=r"Declare tune.budget.order=6, where 6 of it fit"):
-        study.begin(experiment("composition", 9, *noisy, "tune.budget.order=64"), tmp_path / "a", ())
-    study.begin(experiment("composition", 9, *noisy, "tune.budget.order=6"), tmp_path / "a", ())
+        begin(study, experiment("composition", 9, *noisy, "tune.budget.order=64"), tmp_path / "a")
+    begin(study, experiment("composition", 9, *noisy, "tune.budget.order=6"), tmp_path / "a")
     assert len(study.trials()) == 1
 
 
@@ -89,14 +89,14 @@ def test_restarts_that_break_the_budget_take_the_guarantee_away(tmp_path: Path) 
     said = stated(study)
     assert said["guarantee"] == "none" and "cost more than the budget" in said["reasons"][0] and said["epsilon"] == {}
     with pytest.raises(ConfigError, match=r"are spent"):
-        study.begin(_adaptive(), folder_of(study, 2), ())
+        begin(study, _adaptive(), folder_of(study, 2))
 
 
 def test_a_budget_comes_before_the_first_trial(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
-    study.begin(experiment("composition"), tmp_path / "a", ())
+    begin(study, experiment("composition"), tmp_path / "a")
     with pytest.raises(ConfigError, match="began with another budget"):
-        study.begin(_adaptive(), tmp_path / "b", ())
+        begin(study, _adaptive(), tmp_path / "b")
 
 
 def test_zcdp_adds_up_passes_over_everyone(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_zcdp_adds_up_passes_over_everyone(tmp_path: Path) -> None:
     trial(study, experiment("composition", 3, *budget, "noise.noise_multiplier=6"), 2, 0.1)
     assert stated(study)["epsilon"] == {"zcdp": 9.0} and stated(study)["guarantee"] == "dp"
     with pytest.raises(ConfigError, match="tune.budget.kind=zcdp, sampler=poisson"):
-        study.begin(experiment("composition", 3, *budget[:2]), folder_of(study, 3), ())
+        begin(study, experiment("composition", 3, *budget[:2]), folder_of(study, 3))
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from dpx.privacy.ledger import Ledger
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import check_fork
 from dpx.tuning.study import Study
-from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, steps_of, trial, units_of
+from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial, units_of
 
 
 def test_a_killed_trial_is_charged_its_plan_and_has_failed(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     trial(study, of, 1, 0.1)
-    study.begin(of, folder_of(study, 2), ())
+    begin(study, of, folder_of(study, 2))
     enter(folder_of(study, 2), of, range(1))
     with open(study.private / "trials", "a") as file:
         file.write('0123 {"begun": 2, "folder": "cut sh')
@@ -29,7 +29,7 @@ def test_a_killed_trial_is_charged_its_plan_and_has_failed(tmp_path: Path) -> No
 def test_a_trial_that_left_nothing_is_charged_its_plan_and_named(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     trial(study, of, 1, 0.1)
-    study.begin(of, folder_of(study, 2), ())
+    begin(study, of, folder_of(study, 2))
     shutil.rmtree(folder_of(study, 2))
     study.close(of)
     said = stated(study)
@@ -51,7 +51,7 @@ def test_the_claim_is_of_all_declared_trials_and_what_is_spent_stands_beside_it(
 def test_steps_entered_again_in_another_epoch_stay_charged_without_their_folder(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     first = trial(study, of, 1, None, steps=3)
-    study.begin(of, first, ())
+    begin(study, of, first)
     enter(first, of, range(1, STEPS), epoch=1)
     study.end(of, first, "finished", 0.1)
     assert steps_of(stated(study)) == 3 + 4, "steps 1 and 2 were drawn twice; step 0 is not left to do"
@@ -74,7 +74,7 @@ def test_a_ledger_that_was_set_back_takes_the_guarantee_away(tmp_path: Path) -> 
     study, of = Study(tmp_path, "s"), experiment("composition")
     first = trial(study, of, 1, 0.1, steps=3)
     older = (first / "private" / "ledger").read_bytes()
-    study.begin(of, first, ())
+    begin(study, of, first)
     enter(first, of, range(3, STEPS))
     study.end(of, first, "finished", 0.1)
     assert stated(study)["guarantee"] == "dp"
@@ -114,7 +114,7 @@ def test_fewer_trials_than_declared_cost_no_less(tmp_path: Path) -> None:
 def test_a_trial_without_a_guarantee_leaves_the_study_none_though_its_results_are_deleted(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     folder = folder_of(study, 1)
-    study.begin(of, folder, ())
+    begin(study, of, folder)
     enter(folder, of, range(STEPS))
     said = json.loads((folder / "release" / "privacy.json").read_text())
     (folder / "release" / "privacy.json").write_text(json.dumps(said | {"guarantee": "none", "reasons": ["audit: refuted"]}))
@@ -127,7 +127,7 @@ def test_a_trial_without_a_guarantee_leaves_the_study_none_though_its_results_ar
 def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     folder = folder_of(study, 1)
-    study.begin(of, folder, ())
+    begin(study, of, folder)
     enter(folder, of, range(2))
     assert [one.state for one in study.close(of)] == ["failed"]
     enter(folder, of, range(2, STEPS))
@@ -146,7 +146,7 @@ def test_what_a_parent_has_spent_is_in_no_trials_plan() -> None:
 def test_runs_without_privacy_have_no_plan_and_no_claim(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition", 3, "mechanism=none")
     folder = folder_of(study, 1)
-    study.begin(of, folder, ())
+    begin(study, of, folder)
     Ledger(folder / "private" / "ledger").close()
     study.end(of, folder, "finished", 0.1)
     assert stated(study)["guarantee"] == "not_private" and study.trials()[0].plan is None
@@ -178,4 +178,4 @@ def test_trials_of_one_study_protect_one_unit(tmp_path: Path, part: str, overrid
     study = Study(tmp_path, "s")
     trial(study, experiment("composition"), 1, 0.1)
     with pytest.raises(ConfigError, match=f"began with another {part}"):
-        study.begin(experiment("composition", 3, override), folder_of(study, 2), ())
+        begin(study, experiment("composition", 3, override), folder_of(study, 2), ())

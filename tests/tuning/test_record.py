@@ -11,14 +11,14 @@ from dpx.declaration import ConfigError
 from dpx.privacy.chain import Chain
 from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study
-from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, steps_of, trial
+from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
 
 
 def _refuses_everything(study: Study, words: str) -> None:
     of = experiment("composition")
     for use in (
         lambda: study.left(of.tune or Tune()),
-        lambda: study.begin(of, folder_of(study, 9), ()),
+        lambda: begin(study, of, folder_of(study, 9)),
         lambda: study.end(of, folder_of(study, 1), "finished", 0.1),
         lambda: study.close(of),
     ):
@@ -73,7 +73,7 @@ def test_a_new_record_under_an_old_name_is_another_one(tmp_path: Path) -> None:
 
 def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
-    study.begin(of, folder_of(study, 1), ("optimizer.weight_decay=1",))
+    begin(study, of, folder_of(study, 1), ("optimizer.weight_decay=1",))
     (line,) = [line for line in Chain(study.private / "trials").lines if "begun" in line]
     (run,) = line["plan"]
     assert run["steps"] == [[0, STEPS]] and (run["q"], run["noise_multiplier"]) == (0.1, 4.0)

@@ -15,7 +15,7 @@ from dpx.experiment import Experiment
 from dpx.launch import launcher as launch
 from dpx.launch.sweep import Status
 from dpx.tuning.study import Study
-from tests.tuning.made_up import STEPS, enter, experiment, folder_of, stated, trial, units_of
+from tests.tuning.made_up import DRAWN, STEPS, begin, enter, experiment, folder_of, stated, trial, units_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +42,12 @@ def _failed(study: Study, of: Experiment) -> None:
 
 
 def _killed(study: Study, of: Experiment) -> None:
-    study.begin(of, folder_of(study, 2), ())
+    begin(study, of, folder_of(study, 2))
     enter(folder_of(study, 2), of, range(2))
 
 
 def _left_nothing(study: Study, of: Experiment) -> None:
-    study.begin(of, folder_of(study, 2), ())
+    begin(study, of, folder_of(study, 2))
 
 
 def _lost(study: Study, of: Experiment) -> None:
@@ -72,7 +72,7 @@ def _pruned(study: Study, of: Experiment) -> None:
 
 def _redrawn(study: Study, of: Experiment) -> None:
     folder = trial(study, of, 2, None, steps=3)
-    study.begin(of, folder, ())
+    begin(study, of, folder)
     enter(folder, of, range(2, STEPS), epoch=1)
     study.end(of, folder, "finished", 0.2)
 
@@ -153,9 +153,15 @@ def test_a_kill_while_a_trial_is_noted_as_finished_costs_nothing(tmp_path: Path,
 
 def test_trials_of_another_cost_are_no_repetitions(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
-    study.begin(experiment("repeat_and_select", 8), tmp_path / "a", ())
+    begin(study, experiment("repeat_and_select", 8), tmp_path / "a")
     with pytest.raises(ConfigError, match="telemetry=released: costs otherwise .* repetitions of one mechanism cost the same"):
-        study.begin(experiment("repeat_and_select", 8, "telemetry=released"), tmp_path / "b", ("telemetry=released",))
+        begin(
+            study,
+            experiment("repeat_and_select", 8, "telemetry=released"),
+            tmp_path / "b",
+            ("telemetry=released", DRAWN),
+            settles=False,
+        )
 
 
 @pytest.mark.parametrize("number", [1, 3])

@@ -69,9 +69,18 @@ def test_adaptive_trials_stop_with_one_line_and_random_ones_release_a_winner(tmp
     assert adaptive.returncode == 2
     assert "error: tune.charge=repeat_and_select with TPESampler" in adaptive.stderr
     assert not list(tmp_path.glob("outputs/*/private/ledger")), "refused before anything ran"
-    drawn = _search(tmp_path, "tune.trials=1", "tune.charge=repeat_and_select", "hydra/sweeper/sampler=random")
+    random = ("tune.trials=1", "tune.charge=repeat_and_select", "hydra/sweeper/sampler=random")
+    drawn = _search(tmp_path, *random)
     assert drawn.returncode == 0, drawn.stderr
     said = json.loads((_study(tmp_path) / "release" / "privacy.json").read_text())
     assert said["guarantee"] == "dp" and list(said["epsilon"]) == ["rdp"]
+    assert said["draws_from"]["space"]["clip.clipping_norm"] == {"type": "float", "low": 1e-6, "high": 2.0, "step": None, "is_log": True}
     assert (_study(tmp_path) / "release" / "winner" / "privacy.json").is_file()
     assert not list(tmp_path.glob("outputs/laptop_anil_tune_32k-*/release"))
+    assert (_study(tmp_path) / "private" / "optimization_results.yaml").is_file() and not list(tmp_path.glob("outputs/*.yaml"))
+    again = _search(tmp_path, *random)
+    assert again.returncode == 0 and len(_runs(tmp_path)) == 1, again.stderr
+    changed = {"optimizer.weight_decay=0.3": "hydra.sweeper.params.optimizer.weight_decay", "tune.trials=2": "trials"}
+    for override, named in changed.items():
+        refused = _search(tmp_path, *random, override)
+        assert refused.returncode == 2 and f"began with another {named}" in refused.stderr.splitlines()[-1], refused.stderr

@@ -11,9 +11,11 @@ from dpx.claim import calibration
 from dpx.declaration import ConfigError
 from dpx.launch.sweep import Status
 from dpx.tuning.declarations import Tune
-from dpx.tuning.study import Study, check_charge
-from tests.tuning.made_up import BATCH, SIGMA, SIZE, STEPS, event, experiment, folder_of, stated, trial
+from dpx.tuning.rules import _SAMPLER, _SWEEPER, check_charge
+from dpx.tuning.study import Study
+from tests.tuning.made_up import BATCH, SIGMA, SIZE, STEPS, begin, distribution, event, experiment, folder_of, stated, trial
 
+RANDOM = {"_target_": _SWEEPER, "sampler": {"_target_": _SAMPLER, "seed": None}, "storage": None}
 RELATION = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
 
@@ -29,8 +31,8 @@ def test_a_study_counts_down_and_takes_no_trial_more(tmp_path: Path) -> None:
     trial(study, of, 2, None)
     assert study.left(of.tune) == 0, "a failed trial counts"
     with pytest.raises(ConfigError, match=r"tune.trials=2: the study s has had all its trials"):
-        study.begin(of, tmp_path / "x", ())
-    study.begin(of, first, ())  # the same trial goes on
+        begin(study, of, tmp_path / "x")
+    begin(study, of, first)  # the same trial goes on
     assert study.left(Tune(trials=5)) == 3
 
 
@@ -78,16 +80,20 @@ def test_the_number_of_trials_is_drawn_once(tmp_path: Path, monkeypatch: pytest.
     drawn = iter([4, 9])
     monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: next(drawn))
     tune = Tune(charge="repeat_and_select")
-    assert Study(tmp_path, "s").left(tune) == Study(tmp_path, "s").left(tune) == 4
+    for _ in range(2):
+        Study(tmp_path, "s").settle(tune, distribution())
+        assert Study(tmp_path, "s").left(tune) == 4
 
 
-def test_a_number_is_drawn_from_the_distribution_that_the_first_trial_begins_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: mean - 1)
-    study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
-    assert study.left(Tune(charge="repeat_and_select", trials=5)) == 4
-    study.begin(of, tmp_path / "a", ())
-    assert of.tune is not None and study.left(of.tune) == 8 - 2
-    assert study.left(Tune(charge="repeat_and_select", trials=30)) == 8 - 2, "from now on it stays"
+@pytest.mark.parametrize("changed", [{"trials": 30}, {"shape": 0.0}, {"shape": float("inf")}])
+def test_a_number_is_not_drawn_again_from_another_distribution_not_even_before_the_first_trial(tmp_path: Path, changed: dict) -> None:
+    study, tune = Study(tmp_path, "s"), Tune(charge="repeat_and_select", trials=8)
+    study.settle(tune, distribution())
+    left = study.left(tune)
+    with pytest.raises(ConfigError, match="the number of trials of the study s was drawn from another distribution, and is drawn once"):
+        study.settle(dataclasses.replace(tune, **changed), distribution())
+    study.settle(tune, distribution())
+    assert study.left(tune) == left
 
 
 @pytest.mark.parametrize(
@@ -104,10 +110,10 @@ def test_trials_of_one_study_share_what_the_charge_needs(
 ) -> None:
     monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
     study = Study(tmp_path, "s")
-    study.begin(experiment(charge, 8), tmp_path / "a", ())
+    begin(study, experiment(charge, 8), tmp_path / "a")
     with pytest.raises(ConfigError, match=f"began with another {named}"):
-        study.begin(experiment(charge, 8, override), tmp_path / "b", ())
-    study.begin(experiment(charge, 8, "optimizer.weight_decay=0.3", "clip.clipping_norm=0.5"), tmp_path / "c", ())
+        begin(study, experiment(charge, 8, override), tmp_path / "b", settles=False)
+    begin(study, experiment(charge, 8, "optimizer.weight_decay=0.3", "clip.clipping_norm=0.5"), tmp_path / "c", settles=False)
 
 
 def test_the_name_of_a_search_is_one_folder(tmp_path: Path) -> None:
@@ -117,15 +123,15 @@ def test_the_name_of_a_search_is_one_folder(tmp_path: Path) -> None:
 
 def test_a_charge_is_no_change_of_mind(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
-    study.begin(experiment("uncharged"), tmp_path / "a", ())
+    begin(study, experiment("uncharged"), tmp_path / "a")
     with pytest.raises(ConfigError, match="began with another charge"):
-        study.begin(experiment("composition"), tmp_path / "b", ())
+        begin(study, experiment("composition"), tmp_path / "b")
 
 
 def test_a_trial_that_refuses_to_start_has_not_begun(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition", 3, f"batch_schedule.size={SIZE + 1}")
     with pytest.raises(ConfigError, match=f"batch size {SIZE + 1}"):
-        study.begin(of, folder_of(study, 0), ())
+        begin(study, of, folder_of(study, 0))
     assert study.trials() == [] and not folder_of(study, 0).exists()
 
 
@@ -134,14 +140,20 @@ def test_a_trial_that_refuses_to_start_has_not_begun(tmp_path: Path) -> None:
     [
         ({"sampler": {"_target_": "optuna.samplers.TPESampler"}}, "with TPESampler: it is proved for independent random trials"),
         ({"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}, "with BasicSweeper"),
-        ({"sampler": {"_target_": "optuna.samplers.RandomSampler", "seed": 1}}, "known seed"),
+        ({"_target_": _SWEEPER, "sampler": {"_target_": "acme.RandomSampler"}}, "with acme.RandomSampler"),
+        ({"_target_": "acme.OptunaSweeper", "sampler": {"_target_": _SAMPLER}}, "with acme.OptunaSweeper"),
+        ({"_target_": "acme.Sweeper", "sampler": {"_target_": _SAMPLER}}, "with Sweeper"),
+        (RANDOM | {"sampler": {"_target_": _SAMPLER, "seed": 1}}, "sampler.seed=1: trials are drawn anew .*: not by a known seed"),
+        (RANDOM | {"storage": "sqlite:///x"}, "hydra.sweeper.storage=sqlite:///x: trials are drawn anew .* from a stored study"),
+        (RANDOM | {"custom_search_space": "acme.space"}, "custom_search_space=acme.space: trials are drawn anew"),
+        (RANDOM | {"search_space": {"a": {"type": "float"}}}, "search_space=.*: trials are drawn anew"),
     ],
 )
 def test_adaptive_trials_are_not_charged_as_independent_ones(sweeper: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_charge(sweeper, Tune(charge="repeat_and_select"))
     check_charge(sweeper, Tune(charge="composition"))
-    check_charge({"sampler": {"_target_": "optuna.samplers.RandomSampler", "seed": None}}, Tune(charge="repeat_and_select"))
+    check_charge(RANDOM, Tune(charge="repeat_and_select"))
 
 
 def test_a_trial_names_its_charge_and_keeps_its_folder() -> None:
