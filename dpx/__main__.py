@@ -18,7 +18,7 @@ try:
     from dpx import config, interruption, packages
     from dpx.config import search_path
     from dpx.config.command_line import as_refused
-    from dpx.console import closed_pipe, wide_console
+    from dpx.console import closed_pipe, require_standard_streams, tell, wide_console
     from dpx.launch import resolvers, sweep
     from dpx.launch.launcher import CloseStudy, Launcher
 except ModuleNotFoundError as missing:
@@ -31,7 +31,15 @@ except ModuleNotFoundError as missing:
 def main() -> None:
     """Exit code 0; 2 with `error: <value>: <reason>. <fix>` for what the user can correct; 1 for a defect; 130 and 143 for Ctrl-C and
     SIGTERM, with one line that says how to go on."""
+    require_standard_streams()
     interruption.install()
+    try:
+        _run()
+    finally:
+        interruption.release()
+
+
+def _run() -> None:
     # A log that cannot be written (a full disk) must not bury the one line below.
     logging.raiseExceptions = False
     config.register_resolvers()
@@ -52,7 +60,7 @@ def main() -> None:
         try:
             part()
         except interruption.Interrupted as interrupted:
-            print(interrupted, file=sys.stderr)
+            tell(str(interrupted))
             sys.exit(interrupted.exit_code)
         except resolvers.NothingLeft as complete:
             CloseStudy().on_multirun_end(complete.config)
@@ -75,10 +83,10 @@ def _answer(error: Exception) -> int:
     """Prints the line for one error; the exit code it asks for."""
     refused = as_refused(error)
     if refused is not None:
-        print(f"error: {refused}", file=sys.stderr)
+        tell(f"error: {refused}")
         return 2
     words = " ".join(str(error).split()) or "no message"
-    print(f"error: {type(error).__name__}: {words}. The traceback is in the run's private/dpx.log.", file=sys.stderr)
+    tell(f"error: {type(error).__name__}: {words}. The traceback is in the run's private/dpx.log.")
     return 1
 
 

@@ -1,18 +1,42 @@
 """Where text and tables for people go."""
 
+import contextlib
+import errno
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from dpx.declaration import ConfigError
 
 
+def require_standard_streams() -> None:
+    """Opens `/dev/null` in place of standard streams that this process was started without (`2>&-`).
+
+    The next file that is opened would otherwise take such a stream's number, and what libraries write to the stream would go into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is given out: this one.
+            os.open(os.devnull, os.O_RDWR)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w"))
+
+
+def _discard(stream: Any) -> None:
+    """What is written to `stream` from now on is thrown away."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
 def closed_pipe() -> ConfigError:
     """The error to report where the reader of standard output has gone (`| head`). What is written there from now on is thrown away."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    _discard(sys.stdout)
     return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
 
 
@@ -24,6 +48,45 @@ def _refuse_closed_pipe(self: Console) -> NoReturn:
 Console.on_broken_pipe = _refuse_closed_pipe
 
 
+class _Lossy:
+    """A stream for people whose reader may go away, or whose file may not be writable any more: then its text is dropped."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._tried(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._tried(self._stream.flush)
+
+    def _tried(self, action: Callable[..., Any], *text: str) -> None:
+        try:
+            action(*text)
+        except OSError as fault:
+            # The stream keeps what it could not write, and would fail again at each write and at the end of the process.
+            if fault.errno != errno.ENOSPC:
+                with contextlib.suppress(OSError):
+                    _discard(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def progress_console() -> Console:
+    """Standard error, for what tells how work goes on. Nothing that is written there can fail: no work ends because nobody reads of it."""
+    file: Any = _Lossy(sys.stderr)
+    return Console(file=file)
+
+
+def tell(line: str) -> None:
+    """Writes a line to standard error as it is; dropped where it can no longer be written."""
+    stream = _Lossy(sys.stderr)
+    stream.write(f"{line}\n")
+    stream.flush()
+
+
 def wide_console() -> Console:
     """The terminal, or 160 columns where there is none: a table cut to 80 says nothing in a log."""
     console = Console()
@@ -32,7 +95,7 @@ def wide_console() -> Console:
 
 def stage(text: str) -> None:
     """Says on standard error what takes time from now on; tables alone go to standard output."""
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    progress_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def figure(value: float, places: int = 3) -> str:

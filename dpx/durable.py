@@ -16,13 +16,23 @@ def write_durably(path: Path, data: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with open(draft, "wb") as file:
+        with naming(path), open(draft, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         put_in_place(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names `path` in an `OSError` that names no file, as one from writing to an open file: the user is told which one it was."""
+    try:
+        yield
+    except OSError as fault:
+        fault.filename = fault.filename or str(path)
+        raise
 
 
 def put_in_place(draft: Path, path: Path) -> None:

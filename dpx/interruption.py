@@ -2,11 +2,16 @@
 
 The interpreter runs a signal's handler between two bytecodes of the main thread, which may wait minutes for a device. So a thread of its
 own hears of signals too: it ends the process at the second one, whatever the main thread waits for.
+
+That thread needs the interpreter's lock, and compiled code that hangs may hold it. So a small process, the guard, hears of signals first:
+it hands them on, and kills this process if it is still there some seconds after the second one.
 """
 
 import contextlib
+import itertools
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +19,30 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+# How long after the second signal the guard waits.
+GRACE_SECONDS = 5
+
+# The guard ends with its parent: its standard input, the pipe that signals are written to, then has no writer left.
+_GUARD = """
+import os, signal, time
+for number in {signals}:
+    signal.signal(number, signal.SIG_IGN)
+heard = 0
+while heard < 2 and (found := os.read(0, 1)):
+    heard += found[0] in {signals}
+    try:
+        os.write(1, found)
+    except OSError:
+        pass
+time.sleep({grace} if heard > 1 else 0)
+if heard > 1 and os.getppid() == {parent}:
+    os.kill({parent}, signal.SIGKILL)
+"""
+
+# Kept, since an object of a process that still runs warns when it is deleted.
+_guards: list[subprocess.Popen[bytes]] = []
+_writer: int | None = None
+_before: dict[int, Any] = {}
 _received: list[int] = []
 _is_deferred = False
 
@@ -36,13 +65,23 @@ class Interrupted(BaseException):
 
 
 def install() -> None:
-    """Handles both signals from here on; call it from the main thread, once."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
+    """Handles both signals from here on, until `release`; call it from the main thread."""
+    global _writer
+    if _writer is None:
+        reader, _writer = os.pipe()
+        os.set_blocking(_writer, False)
+        threading.Thread(target=_listen, args=(_guard(reader), reader), daemon=True, name="signals").start()
+    signal.set_wakeup_fd(_writer)
     for number in SIGNALS:
-        signal.signal(number, _handle)
-    threading.Thread(target=_listen, args=(reader,), daemon=True, name="signals").start()
+        _before[number] = signal.signal(number, _handle)
+
+
+def release() -> None:
+    """Handles signals as before `install`. While the interpreter ends none of its threads runs, so nothing here would hear of a signal."""
+    signal.set_wakeup_fd(-1)
+    for number, handler in _before.items():
+        signal.signal(number, handler)
+    _before.clear()
 
 
 def is_requested() -> bool:
@@ -68,11 +107,10 @@ def _handle(number: int, frame: Any) -> None:
         raise Interrupted
 
 
-def _listen(reader: int) -> None:
-    """Notes the first signal; ends the process at the second."""
+def _listen(*readers: int) -> None:
+    """Notes the first signal; ends the process at the second. A reader that ends, as the guard's does with it, is followed by the next."""
     heard = 0
-    while True:
-        number = os.read(reader, 1)[0]
+    for number in itertools.chain.from_iterable(map(_bytes_of, readers)):
         if number not in SIGNALS:
             continue
         heard += 1
@@ -81,4 +119,34 @@ def _listen(reader: int) -> None:
         _received.append(number)
         # In a log, the line at the end is enough; a person who waits for the step would press again.
         if _is_deferred and sys.stderr.isatty():
-            print("finishing the step and saving; once more ends at once", file=sys.stderr)
+            # A terminal that was stopped takes nothing, and this thread must hear of the next signal.
+            threading.Thread(target=_say_deferred, daemon=True).start()
+
+
+def _say_deferred() -> None:
+    with contextlib.suppress(OSError):
+        print("finishing the step and saving; once more ends at once", file=sys.stderr)
+
+
+def _guard(reader: int) -> int:
+    """Starts the guard of this process, which reads signals from `reader`; where it hands them on."""
+    handed_on, to_guard = os.pipe()
+    code = _GUARD.format(parent=os.getpid(), signals={int(number) for number in SIGNALS}, grace=GRACE_SECONDS)
+    # Where no process can be started, the thread alone listens.
+    with contextlib.suppress(OSError):
+        _guards.append(
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code],
+                stdin=reader,
+                stdout=to_guard,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+    os.close(to_guard)
+    return handed_on
+
+
+def _bytes_of(handle: int) -> Iterator[int]:
+    while found := os.read(handle, 1):
+        yield found[0]

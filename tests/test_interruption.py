@@ -1,11 +1,13 @@
 """Real signals to real processes: the step is finished and saved, one line says how to go on, and a second signal ends at once."""
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,75 @@ def test_a_job_that_only_computes_ends_where_it_is(tmp_path: Path) -> None:
     assert process.returncode == 143
     (run,) = tmp_path.glob("outputs/main-*")
     assert Status(run, "plan").read()["state"] == "interrupted"
+
+
+# A lock that is taken twice: compiled code that waits for ever, with the interpreter's lock (PyDLL) or without it (CDLL).
+_HANG = """
+import ctypes
+library, lock = ctypes.{kind}(None), ctypes.create_string_buffer(256)
+library.pthread_mutex_init(lock, None)
+library.pthread_mutex_lock(lock)
+print("begun", flush=True)
+library.pthread_mutex_lock(lock)
+"""
+_INSTALLED = "from dpx import interruption\ninterruption.GRACE_SECONDS = 0.2\ninterruption.install()\ninterruption._is_deferred = True\n"
+# A terminal that was stopped (Ctrl-S) takes no line.
+_STOPPED = """
+import sys, threading
+class Stopped:
+    isatty, write, flush = lambda self: True, lambda *_: threading.Event().wait(), lambda self: None
+sys.stderr = Stopped()
+"""
+
+
+@contextlib.contextmanager
+def _hanging(folder: Path, program: str) -> Iterator[subprocess.Popen[str]]:
+    """The process of a program that hangs after it said so; it writes nothing to standard error, and is gone in the end."""
+    process = _start(folder, program=program)
+    try:
+        assert process.stdout is not None and "begun\n" in iter(process.stdout.readline, "")
+        yield process
+    finally:
+        process.kill()
+        errors = process.communicate()[1]
+    assert errors == ""
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("program", "ends"),
+    [
+        pytest.param(_INSTALLED + _HANG.format(kind="CDLL"), [128 + signal.SIGINT, 128 + signal.SIGTERM], id="compiled code"),
+        pytest.param(_INSTALLED + _HANG.format(kind="PyDLL"), [-signal.SIGKILL], id="compiled code with the interpreter's lock"),
+        pytest.param(
+            _STOPPED + _INSTALLED + _HANG.format(kind="CDLL"), [128 + signal.SIGINT, 128 + signal.SIGTERM], id="a stopped terminal"
+        ),
+    ],
+)
+def test_a_second_signal_of_either_kind_ends_whatever_waits(tmp_path: Path, program: str, ends: list[int], first: signal.Signals) -> None:
+    with _hanging(tmp_path, program) as process:
+        for number in (first, *{signal.SIGINT, signal.SIGTERM} - {first}):
+            process.send_signal(number)
+        assert process.wait(timeout=60) in ends
+
+
+_BEFORE = "import dpx.__main__\n"
+_AFTER = "import atexit, sys, dpx.__main__ as m\natexit.register(lambda: exec({hang!r}))\nsys.argv = ['dpx', '--hydra-help']\nm.main()\n"
+
+
+@pytest.mark.parametrize(
+    "program", [_BEFORE + _HANG.format(kind="PyDLL"), _AFTER.format(hang=_HANG.format(kind="PyDLL"))], ids=["before", "after"]
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_the_interpreter_starts_and_ends_the_first_signal_ends_it(tmp_path: Path, program: str, number: signal.Signals) -> None:
+    with _hanging(tmp_path, program) as process:
+        process.send_signal(number)
+        assert process.wait(timeout=60) == -number
+
+
+def test_a_guard_that_was_killed_is_done_without(tmp_path: Path) -> None:
+    program = _INSTALLED + "interruption._guards[0].kill(); interruption._guards[0].wait()\n" + _HANG.format(kind="CDLL")
+    with _hanging(tmp_path, program) as process:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+        assert process.wait(timeout=60) in (128 + signal.SIGINT, 128 + signal.SIGTERM)

@@ -21,6 +21,11 @@ LEDGER = "private/ledger"
 RELEASES = ("release", "private/withheld")
 # Orbax keeps what a caller adds to a checkpoint under this name, as JSON; read here without jax.
 METADATA = "_CHECKPOINT_METADATA"
+# Under `private/`; each checkpoint is a folder named by the number of steps done.
+CHECKPOINTS = "checkpoints"
+# So begins the name of a damaged checkpoint that training moved aside.
+DAMAGED = "damaged-"
+SEAL = "seal"
 OR_MOVE = "Restore the file, or move it away and start the run again"
 
 Found = tuple[str, Mark | None, Any]
@@ -34,10 +39,10 @@ def check(folder: Path) -> Ledger | None:
     """
     artefacts = list(_artefacts(folder))
     if not (folder / LEDGER).is_file():
-        released = all(name.startswith("release/") for name, _, _ in artefacts) and not _keys(folder)
-        if released:
+        held = [name for name, _, _ in artefacts] + _held_in_private(folder)
+        if all(name.startswith("release/") for name in held):
             return None
-        raise _disagreement(folder, "is not there", [name for name, _, _ in artefacts] + _keys(folder))
+        raise _disagreement(folder, "is not there", held)
     ledger = Ledger(folder / LEDGER)
     for name, mark, content in artefacts:
         missing = _unmarked(ledger, content) if mark is None else ledger.missing(mark)
@@ -49,7 +54,7 @@ def check(folder: Path) -> Ledger | None:
 def before_training(folder: Path) -> Ledger | None:
     """As `check`, for a run that begins or goes on: also raises where there is no ledger but anything of a run in the folder, whose
     charges would be forgotten."""
-    held = [name for name, _, _ in _artefacts(folder)] + _keys(folder)
+    held = [name for name, _, _ in _artefacts(folder)] + _held_in_private(folder)
     if held and not (folder / LEDGER).is_file():
         raise _disagreement(folder, "is not there", held)
     return check(folder)
@@ -61,24 +66,46 @@ def seal(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def sealed(facts: dict[str, Any]) -> dict[str, Any]:
+    """`facts` (JSON) with a checksum of their own, as they are saved beside a checkpoint."""
+    return facts | {SEAL: seal(facts)}
+
+
+def facts_of_checkpoint(checkpoint: Path) -> dict[str, Any] | None:
+    """The facts that were saved beside a checkpoint; `None` where they are missing, cut short, or not as `sealed` made them."""
+    try:
+        facts = dict(json.loads((checkpoint / METADATA).read_text())["custom_metadata"])
+        return facts if facts.pop(SEAL) == seal(facts) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigError:
     return ConfigError(f"{folder / LEDGER}, beside {several(followers)}", missing, RESTORE)
 
 
-def _keys(folder: Path) -> list[str]:
-    """Files of root secrets. Each is drawn after the ledger was made, so they show that there was one."""
-    return [f"private/{path.name}" for path in sorted((folder / "private").glob("root_secret_*"))]
+def _held_in_private(folder: Path) -> list[str]:
+    """Root secrets and damaged checkpoints. Each was made after the ledger, so they show that there was one."""
+    private = folder / "private"
+    keys = [f"private/{path.name}" for path in sorted(private.glob("root_secret_*"))]
+    return keys + [f"private/{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder) if facts_of_checkpoint(path) is None]
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Committed checkpoints, each named by its step alone, and damaged ones that were moved aside: their facts may still be whole."""
+    found = (folder / "private" / CHECKPOINTS).glob("*")
+    return sorted(path for path in found if path.name.isdigit() or path.name.startswith(DAMAGED))
 
 
 def _artefacts(folder: Path) -> Iterator[Found]:
     """Everything that follows from noisy sums: its place in the folder, its mark if it has one, and what else tells where it stood."""
     for place in RELEASES:
         yield from _released(folder, place)
-    # One that a kill left half-written or half-deleted was never whole, and nobody can load it; only a committed one is named by its step.
-    for path in sorted((folder / "private" / "checkpoints").glob(f"[0-9]*/{METADATA}")):
-        if not path.parent.name.isdigit():
-            continue
-        yield f"private/checkpoints/{path.parent.name}", _mark_of_checkpoint(path), None
+    # A checkpoint whose facts are damaged is never loaded: what it names is no longer known, and training goes on from the one before.
+    for path in _checkpoints(folder):
+        facts = facts_of_checkpoint(path)
+        if facts is not None:
+            yield f"private/{CHECKPOINTS}/{path.name}", mark_of(facts.get("ledger")), None
 
 
 def _released(folder: Path, place: str) -> Iterator[Found]:
@@ -87,7 +114,7 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
         document = read_json(statement, OR_MOVE)
         yield f"{place}/privacy.json", mark_of(document.get("ledger", {}).get("mark")), document
     if (params / METADATA).is_file():
-        yield f"{place}/params", _mark_of_checkpoint(params / METADATA), None
+        yield f"{place}/params", _mark_of_params(params / METADATA), None
     if telemetry.is_file():
         # A last line cut short by a kill was not whole when it could be seen, and its step is charged with the others.
         *whole, _ = telemetry.read_text().split("\n")
@@ -99,8 +126,8 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
         yield from ((f"{place}/telemetry.jsonl", mark, None) for mark in marks.values())
 
 
-def _mark_of_checkpoint(path: Path) -> Mark | None:
-    return mark_of((read_json(path, OR_MOVE).get("custom_metadata") or {}).get("ledger")) if path.is_file() else None
+def _mark_of_params(path: Path) -> Mark | None:
+    return mark_of((read_json(path, OR_MOVE).get("custom_metadata") or {}).get("ledger"))
 
 
 def _unmarked(ledger: Ledger, content: Any) -> str | None:

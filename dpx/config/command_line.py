@@ -17,11 +17,12 @@ from dpx.declaration import ConfigError
 from dpx.extras import missing
 from dpx.packages import conf_directory
 
-# What a folder, a file or a disk of the user's answers; any other error of the operating system is a defect here.
-_OF_THE_MACHINE = {
-    getattr(errno, name)
-    for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENOENT", "EEXIST", "ENOSPC", "EDQUOT", "ENAMETOOLONG", "ELOOP")
+# What a folder or a file of the user's answers; any other error of the operating system is a defect here.
+_OF_A_PLACE = {
+    getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENOENT", "EEXIST", "ENAMETOOLONG", "ELOOP")
 }
+# What a disk answers that is full, or fails.
+_OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "ESTALE")}
 
 
 def as_refused(error: BaseException) -> ConfigError | None:
@@ -41,7 +42,10 @@ def as_refused(error: BaseException) -> ConfigError | None:
     for link in chain:
         if isinstance(link, MarkedYAMLError):
             return _broken_yaml(link)
-        if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_THE_MACHINE:
+        if isinstance(link, OSError) and link.errno in _OF_A_DISK:
+            place = link.filename if link.filename is not None else "the disk"
+            return ConfigError(place, (link.strerror or "cannot be used").lower(), "Free space or mend the disk, and run the same command")
+        if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_A_PLACE:
             return ConfigError(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
     for link in chain:
         if isinstance(link, ConfigCompositionException):

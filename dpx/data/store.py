@@ -1,7 +1,8 @@
 """Prepared rows on disk: the columns of one schema, memory-mapped, read by record in O(1).
 
 A store is a folder: per split an array `<split>.<column>` for each column of the manifest's schema, `<split>.unit` (whose each row is),
-`<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which names the SHA-256 of every file.
+`<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which names the SHA-256 of every file. It is opened only
+where every file has it (`dpx.data.verified`).
 
 The rows of one unit of the protected split follow one another, so a unit is found by halving, without an index in memory.
 
@@ -22,14 +23,13 @@ from jaxtyping import Int
 
 from dpx.data.keyed import Split
 from dpx.data.schema import Column, Schema, from_json
+from dpx.data.verified import AGAIN, verify
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
 from dpx.privacy.declarations import Privacy
 
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"
-# Files of a store beyond this are checked by size when it is opened: hashing 90 GB at every start costs minutes.
-HASHED_BYTES = 4 * 2**30
 # Above this, reading ahead around each record fetches hundreds of pages for one: 8 s against 0.03 s for 2,048 of 346M rows.
 _READ_AHEAD_BYTES = 2**30
 # Examples whose rows are looked up together where only their lengths are asked for.
@@ -109,12 +109,9 @@ class Manifest:
         try:
             manifest = Manifest.of_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(folder, f"is not a finished store ({type(error).__name__})", _AGAIN) from None
-        require(manifest.with_checksum().checksum == manifest.checksum, folder / MANIFEST, "was changed after it was written", _AGAIN)
+            raise ConfigError(folder, f"is not a finished store ({type(error).__name__})", AGAIN) from None
+        require(manifest.with_checksum().checksum == manifest.checksum, folder / MANIFEST, "was changed after it was written", AGAIN)
         return manifest
-
-
-_AGAIN = "Delete the folder to prepare it again"
 
 
 # Whose a row is, by the place of the unit's id; no part of the row.
@@ -197,7 +194,7 @@ class Store:
         unit_N, key_n = self._columns[split]["unit"], units_n.astype(self._columns[split]["unit"].dtype)
         first_n, end_n = (np.searchsorted(unit_N, key_n, side=side) for side in ("left", "right"))
         most = int((end_n - first_n).max(initial=0))
-        require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", _AGAIN)
+        require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", AGAIN)
         row_nR = first_n[:, None] + np.arange(rows_per_example)
         return row_nR, row_nR >= end_n[:, None]
 
@@ -232,27 +229,9 @@ def _mapped(path: Path, kind: np.dtype) -> np.ndarray:
     return np.frombuffer(mapped, kind)
 
 
-def open_store(folder: Path, key: str | None = None, *, hashed_bytes: int = HASHED_BYTES) -> Store:
+def open_store(folder: Path, key: str | None = None) -> Store:
     """The store in `folder`. Raises `ConfigError` where it is not whole, or is not the one that `key` names."""
     manifest = Manifest.read(folder)
-    require(key is None or manifest.key == key, folder, "was prepared from other data or settings", _AGAIN)
-    verify(folder, manifest, hashed_bytes)
+    require(key is None or manifest.key == key, folder, "was prepared from other data or settings", AGAIN)
+    verify(folder, manifest.files)
     return Store(folder, manifest)
-
-
-def verify(folder: Path, manifest: Manifest, hashed_bytes: int) -> None:
-    """Raises `ConfigError` for a file that is missing, of another size or, among the first `hashed_bytes`, of another content.
-
-    Small files come first, so a store of any size has its unit ids, vocabulary and marks hashed before its tokens.
-    """
-    hashed = 0
-    for name, known in sorted(manifest.files.items(), key=lambda file: (file[1]["bytes"], file[0])):
-        path = folder / name
-        size = path.stat().st_size if path.exists() else None
-        require(size is not None, path, "is missing from its store", _AGAIN)
-        require(size == known["bytes"], path, f"holds {size} bytes where its manifest says {known['bytes']}", _AGAIN)
-        hashed += known["bytes"]
-        if hashed <= hashed_bytes:
-            with path.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            require(digest == known["sha256"], path, "does not match the checksum in its manifest", _AGAIN)

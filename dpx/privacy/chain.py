@@ -7,6 +7,7 @@ A `Mark` names a place in the file: whatever follows from the lines up to there 
 This finds accidents (a lost, cut, edited or older file), not somebody who holds the key, nor a file and all its marks set back together.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError, declaration, require
-from dpx.durable import put_in_place, write_durably
+from dpx.durable import naming, put_in_place, write_durably
 
 DIGEST_BYTES = 16
 RESTORE = "Restore the file. A new run goes into a folder of its own (replicate=1), and what was spent here stays spent"
@@ -98,9 +99,10 @@ class Chain:
             self._handle = os.open(self.path, os.O_WRONLY)
             os.ftruncate(self._handle, self._length)
         try:
-            if os.pwrite(self._handle, data, self._length) != len(data):
-                raise OSError(28, "No space left on device", str(self.path))
-            os.fsync(self._handle)
+            with naming(self.path):
+                if os.pwrite(self._handle, data, self._length) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._handle)
         except OSError:
             self.close()
             raise

@@ -1,12 +1,17 @@
 """Checkpoints through Orbax, asynchronous; the only file that names Orbax.
 
-A checkpoint counts only after its atomic commit. It holds a run's `State`; the sampler and independent noise have no state of their own,
-being functions of (root secret, step).
+A checkpoint counts only after its atomic commit, and is loaded only where it holds the values that were saved. It holds a run's `State`;
+the sampler and independent noise have no state of their own, being functions of (root secret, step).
 """
 
 import contextlib
+import dataclasses
+import functools
+import itertools
+import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,22 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from dpx import file_checksums
+from dpx.claim import agreement
 from dpx.declaration import ConfigError, require
-from dpx.init.weights import by_path, checksums, facts_beside
+from dpx.durable import put_in_place, write_durably
+from dpx.init.weights import by_path, facts_beside
+from dpx.init.weights import checksums as weight_checksums
+from dpx.training.checksum import checksums
 from dpx.training.state import State, restored
+
+# In each checkpoint: the checksums of its files. They are compared first, since a reader of damaged files may do anything.
+FILES = "files.json"
+# Among the facts of a checkpoint: the checksum of each part of its state.
+VALUES = "values"
+_OF_A_FULL_DISK = ("No space left", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED")
+# Words of faults that say nothing about the file: other permissions, more memory or more open files are what is needed.
+_OF_THE_MACHINE = ("RESOURCE_EXHAUSTED", "MemoryError", "PERMISSION_DENIED", "PermissionError", "Too many open files")
 
 
 @contextlib.contextmanager
@@ -26,7 +44,7 @@ def _storage_faults(directory: Path) -> Iterator[None]:
         yield
     except Exception as fault:
         text = f"{fault} {fault.__cause__ or ''}"
-        if "No space left" in text or "RESOURCE_EXHAUSTED" in text or getattr(fault, "errno", None) == 28:
+        if any(word in text for word in _OF_A_FULL_DISK):
             raise ConfigError(
                 directory,
                 "the disk is full, the checkpoint was not written",
@@ -35,36 +53,50 @@ def _storage_faults(directory: Path) -> Iterator[None]:
         raise
 
 
+class Damaged(ConfigError):
+    """A checkpoint that is not whole, or holds other values than were saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was verified: steps done, the state after them, and the facts that were saved beside it."""
+
+    steps_done: int
+    state: State
+    facts: dict[str, Any]
+
+
 class Checkpoints:
-    """The checkpoints of one run, under `private/checkpoints/<steps done>`."""
+    """The checkpoints of one run, under `private/checkpoints/<steps done>`.
+
+    Beside each state lie facts (JSON): those of the caller, a checksum of each part of the state, and a checksum of the facts themselves.
+    """
 
     def __init__(self, directory: Path, kept: int):
         self.directory = directory.absolute()
-        policy: Any = ocp.training.preservation_policies.LatestN(kept)
-        self._checkpointer = ocp.training.Checkpointer(str(self.directory), cleanup_tmp_directories=True, preservation_policy=policy)
+        self._kept = kept
         self._pending: Any = None
+        self._saver = ThreadPoolExecutor(1, "checkpoint")
 
-    @property
-    def latest(self) -> int | None:
-        """Steps done at the newest committed checkpoint."""
-        newest = self._checkpointer.latest
-        return None if newest is None else newest.step
+    @functools.cached_property
+    def _checkpointer(self) -> Any:
+        # Made by the first save: Orbax reads every checkpoint that it finds, and damaged ones are moved aside before.
+        policy: Any = ocp.training.preservation_policies.LatestN(self._kept)
+        return ocp.training.Checkpointer(str(self.directory), cleanup_tmp_directories=True, preservation_policy=policy)
 
     @property
     def steps(self) -> list[int]:
         """Steps done at every committed checkpoint, oldest first."""
-        return [one.step for one in self._checkpointer.checkpoints]
+        return sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
 
     def save(self, steps_done: int, state: State, facts: dict[str, Any]) -> None:
         """Starts saving `state` with `facts` (JSON) beside it; waits first for the save before it. Raises `ConfigError` on a full disk."""
         self.wait()
+        saved = state.saved()
+        facts = agreement.sealed(facts | {VALUES: checksums(saved)})
         with _storage_faults(self.directory):
-            self._pending = self._checkpointer.save_async(steps_done, state.saved(), force=True, overwrite=True, custom_metadata=facts)
-
-    def facts(self, steps_done: int) -> dict[str, Any]:
-        """What was saved beside the state after `steps_done` steps; empty for a checkpoint from before there were such facts."""
-        noted = self._checkpointer.metadata(steps_done).custom_metadata
-        return noted if isinstance(noted, dict) else {}
+            response = self._checkpointer.save_async(steps_done, saved, force=True, overwrite=True, custom_metadata=facts)
+            self._pending = self._saver.submit(_note_files, response, self.directory / str(steps_done))
 
     def wait(self) -> None:
         """Returns when the last save is committed."""
@@ -73,28 +105,112 @@ class Checkpoints:
             with _storage_faults(self.directory):
                 pending.result()
 
-    def load(self, steps_done: int, like: State) -> State:
-        """The state saved after `steps_done` steps, laid out as `like` (of arrays or ShapeDtypeStructs with shardings)."""
+    def newest_whole(self, like: State) -> tuple[Saved | None, list[int]]:
+        """The newest checkpoint that is whole (`None` where none is), and the steps of the damaged ones that are newer."""
+        damaged = []
+        for steps_done in reversed(self.steps):
+            try:
+                return self.load(steps_done, like), damaged
+            except Damaged:
+                damaged.append(steps_done)
+        return None, damaged
+
+    def load(self, steps_done: int, like: State) -> Saved:
+        """The checkpoint after `steps_done` steps, its state laid out as `like` (of arrays or ShapeDtypeStructs with shardings).
+
+        Raises `Damaged` where it is not whole or holds other values than were saved; another `ConfigError` where it is whole but of
+        another form.
+        """
+        place = self.directory / str(steps_done)
+        facts = _facts(place)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like.saved())
-        try:
-            return restored(self._checkpointer.load(steps_done, abstract))
-        except Exception as fault:
-            where = self.directory / str(steps_done)
-            raise ConfigError(
-                where, "this checkpoint is cut short or damaged", "Move it away and run the same command: it goes on from the one before"
-            ) from fault
+        # Files that are as they were written cannot be the cause.
+        unlike = ConfigError(place, "holds no state of the form that this run has", "Use the version of dpx that wrote it")
+        with _reading(place, unlike if (place / FILES).exists() else _damaged(place)):
+            saved: Any = ocp.load(str(place), abstract)
+        _require_saved(place, saved, facts)
+        return Saved(steps_done, restored(saved), facts)
 
     def parts(self, steps_done: int) -> set[str]:
         """The names under which parts of the state were saved after `steps_done` steps (the keys of `State.saved`)."""
-        return set(self._checkpointer.metadata(steps_done).metadata)
+        place = self.directory / str(steps_done)
+        return set(_facts_alone(place)[VALUES])
+
+    def set_aside(self, steps_done: int) -> Path:
+        """Moves a damaged checkpoint to a name under which it is no checkpoint, and nothing deletes it; returns its new place."""
+        aside = self.directory / f"{agreement.DAMAGED}{steps_done}"
+        for number in itertools.count(2):
+            if not aside.exists():
+                break
+            aside = aside.with_name(f"{agreement.DAMAGED}{steps_done}-{number}")
+        put_in_place(self.directory / str(steps_done), aside)
+        return aside
 
     def close(self) -> None:
-        self.wait()
-        self._checkpointer.close()
+        try:
+            self.wait()
+        finally:
+            self._saver.shutdown()
+            if "_checkpointer" in vars(self):
+                self._checkpointer.close()
+
+
+def _note_files(response: Any, checkpoint: Path) -> None:
+    """Waits until a checkpoint is committed, then writes the checksums of its files into it."""
+    response.result()
+    files = file_checksums.of_folder(checkpoint, without=FILES)
+    write_durably(checkpoint / FILES, json.dumps(agreement.sealed({"files": files})))
+
+
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    """The facts beside a state. Raises `Damaged` where they, or any file of the checkpoint, are not as they were written.
+
+    A process that was killed between the commit and `_note_files` leaves a checkpoint whose values alone can be verified.
+    """
+    facts = _facts_alone(checkpoint)
+    if (checkpoint / FILES).exists():
+        with _reading(checkpoint, _damaged(checkpoint)):
+            known = json.loads((checkpoint / FILES).read_text())
+            if known != agreement.sealed({"files": file_checksums.of_folder(checkpoint, without=FILES)}):
+                raise _damaged(checkpoint)
+    return facts
+
+
+def _facts_alone(checkpoint: Path) -> dict[str, Any]:
+    facts = agreement.facts_of_checkpoint(checkpoint)
+    if facts is None or not isinstance(facts.get(VALUES), dict):
+        raise _damaged(checkpoint)
+    return facts
+
+
+def _require_saved(checkpoint: Path, saved: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raises `Damaged` where these parts of a state do not have the checksums that were saved beside them."""
+    known = facts[VALUES]
+    if checksums(saved) != {name: known.get(name) for name in saved}:
+        raise _damaged(checkpoint)
+
+
+def _damaged(checkpoint: Path) -> Damaged:
+    others = sorted(int(path.name) for path in checkpoint.parent.glob("[0-9]*") if path.name.isdigit() and path != checkpoint)
+    fix = f"Use one of {others}" if others else "Restore it"
+    return Damaged(checkpoint, "this checkpoint is damaged", fix)
+
+
+@contextlib.contextmanager
+def _reading(place: Path, otherwise: ConfigError) -> Iterator[None]:
+    """Raises `otherwise` where a file cannot be read as what it should hold, and another `ConfigError` where the machine is why."""
+    try:
+        yield
+    except Exception as fault:
+        text = f"{type(fault).__name__} {fault} {fault.__cause__ or ''}"
+        of_the_machine = next((word for word in _OF_THE_MACHINE if word in text), None)
+        if of_the_machine is not None:
+            raise ConfigError(place, f"could not be read ({of_the_machine})", "Mend that and run the same command") from fault
+        raise otherwise from fault
 
 
 def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
-    """Writes parameters alone, for `release/`, with `facts` (JSON) beside them; replaces what an earlier run of the same command left."""
+    """Writes parameters alone, with `facts` (JSON; `dpx.init.weights.facts` and more) beside them; replaces what lay there."""
     with _storage_faults(directory):
         shutil.rmtree(directory, ignore_errors=True)
         ocp.save(str(directory.absolute()), params, custom_metadata=facts)
@@ -106,38 +222,40 @@ def released(directory: Path) -> Any:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = shapes_on_disk(directory)
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
-    try:
+    with _reading(directory, _unreadable(directory)):
         params = ocp.load(str(directory.absolute()), abstract)
-    except Exception as fault:
-        raise _unreadable(directory) from fault
-    known = facts_beside(directory).get("weights")
-    are_known = known is None or known == checksums(by_path(params))
-    require(are_known, directory, "holds other weights than were released there", "Restore the folder")
+    _require_exported(directory, params)
     return params
 
 
 def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
     """Leaves with `shape` and `dtype` of a tree that `export` wrote, or that `Checkpoints.save` wrote as `part` of its state. Raises
     `ConfigError` where it is cut short."""
-    try:
-        shapes = ocp.metadata(str(directory.absolute())).metadata
+    with _reading(directory, _unreadable(directory) if part is None else _damaged(directory)):
+        shapes: Any = ocp.metadata(str(directory.absolute())).metadata
         return shapes if part is None else shapes[part]
-    except Exception as fault:
-        raise _unreadable(directory) from fault
 
 
 def on_host(directory: Path, part: str | None = None) -> Any:
-    """The tree of `shapes_on_disk` as NumPy arrays. Raises `ConfigError` where it is cut short."""
+    """The tree of `shapes_on_disk` as NumPy arrays. Raises `ConfigError` where it is cut short, or holds other values than were saved."""
+    facts = None if part is None else _facts(directory)
     shapes = shapes_on_disk(directory, part)
     like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
     context: Any = ocp.Context()
     context.pytree.loading.partial_load = part is not None
-    try:
-        with context:
-            tree = ocp.load(str(directory.absolute()), like if part is None else {part: like})
-        return tree if part is None else tree[part]
-    except Exception as fault:
-        raise _unreadable(directory) from fault
+    with _reading(directory, _unreadable(directory) if part is None else _damaged(directory)), context:
+        tree: Any = ocp.load(str(directory.absolute()), like if part is None else {part: like})
+    if facts is None:
+        _require_exported(directory, tree)
+        return tree
+    _require_saved(directory, tree, facts)
+    return tree[part]
+
+
+def _require_exported(directory: Path, params: Any) -> None:
+    """Raises `ConfigError` where parameters do not have the checksums that `export` was given."""
+    is_known = facts_beside(directory).get("weights") == weight_checksums(by_path(params))
+    require(is_known, directory, "holds other weights than were released there", "Restore the folder")
 
 
 def _unreadable(directory: Path) -> ConfigError:

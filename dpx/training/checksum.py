@@ -1,4 +1,4 @@
-"""A checksum of what a step's noise is added to, computed where the arrays live.
+"""A checksum of arrays, computed where they live: of what a step's noise is added to, and of every part of a checkpoint.
 
 Every number's bits are mixed with its place and added up modulo 2^32: integers add up alike in any order, so the checksum is the same
 however the arrays are spread over devices. Two lanes with other constants make 64 bits. It tells an accident (another sum under the same
@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, UInt32
 
 # Odd multipliers of the 32-bit finalisers lowbias32 and its sibling (Wellons 2018): every bit of a word reaches every bit of the mix.
@@ -18,15 +19,38 @@ _PLACE, _LEAF = 0x9E3779B1, 0x85EBCA77
 
 
 def checksum(tree: Any) -> UInt32[Array, "2"]:
-    """The checksum of all leaves (float32 or 32-bit integers) of `tree`, in its own order; places are counted within each leaf."""
+    """The checksum of all leaves of `tree`, in its own order; places are counted within each leaf.
+
+    Leaves are booleans, integers or real numbers of 8 to 64 bits. A tree without leaves has the checksum 0.
+    """
     sums = [_of_leaf(jnp.asarray(leaf), number) for number, leaf in enumerate(jax.tree.leaves(tree))]
-    return jnp.sum(jnp.stack(sums), axis=0, dtype=jnp.uint32)
+    return jnp.sum(jnp.stack(sums), axis=0, dtype=jnp.uint32) if sums else jnp.zeros(2, jnp.uint32)
 
 
-def _of_leaf(leaf: Array, number: int) -> UInt32[Array, "2"]:
-    words = leaf if leaf.dtype == jnp.uint32 else jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-    place = jnp.uint32((number + 1) * _LEAF & 0xFFFFFFFF) + _places(words.shape) * jnp.uint32(_PLACE)
+def checksums(parts: dict[str, Any]) -> dict[str, str]:
+    """The checksum of each of `parts` (trees of arrays) as text, computed where the arrays live; leaves of one form share one program."""
+    found = {name: [_of_one(leaf, np.uint32(number)) for number, leaf in enumerate(jax.tree.leaves(part))] for name, part in parts.items()}
+    return {name: as_text(np.sum([np.zeros(2, np.uint32), *sums], axis=0, dtype=np.uint32)) for name, sums in jax.device_get(found).items()}
+
+
+def _words(leaf: Array) -> UInt32[Array, "..."]:
+    """The bits of each number as a word of 32 bits; a number of 64 bits gives two, along a further axis."""
+    if leaf.dtype == jnp.bool_:
+        return leaf.astype(jnp.uint32)
+    bits = leaf.dtype.itemsize * 8
+    own = jnp.dtype(f"uint{min(bits, 32)}")
+    words = leaf if leaf.dtype == own else jax.lax.bitcast_convert_type(leaf, own)
+    return words.astype(jnp.uint32)
+
+
+def _of_leaf(leaf: Array, number: Any) -> UInt32[Array, "2"]:
+    """`number` is the leaf's place in its tree."""
+    words = _words(leaf)
+    place = jnp.uint32(number + 1) * jnp.uint32(_LEAF) + _places(words.shape) * jnp.uint32(_PLACE)
     return jnp.stack([jnp.sum(_mixed(words ^ _mixed(place, *_LANES[1 - lane]), *_LANES[lane]), dtype=jnp.uint32) for lane in (0, 1)])
+
+
+_of_one = jax.jit(_of_leaf)
 
 
 def _places(shape: tuple[int, ...]) -> UInt32[Array, "..."]:

@@ -7,7 +7,6 @@ damaged ones are computed again; if their last bits differ then, a replayed step
 Shape legend: N rows of the protected split, B rows at once.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -19,10 +18,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dpx import file_checksums
 from dpx.data.store import Store
 from dpx.durable import put_in_place, write_durably
 from dpx.task.protocol import TwoPartObjective
 from dpx.training import sharding
+from dpx.training.checksum import checksums
 from dpx.training.evaluation import BATCH_ROWS, in_batches
 
 FOLDER = "features"
@@ -62,10 +63,12 @@ def of_store(objective: TwoPartObjective, resting: Any, store: Store, widths: Se
     """`store` with the features of its protected rows, from `private/features` where they are whole, else computed by `resting`, the
     parameters below the head, on the devices of `mesh`."""
     folder = private / FOLDER
-    known = _known(folder, store)
+    made_from = {"store": store.manifest.checksum} | checksums({"encoder": resting})
+    known = _known(folder, made_from)
     if known is None:
         _compute(objective, resting, store, widths, mesh, folder)
-        known = _known(folder, store)
+        write_durably(folder / _ABOUT, json.dumps(_about(folder, made_from)))
+        known = _known(folder, made_from)
         assert known is not None
     return WithFeatures(store, known)
 
@@ -75,20 +78,19 @@ def remove(private: Path) -> None:
     shutil.rmtree(private / FOLDER, ignore_errors=True)
 
 
-def _known(folder: Path, store: Store) -> np.ndarray | None:
-    """What lies in `folder`, mapped; `None` where that is not whole, or of other rows."""
+def _known(folder: Path, made_from: dict[str, str]) -> np.ndarray | None:
+    """What lies in `folder`, mapped; `None` where that is not whole, or made from other rows or by another encoder."""
     try:
         about = json.loads((folder / _ABOUT).read_text())
-        if about != _about(folder, store):
+        if about != _about(folder, made_from):
             return None
         return np.load(folder / _ARRAY, mmap_mode="r")
     except (OSError, ValueError):
         return None
 
 
-def _about(folder: Path, store: Store) -> dict[str, Any]:
-    with (folder / _ARRAY).open("rb") as file:
-        return {"store": store.manifest.checksum, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+def _about(folder: Path, made_from: dict[str, str]) -> dict[str, Any]:
+    return made_from | file_checksums.of_file(folder / _ARRAY)
 
 
 def _compute(objective: TwoPartObjective, resting: Any, store: Store, widths: Sequence[int], mesh: Any, folder: Path) -> None:
@@ -108,4 +110,3 @@ def _compute(objective: TwoPartObjective, resting: Any, store: Store, widths: Se
     assert isinstance(features_N, np.memmap)
     features_N.flush()
     put_in_place(draft, folder / _ARRAY)
-    write_durably(folder / _ABOUT, json.dumps(_about(folder, store)))

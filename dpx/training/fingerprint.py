@@ -13,6 +13,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import dpx
 from dpx import packages
 from dpx.claim import rests_on
@@ -70,9 +72,11 @@ def claim_checksum(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()
 
 
-def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int, job: Any = None) -> dict[str, Any]:
-    """Declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, mesh, threads and microbatch,
-    as JSON-ready values."""
+def fingerprint(
+    experiment: Experiment, data_checksum: str, microbatch: int, strategy: np.ndarray | None = None, job: Any = None
+) -> dict[str, Any]:
+    """Declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, mesh, threads, microbatch and
+    the mechanism's strategy, as JSON-ready values."""
     import jax
 
     libraries = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
@@ -94,6 +98,7 @@ def fingerprint(experiment: Experiment, data_checksum: str, microbatch: int, job
         "threads": threads(),
         "microbatch": microbatch,
         "widths": list(experiment.widths),
+        "strategy": None if strategy is None else hashlib.sha256(np.asarray(strategy).tobytes()).hexdigest(),
     }
 
 

@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter, summary
+from tensorboardX import summary
 
+from dpx.console import stage
 from dpx.durable import write_durably
+from dpx.training.event_file import EventFile
+from dpx.training.lossy_file import LossyFile
+
+LINES = "metrics.jsonl"
 
 # TensorBoard sorts groups by name: what a run costs, what it learnt and how fast come first.
 _GROUPS = {"privacy/": "1_privacy/", "heldout/": "2_utility/heldout_", "train/examples_per_s": "3_speed/examples_per_s"}
@@ -36,27 +41,21 @@ def _name_shortly(private: Path) -> None:
 
 
 class MetricsWriter:
-    """Appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written anew."""
+    """Appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written anew.
+
+    What cannot be written is dropped, and counted in one line when the writer is closed: a full disk stops no run here.
+    """
 
     def __init__(self, private: Path, first_step: int):
-        self._path = private / "metrics.jsonl"
-        self._keep_before(first_step)
+        _keep_before(private / LINES, first_step)
         _name_shortly(private)
-        self._file = open(self._path, "a")
-        self._writer = SummaryWriter(str(private / "tensorboard"), purge_step=first_step or None)
-
-    def _keep_before(self, first_step: int) -> None:
-        """A replayed step is measured again; a line cut short by a kill is dropped with it."""
-        if not self._path.exists():
-            return
-        lines = [line for line in self._path.read_text().splitlines() if line.endswith("}")]
-        kept = [line for line in lines if json.loads(line)["step"] < first_step]
-        write_durably(self._path, "".join(line + "\n" for line in kept))
+        self._lines = LossyFile(private / LINES)
+        self._events = EventFile(private / "tensorboard", first_step)
 
     def describe(self, config_yaml: str, hparams: dict[str, Any]) -> None:
         """The resolved config as text and the swept knobs as hparams."""
-        self._writer.add_text("config", f"```yaml\n{config_yaml}\n```")
-        self._writer.add_text("hparams", "\n".join(f"- {key}: {value}" for key, value in hparams.items()))
+        self._events.add_text("config", f"```yaml\n{config_yaml}\n```")
+        self._events.add_text("hparams", "\n".join(f"- {key}: {value}" for key, value in hparams.items()))
 
     def hparams(self, hparams: dict[str, Any], results: Iterable[str]) -> None:
         """The run's row of TensorBoard's HParams table, with the scalars named `results`, once they exist; a value of `None` stays empty.
@@ -66,9 +65,8 @@ class MetricsWriter:
         columns = {name: 0.0 if value is None else value for name, value in hparams.items()}
         experiment, _, _ = summary.hparams(columns, dict.fromkeys(map(_shown, results), 0.0))
         _, begun, ended = summary.hparams(hparams, {})
-        assert self._writer.file_writer is not None
         for part in (experiment, begun, ended):
-            self._writer.file_writer.add_summary(part)
+            self._events.add(part.value)
 
     def write(self, step: int, scalars: dict[str, Any]) -> None:
         """One step's scalars; vectors (one value a layer) become `name/layer_00`, ..."""
@@ -79,11 +77,30 @@ class MetricsWriter:
                 flat[name] = float(array)
             else:
                 flat |= {f"{name}/layer_{index:02d}": float(part) for index, part in enumerate(array)}
-        for name, value in flat.items():
-            self._writer.add_scalar(_shown(name), value, step)
-        self._file.write(json.dumps({"step": step, **flat}) + "\n")
-        self._file.flush()
+        self._lines.append((json.dumps({"step": step, **flat}) + "\n").encode())
+        self._events.add_scalars({_shown(name): value for name, value in flat.items()}, step)
 
     def close(self) -> None:
-        self._writer.close()
-        self._file.close()
+        """Says in one line what was dropped, if anything was."""
+        self._lines.close()
+        self._events.close()
+        lost = [
+            f"{file.dropped} of {name}" for name, file in (("metrics.jsonl", self._lines), ("TensorBoard", self._events)) if file.dropped
+        ]
+        if lost:
+            fault = self._lines.fault or self._events.fault
+            stage(f"measurements that could not be written were dropped ({' and '.join(lost)} records): {fault}")
+
+
+def _keep_before(path: Path, first_step: int) -> None:
+    """A replayed step is measured again; a line cut short by a kill is dropped with it."""
+    if path.exists():
+        kept = [line for line in path.read_text(errors="replace").splitlines() if _is_before(line, first_step)]
+        write_durably(path, "".join(line + "\n" for line in kept))
+
+
+def _is_before(line: str, first_step: int) -> bool:
+    try:
+        return json.loads(line)["step"] < first_step
+    except (ValueError, TypeError, KeyError):
+        return False

@@ -68,7 +68,7 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
     """Where a run begins that has no checkpoint yet; one that has goes on without what it began from."""
     require_one_start(init, folder.fork)
     has_begun = known is not None and bool(known.epochs)
-    has_checkpoint = any(path.name.isdigit() for path in folder.private.glob("checkpoints/*"))
+    has_checkpoint = any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*"))
     if has_begun and has_checkpoint:
         return RANDOM
     if folder.fork is not None:

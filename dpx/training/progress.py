@@ -1,12 +1,10 @@
 """What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
 
-import sys
 import time
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from dpx.console import figure
+from dpx.console import figure, progress_console
 
 LINES = 20
 
@@ -20,7 +18,7 @@ class RunProgress:
     def __init__(self, first_step: int, steps: int):
         self._steps, self._first = steps, first_step
         self._every = max(1, steps // LINES)
-        self._console = Console(file=sys.stderr)
+        self._console = progress_console()
         self.planned: float | None = None
         # After which step that was; a bar shows it until the next one comes.
         self._epsilon: tuple[float, int] | None = None

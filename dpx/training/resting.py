@@ -16,6 +16,7 @@ from dpx.clipping.groups import LAYERS
 from dpx.cost.memory import Trains
 from dpx.declaration import require
 from dpx.durable import put_in_place
+from dpx.init import weights
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
 from dpx.parameter_path import path_name
@@ -56,7 +57,8 @@ def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
     """Writes what rests in a new run, drawn with `key` or taken from `start`, unless it was written before; gives it as `placed` does."""
     path = private / FOLDER
     if step.has_resting and not path.exists():
-        export(path, step.draw_resting(key, *given(start)), {})
+        params = step.draw_resting(key, *given(start))
+        export(path, params, weights.facts(params, ()))
     return placed(private, step)
 
 
@@ -86,7 +88,7 @@ def placed(private: Path, step: Any) -> Any:
 
 
 def loaded(private: Path) -> Any:
-    """What rests, as it was drawn. Raises `ConfigError` where it is lost."""
+    """What rests, as it was drawn. Raises `ConfigError` where it is lost or damaged."""
     path = private / FOLDER
     require(path.is_dir(), path, "what rests in this run is not there, and cannot be drawn again", "Restore the folder, or begin a new run")
     return released(path)

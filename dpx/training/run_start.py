@@ -11,15 +11,16 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from dpx.claim import agreement
 from dpx.claim.calibration import differing
 from dpx.data import manifests
-from dpx.declaration import ConfigError, require
+from dpx.declaration import ConfigError, require, several
 from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training import resting
-from dpx.training.checkpoint import Checkpoints
+from dpx.training.checkpoint import Checkpoints, Saved
 from dpx.training.fingerprint import differences
 from dpx.training.state import State
 from dpx.training.step import Step
@@ -111,31 +112,33 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
         "the config differs from the one this run began with",
         f"Restore it, or give fork={folder.path.name}@<step> to branch into a new folder",
     )
-    note_plan(ledger, epochs.plan)
-    first_step = checkpoints.latest or 0
-    if not first_step and folder.fork:
+    saved, damaged = _newest_whole(checkpoints, step)
+    first_step, facts = (saved.steps_done, saved.facts) if saved else (0, None)
+    why = _why_anew(epochs, changed, first_step, facts)
+    _require_whole(saved, damaged, why, folder, checkpoints)
+    if saved is None and folder.fork:
         return _fork(epochs, checkpoints, step, start)
     require(
-        bool(first_step) or not ledger.origins or start.parameters is not None,
+        saved is not None or not ledger.origins or start.parameters is not None,
         folder.path,
         "its checkpoints are gone, and what it began from was not read",
         "Restore them, or move private/checkpoints away to begin again from there",
     )
-    saved = checkpoints.facts(first_step) if first_step else None
-    why = _why_anew(epochs, changed, first_step, saved)
+    note_plan(ledger, epochs.plan)
+    aside = tuple(_set_aside(checkpoints, steps_done) for steps_done in damaged)
     if why is None:
         epoch = ledger.epochs[-1]
         secret = epochs.secret_of(epoch)
         assert secret is not None
         messages = (f"going on from step {first_step}",)
     else:
-        epoch, secret = epochs.open(first_step, saved, why)
+        epoch, secret = epochs.open(first_step, facts, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
-    state = _state(step, secret, checkpoints, first_step, start)
+    state = saved.state if saved else step.init(secret.key("init"), *resting.given(start.parameters))
     state = state.in_a_new_epoch() if first_step == epoch.from_step else state
     # Before its first checkpoint a run may have ended before anything was written.
-    rests = resting.placed(folder.private, step) if first_step else resting.keep(folder.private, step, secret.key("init"), start.parameters)
-    return RunStart(epoch, first_step, secret, state, messages, rests)
+    rests = resting.placed(folder.private, step) if saved else resting.keep(folder.private, step, secret.key("init"), start.parameters)
+    return RunStart(epoch, first_step, secret, state, (*aside, *messages), rests)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | None = None) -> None:
@@ -181,9 +184,29 @@ def _fresh(epochs: Epochs, step: Step, start: Start) -> RunStart:
     return RunStart(epoch, 0, secret, step.init(key, *given), messages, resting.keep(private, step, key, *given))
 
 
-def _state(step: Step, secret: RootSecret, checkpoints: Checkpoints, first_step: int, start: Start) -> State:
-    state = step.init(secret.key("init"), *resting.given(None if first_step else start.parameters))
-    return checkpoints.load(first_step, state) if first_step else state
+def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
+    """The newest checkpoint that is whole, and the steps of the damaged ones after it."""
+    return checkpoints.newest_whole(_form(step)) if checkpoints.steps else (None, [])
+
+
+def _form(step: Step) -> State:
+    """A state of the form that a run saves; its values are of no use."""
+    return step.init(RootSecret.from_seed(0).key("shape"))
+
+
+def _require_whole(saved: Saved | None, damaged: list[int], why_anew: str | None, folder: RunFolder, checkpoints: Checkpoints) -> None:
+    """Raises `ConfigError` where every checkpoint is damaged, unless the run is repeated from its beginning at no further charge."""
+    require(
+        saved is not None or not damaged or (why_anew is None and not folder.fork),
+        checkpoints.directory,
+        f"every checkpoint is damaged ({several([str(steps_done) for steps_done in damaged])}), and beginning again is charged again",
+        "Restore one, or move the folder away to begin again, charged beside what was spent",
+    )
+
+
+def _set_aside(checkpoints: Checkpoints, steps_done: int) -> str:
+    aside = checkpoints.set_aside(steps_done)
+    return f"checkpoint {steps_done} is damaged: it was moved to {aside.name}"
 
 
 def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) -> RunStart:
@@ -192,7 +215,7 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
     assert folder.fork is not None
     if start.private is None or start.step is None:
         raise ConfigError(folder.path, "its checkpoints are gone, and its parent was not read", "Run the same command again")
-    state = _state_of_parent(folder.fork, start.private, start.step, step.init(RootSecret.from_seed(0).key("shape")))
+    state = _state_of_parent(folder.fork, start.private, start.step, _form(step))
     manifests.inherit(folder.private, start.private)
     rests = resting.inherit(folder.private, start.private, step)
     note_plan(ledger, epochs.plan, start.plan)
@@ -208,14 +231,12 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
 
 def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:
     """The parent's state after `step` steps; raises `ConfigError` where it is not what this run trains."""
-    checkpoints = Checkpoints(private / "checkpoints", kept=1_000_000)
-    try:
-        require(
-            checkpoints.parts(step) == set(like.saved()),
-            f"fork={fork}",
-            "the parent's checkpoint holds another state than this config's: its clip or mechanism differs",
-            "Fork with the parent's clip and mechanism",
-        )
-        return checkpoints.load(step, like)
-    finally:
-        checkpoints.close()
+    # Read alone: its own process may be writing there.
+    checkpoints = Checkpoints(private / agreement.CHECKPOINTS, kept=1_000_000)
+    require(
+        checkpoints.parts(step) == set(like.saved()),
+        f"fork={fork}",
+        "the parent's checkpoint holds another state than this config's: its clip or mechanism differs",
+        "Fork with the parent's clip and mechanism",
+    )
+    return checkpoints.load(step, like).state

@@ -84,9 +84,9 @@ class Session:
         with contextlib.ExitStack() as stack:
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
             checkpoints = stack.enter_context(
-                contextlib.closing(Checkpoints(folder.private / "checkpoints", experiment.schedule.checkpoints_kept))
+                contextlib.closing(Checkpoints(folder.private / agreement.CHECKPOINTS, experiment.schedule.checkpoints_kept))
             )
-            unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, job)
+            unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
             epochs = Epochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated))
             manifests.keep(folder.private, store)
             run_start = start_run(epochs, checkpoints, step, ready.start)

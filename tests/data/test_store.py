@@ -1,15 +1,19 @@
 import dataclasses
 import math
+import os
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dpx import file_checksums
+from dpx.data import verified
 from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.schema import as_json, classes, texts
 from dpx.data.store import MANIFEST, UNIT, Manifest, Store, open_store
+from dpx.data.verified import VERIFIED
 from dpx.declaration import ConfigError
 from dpx.privacy.declarations import Privacy
 
@@ -26,8 +30,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def copied(store: Store, tmp_path: Path) -> Path:
     folder = tmp_path / "copy"
     folder.mkdir()
-    for file in store.folder.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    for name in (*store.manifest.files, MANIFEST):
+        (folder / name).write_bytes((store.folder / name).read_bytes())
     return folder
 
 
@@ -118,6 +122,91 @@ def test_a_harmed_store_is_refused_in_one_line(copied: Path, name: str, harm, me
     with pytest.raises(ConfigError, match=message) as caught:
         open_store(copied)
     assert "\n" not in str(caught.value) and str(copied) in str(caught.value)
+
+
+@pytest.mark.parametrize("largest_first", [True, False])
+def test_every_byte_of_every_file_is_covered(store: Store, copied: Path, monkeypatch, largest_first: bool):
+    """Also past any limit: of the largest file the last byte is changed, and blocks are far smaller than the files."""
+    monkeypatch.setattr(file_checksums, "BLOCK_BYTES", 64)
+    for name in sorted(store.manifest.files, key=lambda name: store.manifest.files[name]["bytes"], reverse=largest_first)[:3]:
+        whole = (copied / name).read_bytes()
+        if whole:
+            (copied / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+            with pytest.raises(ConfigError, match=f"{name}: does not match the checksum"):
+                open_store(copied)
+        (copied / name).write_bytes(whole)
+    open_store(copied)
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[str]:
+    """Names of the files that are hashed from here on."""
+    names: list[str] = []
+    whole = file_checksums.of_file
+    monkeypatch.setattr(file_checksums, "of_file", lambda path, *more: names.append(path.name) or whole(path, *more))
+    return names
+
+
+def test_a_file_is_hashed_once_and_again_when_it_was_touched(store: Store, copied: Path, hashed: list[str]):
+    open_store(copied)
+    assert sorted(hashed) == sorted(store.manifest.files), "in a copy everything is hashed"
+    assert oct((copied / VERIFIED).stat().st_mode)[-3:] == "600"
+    hashed.clear()
+    open_store(copied)
+    assert hashed == []
+    # Same size, and the time of modification set back.
+    path = copied / "protected.tokens"
+    before = path.stat()
+    flip_a_byte(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"protected\.tokens: does not match the checksum"):
+            open_store(copied)
+    assert hashed == ["protected.tokens"] * 2, "what was refused is not remembered"
+    flip_a_byte(path)
+    hashed.clear()
+    open_store(copied)
+    open_store(copied)
+    assert hashed == ["protected.tokens"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"protected.tokens": 1}', "\x00"])
+def test_a_damaged_record_of_what_was_verified_is_not_believed(store: Store, copied: Path, hashed: list[str], content: str):
+    open_store(copied)
+    hashed.clear()
+    (copied / VERIFIED).write_text(content)
+    open_store(copied)
+    assert sorted(hashed) == sorted(store.manifest.files)
+
+
+def test_a_record_is_of_the_checksums_that_the_manifest_names(copied: Path):
+    """Another manifest over files that have not changed is held against them."""
+    open_store(copied)
+    manifest = Manifest.read(copied)
+    other = manifest.files | {"protected.tokens": manifest.files["protected.tokens"] | {"sha256": "0" * 64}}
+    dataclasses.replace(manifest, files=other).with_checksum().write(copied / MANIFEST)
+    with pytest.raises(ConfigError, match=r"protected\.tokens: does not match the checksum"):
+        open_store(copied)
+
+
+def test_a_store_that_cannot_be_written_to_is_opened_all_the_same(copied: Path, monkeypatch):
+    monkeypatch.setattr(verified, "write_durably", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+    open_store(copied)
+    assert not (copied / VERIFIED).exists()
+
+
+def test_checking_much_is_shown_and_takes_no_memory(copied: Path, monkeypatch, capsys):
+    monkeypatch.setattr(verified, "SHOWN_BYTES", 1000)
+    monkeypatch.setattr(file_checksums, "BLOCK_BYTES", 64)
+    tracemalloc.start()
+    open_store(copied)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("checking the 0.0 GB of ") and len(rest) == 10 and rest[-1] == "checked 100% of copy"
+    assert peak < 1e6
+    open_store(copied)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_store_of_another_key_is_refused(copied: Path):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.claim.agreement import CHECKPOINTS
 from dpx.claim.calibration import calibrate
 from dpx.claim.spent import require_bound
 from dpx.data import manifests
@@ -399,6 +400,10 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
         began(place, "init=run", f"init.run={handed}", "init.step=1")
     with RunFolder(copied).claimed(), pytest.raises(ConfigError, match="another process is training"):
         began(place, "init=run", f"init.run={copied}")
+    metadata = copied / "private" / CHECKPOINTS / "1" / METADATA.rpartition("/")[2]
+    metadata.write_text(metadata.read_text().replace('"epoch": "', '"epoch": "0'))
+    with pytest.raises(ConfigError, match=r"checkpoints/1: this checkpoint is damaged\. Use one of \[2\]"):
+        began(place, "init=run", f"init.run={copied}", "init.step=1")
     (damaged,) = [path for path in (handed / PARAMS / "state" / "d").iterdir()][:1]
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(ConfigError, match="cut short or damaged"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.claim import agreement
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.evaluate import Evaluate
@@ -262,8 +263,13 @@ def test_a_run_from_before_the_chain_goes_on_in_a_new_noise_epoch(data, tmp_path
     path = tmp_path / "run"
     train(data, path, until=5)
     unchain(path / "private" / "ledger")
-    for metadata in (path / "private" / "checkpoints").glob("*/_CHECKPOINT_METADATA"):
-        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"custom_metadata": None}))
+    for saved in (path / "private" / "checkpoints").iterdir():
+        facts = agreement.facts_of_checkpoint(saved)
+        assert facts is not None
+        unmarked = agreement.sealed({checkpoint.VALUES: facts[checkpoint.VALUES]})
+        held = json.loads((saved / agreement.METADATA).read_text()) | {"custom_metadata": unmarked}
+        (saved / agreement.METADATA).write_text(json.dumps(held))
+        (saved / checkpoint.FILES).unlink()
     old = claim_of(path)
     for new in ("mark", "chain"):
         old["ledger"].pop(new)

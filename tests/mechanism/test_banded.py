@@ -75,6 +75,13 @@ def test_a_strategy_is_settled_once(tmp_path, monkeypatch):
     assert declare().mechanism.load_strategy(10, tmp_path) is None
 
 
+@pytest.mark.parametrize("content", ["", "[1]", '{"coefficients"', "\x00"])
+def test_a_strategy_that_is_unreadable_is_settled_again(tmp_path, monkeypatch, content):
+    (tmp_path / "strategy.json").write_text(content)
+    monkeypatch.setattr(banded, "optimised", lambda *_: STRATEGY)
+    assert np.array_equal(Banded(bands=3).load_strategy(10, tmp_path), STRATEGY)
+
+
 def test_without_the_library_one_line_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(extras, "is_installed", lambda _: False)
     for needs_it in (lambda: banded.optimised(10, 3), lambda: Banded(bands=3).require_library(tmp_path)):
@@ -82,7 +89,7 @@ def test_without_the_library_one_line_says_so(monkeypatch, tmp_path):
             ConfigError, match=r"^mechanism=banded: needs jax_privacy, which is not installed. Install the extra correlated: "
         ):
             needs_it()
-    (tmp_path / "strategy.json").touch()
+    (tmp_path / "strategy.json").write_text('{"coefficients": [0.9, 0.1]}')
     Banded(bands=3).require_library(tmp_path)
 
 

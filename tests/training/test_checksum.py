@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx.training.checksum import as_text, checksum
+from dpx.training.checksum import as_text, checksum, checksums
 
 
 def _tree():
@@ -87,3 +87,27 @@ def test_sums_that_differ_only_in_both_lanes_are_not_met_by_chance():
 
 def test_an_unsigned_leaf_and_a_scalar_are_taken_as_they_are():
     assert _of([jnp.uint32(5)]) != _of([jnp.uint32(6)])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "float8_e4m3fn", "int16", "float16", "bfloat16", "int32", "float32"])
+def test_a_leaf_of_any_width_is_told_from_one_with_another_bit(dtype):
+    draw, found = np.random.default_rng(0), set()
+    base = jnp.asarray(draw.integers(0, 2, (3, 4)), dtype)
+    bits = np.asarray(base).view(np.uint8)
+    flips = [(place, bit) for place in range(bits.size) for bit in ([0] if dtype == "bool" else range(8))]
+    for place, bit in flips:
+        other = bits.copy()
+        other.flat[place] ^= 1 << bit
+        found.add(_of([other.view(base.dtype)]))
+    assert len(found | {_of([base])}) == len(flips) + 1
+
+
+def test_64_bits_are_two_words():
+    with jax.enable_x64(True):
+        found = {_of([np.asarray([value, 0])]) for value in (0, 1, 1 << 32, 1 << 63 - 1)}
+        assert len(found | {_of([np.asarray([1.0, 0.0])])}) == 5
+
+
+def test_parts_have_checksums_of_their_own_and_one_without_leaves_has_one_too():
+    found = checksums({"params": _tree(), "moments": ()})
+    assert found == {"params": _of(_tree()), "moments": "0" * 16}

@@ -8,6 +8,7 @@ import pytest
 
 from dpx.experiment import Schedule
 from dpx.mechanism.declarations import Banded
+from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.sampler import CyclicPoisson
 from dpx.training import loop
@@ -35,9 +36,9 @@ def experiment(tmp_path_factory):
     return make
 
 
-def place(path, fork=None):
+def place(path, fork=None, strategy=STRATEGY):
     (path / "private").mkdir(parents=True, exist_ok=True)
-    (path / "private" / "strategy.json").write_text(json.dumps({"coefficients": STRATEGY}))
+    (path / "private" / "strategy.json").write_text(json.dumps({"coefficients": strategy}))
     return RunFolder(path, fork=fork)
 
 
@@ -47,8 +48,8 @@ def train(experiment, path, fork=None):
         return jax.tree.map(np.array, session.final)
 
 
-def past_noise_at_start(experiment, path, fork=None):
-    with opened(experiment, place(path, fork)) as session:
+def past_noise_at_start(experiment, path, fork=None, strategy=STRATEGY):
+    with opened(experiment, place(path, fork, strategy)) as session:
         return session.run_start.first_step, max(float(abs(leaf).max()) for leaf in jax.tree.leaves(session.run_start.state.noise))
 
 
@@ -73,3 +74,8 @@ def test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch(experiment, t
     for _ in range(2):
         assert past_noise_at_start(experiment(steps=6), tmp_path / "fork", fork=f"{tmp_path / 'whole'}@2") == (2, 0.0)
         assert past_noise_at_start(experiment(microbatch=2), tmp_path / "whole") == (4, 0.0)
+    # The proof is of one strategy for a whole epoch: under another one the epoch that was begun is left.
+    epochs = len(Ledger(tmp_path / "fork" / "private" / "ledger").epochs)
+    assert past_noise_at_start(experiment(steps=6), tmp_path / "fork", f"{tmp_path / 'whole'}@2", [0.8, 0.4, 0.3]) == (2, 0.0)
+    newest = Ledger(tmp_path / "fork" / "private" / "ledger").epochs
+    assert len(newest) == epochs + 1 and newest[-1].why.startswith("strategy changed")

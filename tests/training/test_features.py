@@ -87,10 +87,8 @@ def test_features_that_are_others_now_meet_no_key_that_was_used(data, tmp_path, 
 
     def slightly_other(*given):
         compute(*given)
-        folder = given[-1]
-        values = np.load(folder / "features.npy")
-        np.save(folder / "features.npy", values * np.float32(1 + 1e-6))
-        (folder / "features.json").write_text(json.dumps(features._about(folder, given[2])))
+        values = np.load(given[-1] / "features.npy")
+        np.save(given[-1] / "features.npy", values * np.float32(1 + 1e-6))
 
     (path / "private" / features.FOLDER / "features.npy").unlink()
     monkeypatch.setattr(features, "_compute", slightly_other)
@@ -108,6 +106,17 @@ def read(data, tmp_path_factory):
     params = jax.jit(of.init)(np.zeros(2, np.uint32))
     folder = tmp_path_factory.mktemp("read")
     return of, params, store, features.of_store(of, params, store, experiment.widths, experiment.mesh.make(), folder)
+
+
+def test_features_that_another_encoder_made_are_not_taken(read, data, tmp_path, monkeypatch):
+    of, params, store, with_features = read
+    experiment, *_ = composed(*HEAD, data)
+    other = params | {"embeddings": jax.tree.map(lambda leaf: leaf + 1, params["embeddings"])}
+    calls, compute = [], features._compute
+    monkeypatch.setattr(features, "_compute", lambda *given: calls.append(1) or compute(*given))
+    found = [features.of_store(of, one, store, experiment.widths, experiment.mesh.make(), tmp_path) for one in (params, params, other)]
+    assert len(calls) == 2 and np.array_equal(found[1]._features_N, with_features._features_N)
+    assert not np.array_equal(found[2]._features_N, with_features._features_N)
 
 
 @pytest.mark.parametrize("rows_per_example", [1, 2])

@@ -1,10 +1,19 @@
 """What stands in the lines of a run: epsilon with the step it is of, and time left that counts no compilation."""
 
+import errno
+import io
+import os
+import shlex
+import subprocess
+import sys
+
 import pytest
 
-from dpx.console import figure
+from dpx.console import figure, stage, tell
 from dpx.training import progress
 from dpx.training.progress import RunProgress
+
+from ..processes import environment
 
 
 @pytest.fixture
@@ -50,3 +59,49 @@ def test_a_line_is_due_twenty_times_and_at_the_first_and_the_last_step():
 )
 def test_small_and_huge_figures_keep_digits(value, text):
     assert figure(value, 2) == text
+
+
+class Gone(io.StringIO):
+    """A stream whose reader is gone, or whose disk is full; it counts what was tried."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.number, self.tried = number, 0
+
+    def write(self, text: str) -> int:
+        self.tried += 1
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_no_run_ends_because_nobody_reads_how_it_goes_on(monkeypatch, number):
+    gone = Gone(number)
+    monkeypatch.setattr(sys, "stderr", gone)
+    with RunProgress(0, 4) as shown:
+        shown.say("a line")
+        shown.step(1, 10.0, 6.0, 0.5, None)
+    stage("another line")
+    tell("the last line")
+    assert gone.tried >= 4
+
+
+def test_a_process_whose_standard_error_is_closed_gives_its_number_to_no_other_file(tmp_path):
+    program = (
+        "import os, sys; from dpx.console import require_standard_streams, stage\n"
+        "require_standard_streams(); file = open('ledger', 'w')\n"
+        "stage('nobody reads this'); os.write(2, b'nor this'); assert file.fileno() > 2; file.write('whole')\n"
+        "print('seen')"
+    )
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} 2>&-"
+    ended = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    assert ended.stdout == "seen\n" and (tmp_path / "ledger").read_text() == "whole"
+
+
+def test_a_reader_that_left_changes_no_exit_code(tmp_path):
+    """The interpreter would end with code 120: it writes once more what was not written before."""
+    program = "from dpx.console import stage\nfor number in range(9): stage('nobody reads this')"
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), stderr=writer, check=False)
+    os.close(writer)
+    assert ended.returncode == 0

@@ -8,6 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from dpx.claim import agreement
+from dpx.declaration import ConfigError
 from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin
@@ -116,3 +118,82 @@ def test_a_kill_before_the_plan_is_noted_forgets_no_choice(tmp_path: Path, paren
     ledger.close()
     again = Ledger(tmp_path / "ledger")
     assert again.plan is None and set(again.chosen_after_results) == {"steps"} | (set() if parents else {"noise_multiplier"})
+
+
+def damaged(path: Path, *steps: int) -> None:
+    """One bit of the newest state's values, in each of these checkpoints."""
+    for steps_done in steps:
+        (array,) = (path / "private" / "checkpoints" / str(steps_done) / "state" / "d").iterdir()
+        content = bytearray(array.read_bytes())
+        content[len(content) // 2] ^= 1
+        array.write_bytes(content)
+
+
+def test_a_run_goes_on_from_the_newest_whole_checkpoint_in_the_same_epoch(tmp_path: Path) -> None:
+    with begun(tmp_path) as (first, _, save):
+        for steps_done in (2, 4, 6):
+            save(steps_done)
+    damaged(tmp_path, 4, 6)
+    with begun(tmp_path) as (again, ledger, save):
+        assert again.first_step == 2 and again.epoch == first.epoch and len(ledger.epochs) == 1
+        assert [message.partition(":")[0] for message in again.messages] == [
+            "checkpoint 6 is damaged",
+            "checkpoint 4 is damaged",
+            "going on from step 2",
+        ]
+        save(4)
+    with begun(tmp_path) as (once_more, _, _):
+        assert once_more.first_step == 4 and once_more.messages == ("going on from step 4",)
+
+
+def test_a_checkpoint_from_before_the_newest_epoch_opens_another(tmp_path: Path) -> None:
+    with begun(tmp_path) as (_, _, save):
+        save(2)
+        save(4)
+    with begun(tmp_path, OTHER) as (changed, _, save):
+        assert changed.epoch.from_step == 4
+        save(6)
+    damaged(tmp_path, 4, 6)
+    with begun(tmp_path, OTHER) as (found, ledger, _):
+        assert (found.first_step, found.epoch.number, found.epoch.from_step) == (2, 2, 2) and len(ledger.epochs) == 3
+        assert found.secret.tag != changed.secret.tag and "not one of the newest noise epoch" in found.messages[-1]
+
+
+def test_where_no_checkpoint_is_whole_a_run_is_repeated_from_its_beginning_or_refused(tmp_path: Path) -> None:
+    with begun(tmp_path) as (first, _, save):
+        save(2)
+    damaged(tmp_path, 2)
+    # With another fingerprint every step would be charged again.
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"checkpoints: every checkpoint is damaged \(2\), and beginning again is charged again"):
+            with begun(tmp_path, OTHER):
+                pass
+    assert (tmp_path / "private" / "checkpoints" / "2").is_dir()
+    with begun(tmp_path) as (again, ledger, _):
+        assert (again.first_step, again.epoch, len(ledger.epochs)) == (0, first.epoch, 1)
+        assert again.messages[0].startswith("checkpoint 2 is damaged")
+
+
+def test_a_fork_whose_checkpoints_are_all_damaged_is_refused(tmp_path: Path) -> None:
+    with begun(tmp_path / "parent") as (_, _, save):
+        save(2)
+    for _ in range(2):
+        with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2"):
+            pass
+    damaged(tmp_path / "fork", 2)
+    with pytest.raises(ConfigError, match="every checkpoint is damaged"), begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2"):
+        pass
+
+
+def test_a_ledger_is_still_held_against_a_checkpoint_that_was_moved_aside(tmp_path: Path) -> None:
+    with begun(tmp_path) as (_, ledger, save):
+        save(2)
+        shorter = ledger.path.read_bytes()
+        ledger.note_choices(["steps"])
+        save(4)
+    damaged(tmp_path, 4)
+    with begun(tmp_path) as (found, ledger, _):
+        assert found.first_step == 2
+    ledger.path.write_bytes(shorter)
+    with pytest.raises(ConfigError, match="damaged-4: ends at line"):
+        agreement.check(tmp_path)

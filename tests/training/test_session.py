@@ -169,18 +169,28 @@ def test_two_processes_cannot_hold_one_folder(experiment, tmp_path):
             _train(experiment(seed=5), tmp_path)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_still_serves(experiment, uninterrupted, tmp_path):
+def test_the_checkpoint_before_a_damaged_one_serves_by_itself(experiment, uninterrupted, tmp_path, capsys):
     path = tmp_path / "run"
     shutil.copytree(uninterrupted[0], path)
     newest = path / "private" / "checkpoints" / "6"
-    for part in (newest / "state").rglob("*"):
-        if part.is_file() and "ocdbt" in str(part):
-            part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
-    with pytest.raises(ConfigError, match=r"checkpoints/6: this checkpoint is cut short or damaged\. Move it away"):
-        _train(experiment(seed=5), path)
-    shutil.rmtree(newest)
+    (array,) = (newest / "state" / "d").iterdir()
+    content = bytearray(array.read_bytes())
+    content[len(content) // 2] ^= 1
+    array.write_bytes(content)
     assert _equal(_train(experiment(seed=5), path), uninterrupted[1])
-    assert _runs(path) == _runs(uninterrupted[0])
+    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line or "going on" in line]
+    assert said == ["checkpoint 6 is damaged: it was moved to damaged-6", "going on from step 4"]
+    assert _runs(path) == _runs(uninterrupted[0]), "its steps are repeated under their own key, and charged once"
+    assert newest.is_dir() and (newest.parent / "damaged-6").is_dir()
+
+
+def test_a_fork_of_a_damaged_checkpoint_is_refused_in_one_line(experiment, uninterrupted, tmp_path):
+    path = shutil.copytree(uninterrupted[0], tmp_path / "run")
+    metadata = path / "private" / "checkpoints" / "4" / "_CHECKPOINT_METADATA"
+    metadata.write_text(metadata.read_text().replace('"epoch": "', '"epoch": "0'))
+    with pytest.raises(ConfigError, match=r"checkpoints/4: this checkpoint is damaged\. Use one of \[2, 6\]\.$"):
+        _train(experiment(seed=5), tmp_path / "fork", fork=f"{path}@4")
+    assert not (tmp_path / "fork" / "private" / "root_secret_0").exists()
 
 
 def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards(experiment, uninterrupted, tmp_path, monkeypatch):

@@ -1,0 +1,154 @@
+"""Measurements never stop a run: what cannot be written is dropped and counted, and what can be is whole."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from dpx.config.command_line import as_refused
+from dpx.durable import write_durably
+from dpx.privacy.ledger import Ledger
+from dpx.training import lossy_file
+from dpx.training.event_file import EventFile
+from dpx.training.lossy_file import LossyFile
+from dpx.training.metrics import MetricsWriter
+from dpx.training.released import Released
+
+ENOUGH = 400
+
+
+@pytest.fixture
+def limit():
+    """Sets how large files may grow: beyond it a write fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def scalars_of(folder: Path) -> list[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [event.step for event in events.Scalars("2_utility/train_loss")]
+
+
+def test_a_disk_that_is_full_blocks_nothing_and_what_was_dropped_is_counted_in_one_line(tmp_path, limit, capsys):
+    def measured() -> None:
+        limit(4000)
+        writer = MetricsWriter(tmp_path / "private", 0)
+        writer.describe("model: micro", {})
+        for step in range(ENOUGH):
+            writer.write(step, {"train/loss": 1.0, "weights/word": [1.0, 2.0]})
+        limit(resource.RLIM_INFINITY)
+        # Space was freed.
+        writer.write(ENOUGH, {"train/loss": 1.0})
+        writer.close()
+
+    (tmp_path / "private").mkdir()
+    # In a thread of its own, so that a writer that blocks fails the test and not the suite.
+    thread = threading.Thread(target=measured, daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert not thread.is_alive(), "the writer blocks"
+    steps = [json.loads(line)["step"] for line in (tmp_path / "private" / "metrics.jsonl").read_text().splitlines()]
+    seen = scalars_of(tmp_path / "private" / "tensorboard")
+    for found in (steps, seen):
+        assert found == [*range(len(found) - 1), ENOUGH] and 10 < len(found) < ENOUGH
+    (said,) = capsys.readouterr().err.splitlines()
+    counts = f"{ENOUGH + 1 - len(steps)} of metrics.jsonl and {ENOUGH + 1 - len(seen)} of TensorBoard records"
+    assert said == f"measurements that could not be written were dropped ({counts}): file too large"
+
+
+def test_a_record_that_failed_leaves_nothing_of_itself(tmp_path, monkeypatch):
+    file, whole = LossyFile(tmp_path / "lines", b"start\n"), os.pwrite
+
+    def nearly_full(handle: int, data: bytes, at: int) -> int:
+        if at:
+            raise OSError(28, "No space left on device")
+        return whole(handle, data[:3], at)
+
+    monkeypatch.setattr(lossy_file.os, "pwrite", nearly_full)
+    file.append(b"lost\n")
+    assert (tmp_path / "lines").read_bytes() == b"" and (file.dropped, file.fault) == (1, "no space left on device")
+    monkeypatch.setattr(lossy_file.os, "pwrite", whole)
+    file.append(b"one\n")
+    monkeypatch.setattr(lossy_file.os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(lossy_file.os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    file.append(b"lost\n")
+    monkeypatch.undo()
+    file.append(b"two\n")
+    file.close()
+    assert (tmp_path / "lines").read_bytes() == b"start\none\ntwo\n" and file.dropped == 2
+
+
+def test_a_device_that_is_full_is_no_fault_of_the_run(tmp_path):
+    (tmp_path / "lines").symlink_to("/dev/full")
+    file = LossyFile(tmp_path / "lines")
+    for _ in range(3):
+        file.append(b"lost\n")
+    assert (file.dropped, file.fault) == (3, "no space left on device")
+    file.close()
+
+
+def test_a_folder_that_cannot_be_made_is_no_fault_of_the_run(tmp_path, capsys):
+    (tmp_path / "tensorboard").write_text("a file")
+    writer = MetricsWriter(tmp_path, 0)
+    writer.write(0, {"train/loss": 1.0})
+    writer.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "train/loss": 1.0}\n'
+    assert "(1 of TensorBoard records): " in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_measures_its_steps_once(tmp_path):
+    """TensorBoard forgets the steps that are measured anew; a line that was cut or changed is dropped."""
+    for first, last in ((0, 5), (3, 8)):
+        writer = MetricsWriter(tmp_path, first)
+        for step in range(first, last):
+            writer.write(step, {"train/loss": float(step)})
+        writer.close()
+        with (tmp_path / "metrics.jsonl").open("a") as lines:
+            lines.write('[3]\n{"step": "a"}\n{"step": 2, "tr')
+    assert scalars_of(tmp_path / "tensorboard") == list(range(8))
+    MetricsWriter(tmp_path, 7).close()
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == list(range(7))
+
+
+def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_path, limit):
+    """Ledger, statement and released values are not dropped: the run ends, and goes on from its last checkpoint."""
+    with contextlib.closing(Ledger(tmp_path / "ledger")) as ledger:
+        released = Released(tmp_path / "telemetry.jsonl")
+        released.hold(0, 1, {"released/loss": 1.0})
+        before = (tmp_path / "ledger").read_bytes()
+        limit(len(before) + 5)
+        for name, write in {
+            "ledger": lambda: ledger.declare_plan({"steps": 2}),
+            "privacy.json": lambda: write_durably(tmp_path / "privacy.json", "x" * 9999),
+            "telemetry.jsonl": lambda: [released.hold(0, step, {"released/loss": 1.0}) for step in range(99)] and released.publish(None),
+        }.items():
+            with pytest.raises(OSError) as caught:
+                write()
+            fault = "no space left on device" if name == "ledger" else "file too large"
+            expected = f"{tmp_path / name}: {fault}. Free space or mend the disk, and run the same command."
+            assert str(as_refused(caught.value)) == expected
+        limit(resource.RLIM_INFINITY)
+        ledger.declare_plan({"steps": 2})
+    assert Ledger(tmp_path / "ledger").plan == {"steps": 2} and {path.name for path in tmp_path.iterdir()} == {"ledger", "telemetry.jsonl"}
+
+
+def test_an_event_file_holds_text_and_nothing_is_written_ahead_of_its_start(tmp_path):
+    file = EventFile(tmp_path / "events", 0)
+    assert not (tmp_path / "events").exists()
+    file.add_text("config", "model: micro")
+    file.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert events.Tags()["tensors"] == ["config/text_summary"]
+    shutil.rmtree(tmp_path / "events")
