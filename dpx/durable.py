@@ -13,10 +13,10 @@ from pathlib import Path
 
 def write_durably(path: Path, data: str | bytes) -> None:
     """Puts `data` at `path` atomically, making its folder where needed; content and name are on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with naming(path), open(draft, "wb") as file:
+        with naming(path), open(draft, "wb", opener=not_following) as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
@@ -42,6 +42,45 @@ def put_in_place(draft: Path, path: Path) -> None:
     os.replace(draft, path)
     for folder in {draft.parent, path.parent}:
         sync_directory(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Makes `path` and its parents where they are missing, each no more open to other users than the folder it lies in."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=0o777 & path.parent.stat().st_mode, exist_ok=True)
+
+
+def make_private(path: Path) -> None:
+    """Makes the folder `path` where it is missing, and lets its owner alone look into it, whatever the umask. Raises `OSError` where it is
+    a symbolic link."""
+    make_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(handle).st_mode & 0o777 != 0o700:
+            os.fchmod(handle, 0o700)
+    finally:
+        os.close(handle)
+
+
+def not_following(path: str | os.PathLike[str], flags: int) -> int:
+    """An `opener` for `open`: raises `OSError` for a symbolic link; a file that it makes is no more open to other users than its folder."""
+    mode = os.stat(os.path.dirname(path) or ".").st_mode
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666 & mode)
+
+
+@contextlib.contextmanager
+def locked(path: Path, operation: int) -> Iterator[None]:
+    """Holds the lock file `path`, made where it is missing and never emptied, by `operation` of `flock`. Raises `BlockingIOError` where
+    another process holds it and `operation` does not wait, and another `OSError` where it cannot be opened."""
+    handle = not_following(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, operation)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

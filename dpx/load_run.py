@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx import config
+from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.run_folder import read_json
@@ -28,11 +29,11 @@ def load(run: str | Path) -> Loaded:
     statement is gone, or its parts disagree."""
     cfg, path = config.load(str(run))
     require((path / "release" / "params").exists(), f"run={path}", "holds no released parameters", "Let it train to its end")
-    require((path / "release" / "privacy.json").exists(), f"run={path}", "holds no statement", "Restore its release/privacy.json")
+    require((path / "release" / STATEMENT).exists(), f"run={path}", "holds no statement", f"Restore its release/{STATEMENT}")
     from dpx.claim import agreement
     from dpx.training.checkpoint import released
 
     is_checked = agreement.check(path) is not None
     experiment, _ = config.build(cfg)
-    params, privacy = released(path / "release" / "params"), read_json(path / "release" / "privacy.json")
+    params, privacy = released(path / "release" / "params"), read_json(path / "release" / STATEMENT)
     return Loaded(experiment, params, privacy, is_checked)

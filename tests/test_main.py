@@ -35,6 +35,8 @@ CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
 NOTHING_LEFT = (*FINISHED_BEFORE, "tune=search", "tune.trials=1", "hydra/callbacks=search", "hydra.sweeper.max_batch_size=${trials_left:}")
 HELD = ("model=micro", "steps=1")
 TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
+# A run's folder whose private tree leads elsewhere: that of the launch, and one that came from somebody else.
+LINKED, RECEIVED = ("job=list", "hydra.run.dir=linked"), ("job=explain", "run=received")
 # From here on the lines run in one of two processes, as a launcher says.
 IN_TWO = "import os; os.environ['SLURM_STEP_NUM_TASKS'] = '2'"
 REFUSED_IN_TWO = (
@@ -48,7 +50,8 @@ TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     """By command line what it answered and where; all in one process."""
-    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, NOTHING_LEFT, HELD, TWO_SWEEPS, TWO_MESHES, IN_TWO, *REFUSED_IN_TWO]
+    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, NOTHING_LEFT, HELD, LINKED, RECEIVED, TWO_SWEEPS, TWO_MESHES]
+    lines += [IN_TWO, *REFUSED_IN_TWO]
     folders = [tmp_path_factory.mktemp("main") for _ in lines]
     for steps in (1, 2):
         name = recipes.compose(["model=micro", f"steps={steps}"], with_hydra=True).hydra.sweep.subdir
@@ -58,6 +61,12 @@ def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     outputs = folders[lines.index(NOTHING_LEFT)] / "outputs"
     with opened(outputs, outputs / "studies" / "main") as record:
         record.begin(outputs / "main-trial", ("steps=1",), None)
+    for arguments, name in ((LINKED, "linked"), (RECEIVED, "received")):
+        folder = folders[lines.index(arguments)]
+        for place in (folder / "victim", folder / name / "release"):
+            place.mkdir(parents=True)
+        (folder / name / "private").symlink_to(folder / "victim")
+        write_durably(folder / name / "release" / "config.yaml", "name: main\n")
     held = RunFolder(folders[lines.index(HELD)] / "outputs" / config.run_name(recipes.compose(list(HELD))))
     Status(held.path, "train").write("running", pid=1)
     with held.claimed():
@@ -154,6 +163,13 @@ def test_what_another_process_trains_is_left_as_it_is(answered) -> None:
     assert done.returncode == 2 and "another process is training in this folder" in done.stderr
     (path,) = folder.glob("outputs/*/private/status.json")
     assert json.loads(path.read_text())["train"]["state"] == "running"
+
+
+@pytest.mark.parametrize("arguments", [LINKED, RECEIVED], ids=lambda arguments: arguments[1])
+def test_nothing_is_written_where_a_link_in_a_runs_folder_leads(answered, arguments: tuple[str, ...]) -> None:
+    done, folder = answered[arguments]
+    assert done.returncode == 2 and "private: is a symbolic link" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert list((folder / "victim").iterdir()) == []
 
 
 def test_sweeping_recipes_are_not_points_of_another_sweep(answered) -> None:

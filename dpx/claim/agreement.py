@@ -1,20 +1,22 @@
-"""Whether the parts of a run folder agree: everything made from noisy sums names the ledger line it follows from (`dpx.privacy.chain`).
+"""Whether the parts of a run folder agree: everything made from noisy sums names the ledger line it follows from (`dpx.privacy.chain`),
+and statement and config fit their seals (`dpx.claim.seals`).
 
-A ledger that was lost, cut short, edited or set back would charge for less than was released. It is found here: by every command that
-starts, goes on with, evaluates, accounts for, explains, collects or exports a run. What cannot be found is said in the statement.
+A ledger that was lost, cut short, edited or set back would charge for less than was released, and an edited statement or config would
+claim what was not charged. Both are found here: by every command that starts, goes on with, looks at, accounts for, explains, collects or
+exports a run, and for a copy of its `release/` alike. What cannot be found is said in the statement.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import ConfigError, several
+from dpx.claim.seals import STATEMENT, seal
+from dpx.declaration import ConfigError, require, several
 from dpx.privacy.chain import RESTORE, Mark, mark_of
 from dpx.privacy.ledger import Ledger, Segments, decode
 from dpx.privacy.segments import SEGMENTS
-from dpx.run_folder import read_json
+from dpx.run_folder import CONFIG, read_json
 
 LEDGER = "private/ledger"
 # Where released files lie; those of a trial that may not be seen yet are moved away.
@@ -27,6 +29,7 @@ CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged-"
 SEAL = "seal"
 OR_MOVE = "Restore the file, or move it away and start the run again"
+OR_COPY = "Copy the whole release/ folder again"
 
 Found = tuple[str, Mark | None, Any]
 
@@ -34,13 +37,15 @@ Found = tuple[str, Mark | None, Any]
 def check(folder: Path) -> Ledger | None:
     """The ledger of the run in `folder`, once every part of the folder was held against it.
 
-    `None` where nothing of a run is in the private tree: a release/ that was handed on cannot be checked. Raises `ConfigError`, naming
-    what is missing, where the ledger does not reach as far as what follows from it.
+    `None` where nothing of a run is in the private tree: a release/ that was handed on is held against the seals beside its weights
+    alone. Raises `ConfigError`, naming the file, where the ledger does not reach as far as what follows from it, and where a statement or
+    a config is not one that was sealed.
     """
     artefacts = list(_artefacts(folder))
     if not (folder / LEDGER).is_file():
         held = [name for name, _, _ in artefacts] + _held_in_private(folder)
         if all(name.startswith("release/") for name in held):
+            check_copy(folder / "release")
             return None
         raise _disagreement(folder, "is not there", held)
     ledger = Ledger(folder / LEDGER)
@@ -48,6 +53,7 @@ def check(folder: Path) -> Ledger | None:
         missing = _unmarked(ledger, content) if mark is None else ledger.missing(mark)
         if missing:
             raise _disagreement(folder, missing, [name])
+    _require_sealed(folder, ledger, artefacts)
     return ledger
 
 
@@ -60,10 +66,32 @@ def before_training(folder: Path) -> Ledger | None:
     return check(folder)
 
 
-def seal(content: Any) -> str:
-    """A checksum of a statement or a config, written beside the weights it was released with: a copied `release/` has no ledger to be held
-    against."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def check_copy(release: Path) -> None:
+    """Raises `ConfigError` where the statement or the config in a copy of a run's `release/` is not the one that its weights were released
+    with. Weights of a version that sealed nothing, and a release without weights, show nothing."""
+    told = _facts_beside(release / "params")
+    statement, config = release / STATEMENT, release / CONFIG
+    if statement.is_file():
+        fits = told.get("statement") in (None, seal(read_json(statement, OR_COPY)))
+        require(fits, statement, "is not the statement these weights were released with", OR_COPY)
+    if config.is_file():
+        fits = told.get("config") in (None, seal(config.read_text(errors="replace")))
+        require(fits, config, "is not the config these weights were trained with", OR_COPY)
+
+
+def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:
+    """Raises `ConfigError` for a statement or a config that may not lie there: one that was edited, or put back."""
+    if ledger.was_unchained and not ledger.statements:
+        return
+    for name, _, content in artefacts:
+        fits = content is None or seal(content) in ledger.statements
+        # A run that goes on may have stated it anew since it was read.
+        fits = fits or seal(read_json(folder / name, OR_MOVE)) in Ledger(folder / LEDGER).statements
+        require(fits, folder / name, "is not the statement that private/ledger sealed", OR_MOVE)
+    for path in (folder / place / CONFIG for place in (*RELEASES, "private")):
+        sealed = None if not path.is_file() else seal(path.read_text(errors="replace"))
+        fits = sealed is None or sealed in ledger.configs or sealed in Ledger(folder / LEDGER).configs
+        require(fits, path, "is not the config that private/ledger sealed", OR_MOVE)
 
 
 def sealed(facts: dict[str, Any]) -> dict[str, Any]:
@@ -85,10 +113,10 @@ def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigErr
 
 
 def _held_in_private(folder: Path) -> list[str]:
-    """Root secrets and damaged checkpoints. Each was made after the ledger, so they show that there was one."""
+    """Root secrets, the whole config and damaged checkpoints. Each was made after the ledger, so they show that there was one."""
     private = folder / "private"
-    keys = [f"private/{path.name}" for path in sorted(private.glob("root_secret_*"))]
-    return keys + [f"private/{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder) if facts_of_checkpoint(path) is None]
+    kept = [f"private/{path.name}" for name in ("root_secret_*", CONFIG) for path in sorted(private.glob(name))]
+    return kept + [f"private/{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder) if facts_of_checkpoint(path) is None]
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -109,10 +137,10 @@ def _artefacts(folder: Path) -> Iterator[Found]:
 
 
 def _released(folder: Path, place: str) -> Iterator[Found]:
-    statement, params, telemetry = (folder / place / name for name in ("privacy.json", "params", "telemetry.jsonl"))
+    statement, params, telemetry = (folder / place / name for name in (STATEMENT, "params", "telemetry.jsonl"))
     if statement.is_file():
         document = read_json(statement, OR_MOVE)
-        yield f"{place}/privacy.json", mark_of(document.get("ledger", {}).get("mark")), document
+        yield f"{place}/{STATEMENT}", mark_of(_dict(document, "ledger").get("mark")), document
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_params(params / METADATA), None
     if telemetry.is_file():
@@ -120,14 +148,24 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
         *whole, _ = telemetry.read_text().split("\n")
         try:
             lines = [json.loads(line) for line in whole]
-        except ValueError as error:
+            marks = {json.dumps(line.get("ledger")): mark_of(line.get("ledger")) for line in lines}
+        except (ValueError, AttributeError) as error:
             raise ConfigError(telemetry, "was changed by hand", OR_MOVE) from error
-        marks = {json.dumps(line.get("ledger")): mark_of(line.get("ledger")) for line in lines}
         yield from ((f"{place}/telemetry.jsonl", mark, None) for mark in marks.values())
 
 
-def _mark_of_params(path: Path) -> Mark | None:
-    return mark_of((read_json(path, OR_MOVE).get("custom_metadata") or {}).get("ledger"))
+def _mark_of_params(metadata: Path) -> Mark | None:
+    return mark_of(_facts_beside(metadata.parent).get("ledger"))
+
+
+def _facts_beside(weights: Path) -> dict[str, Any]:
+    """What was written beside a tree of weights; empty where nothing was."""
+    return _dict(read_json(weights / METADATA, OR_MOVE), "custom_metadata") if (weights / METADATA).is_file() else {}
+
+
+def _dict(document: dict[str, Any], name: str) -> dict[str, Any]:
+    held = document.get(name)
+    return held if isinstance(held, dict) else {}
 
 
 def _unmarked(ledger: Ledger, content: Any) -> str | None:
@@ -135,8 +173,9 @@ def _unmarked(ledger: Ledger, content: Any) -> str | None:
     chains still lists its steps."""
     if not ledger.was_unchained:
         return "is a chain, and that names no line of it"
-    stated: Segments = (content or {}).get("ledger", {}).get(SEGMENTS, [])
-    identity = (content or {}).get("ledger", {}).get("identity")
+    of_ledger = _dict(content or {}, "ledger")
+    stated: Segments = of_ledger.get(SEGMENTS, [])
+    identity = of_ledger.get("identity")
     if identity not in (None, ledger.identity):
         return f"is another one ({ledger.identity}) than the one it states ({identity})"
     lost = {(origin, step) for origin, step, _ in decode(stated)} - {(origin, step) for origin, step, _ in decode(ledger.segments())}

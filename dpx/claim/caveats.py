@@ -23,7 +23,8 @@ NOT_COVERED = (
     "documents of the public and held-out splits",
     "everything under private/: exact losses, norms, draws and logs depend on the data without noise",
     "timing, memory use and the number of microbatches, which follow the draw",
-    "a forged ledger, or private/ and release/ set back together to an earlier state: the ledger's chain shows accidents only",
+    "a forged ledger, statement or config, or private/ and release/ set back together to an earlier state: the ledger's chain and the "
+    "seals of statement and config show accidents only",
 )
 
 MARGIN_COVERS = "the rounding margin is proved for gradients that cancel moderately (see dpx.clipping.rounding) and measured beyond that"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from dpx.claim import agreement, rests_on
 from dpx.claim.reasons import chosen_late, unlike_in_words
+from dpx.claim.seals import STATEMENT, seal
 from dpx.declaration import require
 from dpx.privacy import ledger, origins, relations
 from dpx.privacy.declarations import Privacy
@@ -44,8 +45,8 @@ def read(path: Path) -> Source:
         checked = agreement.check(path)
         if checked is not None:
             return _of_ledger(checked, True, path, path)
-        path = path / "release" / "privacy.json"
-    require(path.is_file(), f"ledger={path}", "no ledger is there", "Name a run folder, a ledger file or a privacy.json")
+        path = path / "release" / STATEMENT
+    require(path.is_file(), f"ledger={path}", "no ledger is there", f"Name a run folder, a ledger file or a {STATEMENT}")
     if path.suffix == ".json":
         return _of_statement(path)
     # A ledger where a run keeps it stands beside what follows from it.
@@ -56,6 +57,7 @@ def read(path: Path) -> Source:
 
 def _of_statement(path: Path) -> Source:
     document = read_json(path, "Name the statement of a private run")
+    _require_sealed(path, document)
     units = UnitFacts.listed(document.get("units"), path)
     stated = document.get("ledger")
     segments: Any = stated.get(SEGMENTS) if isinstance(stated, dict) else None
@@ -73,10 +75,31 @@ def _of_statement(path: Path) -> Source:
     )
 
 
+def _require_sealed(path: Path, document: dict[str, Any]) -> None:
+    """Holds a statement against the folder of a run or of a study that it lies in, or against the weights beside it."""
+    from dpx.tuning.record import CHAIN, Record
+
+    sealed: set[str] | None = None
+    for folder in path.absolute().parents[1:3]:
+        if (folder / agreement.LEDGER).is_file():
+            entered = agreement.check(folder)
+            sealed = entered.statements if entered is not None and not entered.was_unchained else None
+        elif (folder / "private" / CHAIN).is_file():
+            record = Record(folder.parents[1], folder)
+            record.chain.close()
+            sealed = None if record.was_unchained else record.sealed
+        else:
+            continue
+        fits = sealed is None or seal(document) in sealed
+        require(fits, path, f"is not the statement that was sealed in {folder.name}", f"Restore the file, or name {folder.name} itself")
+        return
+    agreement.check_copy(path.parent)
+
+
 def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) -> Source:
     """`run` is the folder that the ledger stands in, whose statement says what else is known of it."""
     privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
-    file = run / "release" / "privacy.json" if run is not None else None
+    file = run / "release" / STATEMENT if run is not None else None
     stated = (read_json(file).get("reasons") or ()) if file is not None and file.is_file() else ()
     known = [*stated, *chosen_late(entered), *origins.reasons(entered.origins), *_of_units(entered.units)]
     return Source(

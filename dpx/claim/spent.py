@@ -13,8 +13,9 @@ from dpx.privacy.origins import Origin
 from dpx.privacy.segments import SEGMENTS, left
 
 CHAIN_SHOWS = (
-    "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found; "
-    "one forged with its key, or set back together with everything that follows from it, is not"
+    "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found, "
+    "and so are a statement and a config that do not fit the checksums that it holds of them; one forged with its key, or set back "
+    "together with everything that follows from it, is not"
 )
 
 

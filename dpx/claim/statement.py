@@ -1,9 +1,7 @@
 """`privacy.json`: what the run guarantees, computed from its ledger, and what it does not."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -16,7 +14,6 @@ from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_
 from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded, unlike_units
 from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
 from dpx.clipping.rounding import MARGINS
-from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.models.shape import count
 from dpx.privacy import accounting, ledger, origins
@@ -208,11 +205,6 @@ def _noise_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
 def releases(experiment: Experiment) -> list[str]:
     """What a run gives away under the claim."""
     return ["the parameters of every step", *experiment.clip.releases(), *experiment.telemetry.releases()]
-
-
-def write(path: Path, document: dict[str, Any]) -> None:
-    """Replaces `path` atomically and durably; a reader sees the old statement or the new one."""
-    write_durably(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:

@@ -3,6 +3,6 @@
 from dpx.config.identity import identity, resolved, run_name
 from dpx.config.instantiate import Job, build, declare, make
 from dpx.config.resolvers import register_resolvers
-from dpx.config.saved import load
+from dpx.config.saved import load, place_of, read
 
-__all__ = ["Job", "build", "declare", "identity", "load", "make", "register_resolvers", "resolved", "run_name"]
+__all__ = ["Job", "build", "declare", "identity", "load", "make", "place_of", "read", "register_resolvers", "resolved", "run_name"]

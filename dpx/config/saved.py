@@ -1,32 +1,89 @@
-"""The config of a run that was made, found by its folder or by the name of its experiment."""
+"""The config of a run that was made, found by its folder or by the name of its experiment.
+
+A run's folder may come from somebody else, so its config is data: plain YAML, in which nothing is looked up or evaluated.
+"""
 
 from pathlib import Path
+from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from dpx.claim import agreement
 from dpx.config.node import nearest
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
+from dpx.run_folder import CONFIG
+
+_MOST_BYTES = 1 << 20
+_DEEPEST = 32
 
 
 def load(run: str) -> tuple[DictConfig, Path]:
-    """The resolved config of a finished or running run, and its folder.
+    """The resolved config of a finished or running run, and its folder, whose parts agree.
 
     `run` is a run folder, or the name of an experiment that has exactly one run under `outputs/`. Raises `ConfigError` where there is no
-    such run, or several, or its config is none.
+    such run, or several, where its config is none, or where the parts of its folder do not agree.
     """
     folder = Path(run)
-    if not (folder / "release" / "config.yaml").is_file():
+    if not (folder / "release" / CONFIG).is_file():
         try:
-            folders = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/config.yaml"))
+            folders = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/{CONFIG}"))
         except (NotImplementedError, ValueError):
             # An absolute path, or stars that are no pattern.
             folders = []
         if len(folders) != 1:
-            everything = [path.parent.parent.name for path in Path("outputs").glob("*/release/config.yaml")]
+            everything = [path.parent.parent.name for path in Path("outputs").glob(f"*/release/{CONFIG}")]
             hint = f"Name one of {', '.join(map(str, folders))}" if folders else f"Name a run folder{nearest(run, everything)}"
             raise ConfigError(f"run={run}", f"{len(folders) or 'no'} runs have that name" if folders else "no such run", hint)
         folder = folders[0]
-    loaded = OmegaConf.load(folder / "release" / "config.yaml")
-    if not isinstance(loaded, DictConfig):
-        raise ConfigError(folder / "release" / "config.yaml", "is no config of a run", "Restore the file")
+    loaded = read(place_of(folder))
+    agreement.check(folder)
     return loaded, folder
+
+
+def place_of(folder: Path) -> Path:
+    """Where the config of the run in `folder` is read: its whole config, or the released one where that is all there is."""
+    whole = folder / "private" / CONFIG
+    return whole if whole.is_file() else folder / "release" / CONFIG
+
+
+def read(path: Path) -> DictConfig:
+    """The config in `path`, which holds no interpolation. Raises `ConfigError` for anything but plain YAML of moderate size."""
+    fix = "Restore the file"
+    try:
+        require(path.stat().st_size <= _MOST_BYTES, path, f"holds more than {_MOST_BYTES} bytes, so it is no config of a run", fix)
+        text = path.read_text(encoding="utf-8")
+        _require_plain(path, text)
+        loaded = OmegaConf.create(text)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(path, f"cannot be read ({error.strerror})", fix) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(path, "is no YAML", fix) from error
+    require(isinstance(loaded, DictConfig), path, "is no config of a run", fix)
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
+def _require_plain(path: Path, text: str) -> None:
+    """Raises `ConfigError` for YAML that asks its reader to look something up, to make something, or to repeat a part."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        reason = _not_plain(event) or ("is nested too deeply" if depth > _DEEPEST else None)
+        if reason is not None:
+            raise ConfigError(f"{path}:{event.start_mark.line + 1}", reason, "A run's own config holds plain values. Restore the file")
+
+
+def _not_plain(event: Any) -> str | None:
+    """Why one event of a config's YAML is no plain value, in words."""
+    if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+        return "repeats a part of the file by an anchor"
+    if getattr(event, "tag", None) is not None:
+        return f"has the tag {event.tag}"
+    if isinstance(event, yaml.ScalarEvent) and "${" in event.value:
+        return "has an interpolation (${...}), which is not evaluated in a run's folder"
+    if isinstance(event, yaml.ScalarEvent) and event.value == "???":
+        return "has a value that is missing (???)"
+    return None

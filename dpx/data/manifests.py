@@ -5,7 +5,6 @@ weights can tell whether its own data is other text. They tell of the data, so t
 """
 
 import json
-import shutil
 from pathlib import Path
 
 from dpx.data.store import Manifest, Store, open_store
@@ -27,8 +26,7 @@ def inherit(private: Path, other: Path) -> None:
     """Takes over what another run's private tree holds of its data."""
     for path in sorted((other / FOLDER).glob("*.json")):
         if not (private / FOLDER / path.name).exists():
-            (private / FOLDER).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, private / FOLDER / path.name)
+            write_durably(private / FOLDER / path.name, path.read_bytes())
 
 
 def manifest(private: Path, checksum: str) -> Manifest | None:

@@ -32,7 +32,7 @@ from dpx.data.tokenizer import DEFINITION, TextTokenizer, as_lines, fingerprint,
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
-from dpx.durable import put_in_place
+from dpx.durable import make_private, put_in_place
 from dpx.interop.folder import folder_of, is_hub_id
 from dpx.privacy.declarations import Privacy
 
@@ -66,7 +66,7 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
         return open_store(folder, key)
     # In containers a process that was killed and the next one may have one number.
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    unfinished.mkdir(parents=True)
+    make_private(unfinished)
     try:
         preparation = _Preparation(data, privacy, source, unfinished, progress)
         manifest = preparation.run(key, settings)

@@ -13,7 +13,7 @@ import numpy as np
 from dpx.data.keyed import Split
 from dpx.data.schema import Columns, Schema, stored
 from dpx.data.store import UNIT
-from dpx.durable import put_in_place
+from dpx.durable import not_following, put_in_place
 
 _COPIED_ROWS = 65_536
 
@@ -23,7 +23,7 @@ class HashedFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file: BinaryIO = path.open("wb")
+        self._file: BinaryIO = open(path, "wb", opener=not_following)
         self._digest = hashlib.sha256()
         self._bytes = 0
 

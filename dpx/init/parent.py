@@ -1,20 +1,18 @@
 """The run that another one starts from: what it declared, what it was charged, and where its weights lie. No jax.
 
 Its own folder is held against its ledger, as every job does. A copy of `release/` has no ledger: its statement must be the one its weights
-were released with (`dpx.claim.agreement.seal`), and nothing is known of its data.
+were released with (`dpx.claim.seals`), and nothing is known of its data.
 """
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from yaml import YAMLError
-
 from dpx import config
 from dpx.claim import agreement, rests_on
 from dpx.claim.caveats import vocabulary_source
 from dpx.claim.reasons import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
+from dpx.claim.seals import STATEMENT, seal
 from dpx.data import manifests
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
@@ -27,7 +25,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, of_released
 from dpx.privacy.segments import SEGMENTS
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.run_folder import RunFolder, read_json
+from dpx.run_folder import CONFIG, RunFolder, read_json
 from dpx.task.declarations import Task
 from dpx.training.fingerprint import claim_checksum
 
@@ -75,9 +73,9 @@ def open_parent(init: FromRun, asked: str) -> Parent:
         entered = agreement.check(folder.path)
         if entered is None:
             return _copied(asked, init, release)
-        experiment = _declared(asked, release)
+        experiment = _declared(asked, config.place_of(folder.path))
         place = _checkpoint(asked, folder, init.step) if init.step else _released(asked, release)
-        document = read_json(release / "privacy.json") if (release / "privacy.json").is_file() else {}
+        document = read_json(release / STATEMENT) if (release / STATEMENT).is_file() else {}
         known = [manifest for one in entered.data if one and (manifest := manifests.manifest(folder.private, one))]
         origin = Origin(
             kind="run",
@@ -100,7 +98,7 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
         return place / "release", RunFolder(place)
     if place.name == "release" and (place.parent / "private").is_dir():
         return place, RunFolder(place.parent)
-    if (place / PARAMS).is_dir() or (place / "privacy.json").is_file():
+    if (place / PARAMS).is_dir() or (place / STATEMENT).is_file():
         return place, None
     require(not place.is_dir(), f"init.run={named}", "holds no run and no release", "Name a run's folder, or a copy of its release/")
     try:
@@ -114,33 +112,21 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     """A run of which only a copy of its `release/` is there."""
     require(init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Leave it out, or name the run's folder")
     place = _released(asked, release)
-    require((release / "privacy.json").is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
-    document, experiment = read_json(release / "privacy.json"), _declared(asked, release)
+    require((release / STATEMENT).is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
+    agreement.check_copy(release)
+    document, experiment = read_json(release / STATEMENT), _declared(asked, release / CONFIG)
     told = facts_beside(place)
-    sealed, config_yaml = told.get("statement"), (release / "config.yaml").read_text()
-    require(
-        sealed in (None, agreement.seal(document)),
-        release / "privacy.json",
-        "is not the statement these weights were released with",
-        "Copy the whole release/ folder again",
-    )
-    require(
-        told.get("config") in (None, agreement.seal(config_yaml)),
-        release / "config.yaml",
-        "is not the config these weights were trained with",
-        "Copy the whole release/ folder again",
-    )
     is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
     reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
     if "tuning" in document:
         reasons.append(of_a_trial([document["tuning"].get("charge")]))
-    if sealed is None or "config" not in told:
+    if not {"statement", "config"} <= told.keys():
         reasons.append("its release/ is of a version that did not seal statements, so nothing shows whether steps are missing from it")
     stated = document.get("ledger", {})
     origin = Origin(
         kind="run",
         name=experiment.name,
-        identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {agreement.seal(document)}",
+        identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {seal(document)}",
         segments=ledger.join(stated.get(SEGMENTS) or []),
         reasons=reasons,
         claim=_claim(experiment, document, (document.get("audit") or {}).get("verdict")),
@@ -155,15 +141,9 @@ def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:
     return declared.model, declared.task, declared.train, declared.model.vocabulary_size or declared.data.vocabulary.size
 
 
-def _declared(asked: str, release: Path) -> Experiment:
-    require((release / "config.yaml").is_file(), asked, "holds no config.yaml", "Name the folder of a run that has begun")
-    try:
-        loaded = OmegaConf.load(release / "config.yaml")
-    except (YAMLError, ValueError) as error:
-        raise ConfigError(release / "config.yaml", "is no YAML", "Restore the file") from error
-    require(isinstance(loaded, DictConfig), release / "config.yaml", "is no config of a run", "Restore the file")
-    assert isinstance(loaded, DictConfig)
-    experiment, _ = config.build(loaded)
+def _declared(asked: str, place: Path) -> Experiment:
+    require(place.is_file(), asked, "holds no config.yaml", "Name the folder of a run that has begun")
+    experiment, _ = config.build(config.read(place))
     return experiment
 
 

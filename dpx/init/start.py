@@ -219,9 +219,9 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     _require_trained(taken, receiver.train)
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
-    name = str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name)
+    name = _called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
     told = taken.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
-    told |= {"names": sorted({_called(name), _called(init.path)})}
+    told |= {"names": sorted({name, _called(init.path)})}
     origin = Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=told)
     return related(origin, receiver, store, (), False)
 

@@ -6,7 +6,7 @@ It is made of the run's statement alone: no figure measured on protected text en
 import json
 from typing import Any
 
-from dpx.privacy.origins import in_words
+from dpx.privacy.origins import VERDICTS, in_words
 
 
 def card(
@@ -41,6 +41,8 @@ def _claim(statement: dict[str, Any]) -> list[str]:
     lines = [
         f"- epsilon {value:.4g} at delta {statement['delta']:.3g} ({name})" for name, value in statement.get("epsilon", {}).items() if value
     ]
+    if (verdict := statement.get("audit", {}).get("verdict")) is not None:
+        lines.append(f"- audit: {verdict} (the audit of this run {VERDICTS.get(verdict, verdict)})")
     facts = {key: statement[key] for key in ("unit", "rows_per_unit_max", "adjacency", "declared_size", "steps") if key in statement}
     return [*lines, *(f"- {key}: {json.dumps(value)}" for key, value in facts.items()), ""]
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from dpx.claim import agreement
+from dpx.claim.seals import STATEMENT
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.store import VOCABULARY, Store
 from dpx.data.vocabulary import SpecialIds
@@ -30,6 +31,7 @@ from dpx.interop.card import card
 from dpx.interop.written import Written, written
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert, Decoder
+from dpx.run_folder import CONFIG, RunFolder, read_json
 from dpx.task.declarations import Classification, Task
 from dpx.training.checkpoint import on_host
 from dpx.training.evaluation import store_of
@@ -46,6 +48,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     transformers has no class for; with `format="peft"` also for a run without adapters of a checkpoint."""
     require(not to.exists() and not to.is_symlink(), to, "is already there", "Delete it, or name another folder with job.to")
     agreement.check(folder)
+    RunFolder(folder).require_no_links()
     release = folder / "release"
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
     store = store_of(experiment, release / PARAMS)
@@ -57,16 +60,16 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
         converted = written(model, task, leaves, max(rows, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | Decoder)
-    require((release / "privacy.json").is_file(), release, "holds weights without their statement", "Restore its privacy.json")
-    statement = json.loads((release / "privacy.json").read_text())
+    require((release / STATEMENT).is_file(), release, "holds weights without their statement", f"Restore its {STATEMENT}")
+    statement = read_json(release / STATEMENT)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
         # What a later init=hf is refused by: these weights cost what was spent on them. Adapters alone are no start.
         config = converted.config | ({"dpx": folder.name} if converted.base is None else {})
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
         _write_tokenizer(unfinished, store, special, model.segments, model.positions)
-        shutil.copyfile(release / "privacy.json", unfinished / "privacy.json")
-        shutil.copyfile(release / "config.yaml", unfinished / "dpx_config.yaml")
+        shutil.copyfile(release / STATEMENT, unfinished / STATEMENT)
+        shutil.copyfile(release / CONFIG, unfinished / "dpx_config.yaml")
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
         shown = {"architecture": converted.architecture, "trained": experiment.train.kind, "command": command, "base": converted.base}
         told = card(statement, name=experiment.name, outputs=task.pooled_outputs, **shown)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import rests_on
+from dpx.claim.seals import STATEMENT
 from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
@@ -43,7 +44,7 @@ class Account:
         from dpx.claim.sources import read, require_one_unit, stated_at, unit_of
         from dpx.privacy import ledger
 
-        has_run = any((folder.path / place).exists() for place in ("private/ledger", "release/privacy.json"))
+        has_run = any((folder.path / place).exists() for place in ("private/ledger", f"release/{STATEMENT}"))
         what = folder.path if folder.has_begun else "run"
         reason = "nothing is charged in it" if folder.has_begun else "no run is named that could be accounted for"
         require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
@@ -55,7 +56,7 @@ class Account:
         delta, adjacency = stated_at(read_sources, self.delta, self.adjacency, experiment.privacy)
         before = ledger.join(*(list(one.before) for one in read_sources))
         tables = account(segments, self.accountant, delta, adjacency, before)
-        folder.release.mkdir(parents=True, exist_ok=True)
+        folder.made_release()
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
         by = rests_on.joined(rests_on.of_segments(segments), *(one.by for one in read_sources))
         document |= {"rests_on": list(by)} if by else {}

@@ -25,7 +25,7 @@ class Analyse:
         absent = [str(entry["path"]) for entry in inputs(self.analysis) if not entry["exists"]]
         require(not absent, ", ".join(absent), "the analysis reads this and it is not there", "Run what makes it first")
         tables: list[Table] = self.analysis()
-        folder.release.mkdir(parents=True, exist_ok=True)
+        folder.made_release()
         write_json(folder.release / "analysis.json", {"name": experiment.name, "tables": [table.as_json() for table in tables]})
         console = wide_console()
         for table in tables:

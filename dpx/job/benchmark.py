@@ -67,8 +67,7 @@ class Benchmark:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document(experiment)
-        folder.private.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (folder.private / "benchmark.json", Path(self.output) if self.output else None):
+        for path in (folder.made_private() / "benchmark.json", Path(self.output) if self.output else None):
             if path is not None:
                 write_json(path, document)
         wide_console().print(shown(document))

@@ -38,8 +38,7 @@ class BenchmarkNoise:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document()
-        folder.private.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (folder.private / "benchmark_noise.json", Path(self.output) if self.output else None):
+        for path in (folder.made_private() / "benchmark_noise.json", Path(self.output) if self.output else None):
             if path is not None:
                 write_json(path, document)
         table = Table("generator", "largest |draw| / sigma", "ns a draw", "extremes")

@@ -218,7 +218,7 @@ def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Ex
 def _show(tables: list[Table], folder: RunFolder, about: dict[str, Any]) -> None:
     from dpx.report import pictures
 
-    folder.release.mkdir(parents=True, exist_ok=True)
+    folder.made_release()
     write_json(folder.release / "design.json", about | {"tables": [table.as_json() for table in tables]})
     console = wide_console()
     for table in tables:

@@ -21,7 +21,7 @@ class Evaluate:
 
         is_checked = agreement.check(folder.path) is not None
         metrics = of_released(experiment, params_path)
-        write_json(folder.private / "evaluation.json", metrics)
+        write_json(folder.made_private() / "evaluation.json", metrics)
         table = Table(title=str(folder.path), title_justify="left", show_header=False)
         for name, value in metrics.items():
             table.add_row(name, f"{value:.4f}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import rests_on
+from dpx.claim.seals import STATEMENT
 from dpx.console import wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
@@ -35,14 +36,13 @@ class Explain:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         from dpx.claim import agreement
 
-        stated, is_checked = _statement(folder.path), agreement.check(folder.path) is not None
+        is_checked, stated = agreement.check(folder.path) is not None, _statement(folder.path)
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
-        document = explain(experiment, public_size(experiment) if self.size is None else self.size, stated, begins_from)
+        document = explain(experiment, self._size(experiment, stated), stated, begins_from)
         if stated is not None and not is_checked:
             document["words"].insert(0, UNCHECKED)
         document["is_checked"] = is_checked
-        folder.release.mkdir(parents=True, exist_ok=True)
-        write_json(folder.release / "explain.json", document)
+        write_json(folder.made_release() / "explain.json", document)
         console = wide_console()
         for line in document["words"]:
             console.print(line, highlight=False)
@@ -50,10 +50,25 @@ class Explain:
             columns = tuple(table["rows"][0])
             console.print(Table(table["name"], columns, tuple(tuple(row.values()) for row in table["rows"]), table["title"]).shown())
 
+    def _size(self, experiment: Experiment, stated: dict[str, Any] | None) -> int:
+        """The number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 where nothing is
+        said of it."""
+        if self.size is not None:
+            return self.size
+        if stated is None:
+            return public_size(experiment)
+        if _is_not_private(stated):
+            return 0
+        return stated["declared_size"] - experiment.audit.places(experiment.privacy)
+
+
+def _is_not_private(stated: dict[str, Any] | None) -> bool:
+    return stated is not None and stated["guarantee"] == "not_private"
+
 
 def _statement(path: Path) -> dict[str, Any] | None:
     """What a run of this folder has stated so far."""
-    file = path / "release" / "privacy.json"
+    file = path / "release" / STATEMENT
     return read_json(file) if file.is_file() else None
 
 
@@ -86,11 +101,11 @@ def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, be
     from dpx.claim.calibration import calibrate
     from dpx.privacy.origins import charged_in
 
-    calibrated = calibrate(experiment, size)
-    document = stated or statement.build(experiment, None, calibrated, begins_from=begins_from)
-    if document["guarantee"] == "not_private":
+    if not experiment.is_private or _is_not_private(stated):
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
         return {"name": experiment.name, "words": words, "tables": []}
+    calibrated = calibrate(experiment, size)
+    document = stated or statement.build(experiment, None, calibrated, begins_from=begins_from)
     by = rests_on.of_guarantee(document["guarantee"])
     words = [*_promise(experiment, document, calibrated), *_lists(document)]
     go_by = _as_steps_go(experiment, calibrated, charged_in(document))
@@ -110,14 +125,14 @@ def _on_the_word(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str,
 
 
 def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
-    privacy, sigma = experiment.privacy, calibrated.noise_multiplier
-    own, alone = next(iter(calibrated.epsilon.items()))
+    # What the claim is about is read from the statement, which is sealed, as far as it holds it.
+    drawn, own, sigma = experiment.privacy.drawn, document["accountant"], document["mechanism"]["noise_multiplier"]
     origins = document.get("init", {}).get("origins", [])
     epsilon = _stated_epsilon(document, own)
-    unit = privacy.unit if privacy.unit == "row" else f"{privacy.unit} (at most {privacy.rows_per_unit_max} rows)"
+    unit = document["unit"] if document["unit"] == "row" else f"{document['unit']} (at most {document['rows_per_unit_max']} rows)"
     spent = document["spent"]
-    neighbour = NEIGHBOURS[privacy.adjacency].format(unit=privacy.unit, drawn=privacy.drawn)
-    clipped = "each row's gradient" if privacy.unit_mode == "group" else f"the sum of the gradients of a {privacy.unit}'s rows"
+    neighbour = NEIGHBOURS[document["adjacency"]].format(unit=document["unit"], drawn=drawn)
+    clipped = "each row's gradient" if document["unit_mode"] == "group" else f"the sum of the gradients of a {document['unit']}'s rows"
     lines = [f"What is protected: one {unit} of the training text."]
     if document["guarantee"] == "none":
         lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
@@ -125,14 +140,14 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         lines.append(f"GUARANTEE: NONE OF DPX'S OWN, but {rests_on.words(by)[0]}. The numbers below hold if that package is right.")
     return [
         *lines,
-        *_start(origins, alone),
+        *_start(origins, next(iter(calibrated.epsilon.values()))),
         "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
         f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
-        f"  but for an event of probability delta = {privacy.delta:.3g} (accountant {own}, all {experiment.steps:,} steps).",
+        f"  but for an event of probability delta = {document['delta']:.3g} (accountant {own}, all {document['steps']:,} steps).",
         f"How: {clipped} is held to {experiment.clip.explanation()}; noise of {sigma:.4g} times that joins each sum.",
         *(f"  {line}" for line in experiment.mechanism.explanation()),
-        f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=privacy.drawn)}.",
+        f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}.",
         *_audit(document.get("audit", {"canaries": "none"})),
         f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
     ]
@@ -160,9 +175,12 @@ def _audit(audit: dict[str, Any]) -> list[str]:
     """What canaries in the run do."""
     if audit["canaries"] == "none":
         return ["Audit: none in this run; job=audit attacks its mechanism."]
+    from dpx.privacy.origins import VERDICTS
+
     planted = f"{audit['canaries']['gradients']:,} gradient canaries and {audit['canaries']['sequences']:,} sequences"
     return [
-        f"Audit: {planted} are in or out by secret coins; the run fails if what they prove exceeds the claim. So far: {audit['verdict']}."
+        f"Audit: {planted} are in or out by secret coins; the run fails if what they prove exceeds the claim.",
+        f"  The audit of this run {VERDICTS[audit['verdict']]}.",
     ]
 
 

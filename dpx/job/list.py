@@ -38,7 +38,7 @@ class List:
             _show_packages(console)
             return
         rows = [point.planned() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
-        folder.release.mkdir(parents=True, exist_ok=True)
+        folder.made_release()
         write_json(folder.release / "list.json", rows)
         _show_plans(rows, console)
         failed = [row for row in rows if row["error"]]

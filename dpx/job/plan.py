@@ -41,7 +41,7 @@ class Plan:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document(experiment, folder.fork)
-        folder.release.mkdir(parents=True, exist_ok=True)
+        folder.made_release()
         write_json(folder.release / "plan.json", document)
         show(document, Console(soft_wrap=True))
 

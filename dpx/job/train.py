@@ -9,7 +9,6 @@ from rich.table import Table
 from dpx.claim import rests_on
 from dpx.console import figure
 from dpx.declaration import declaration
-from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.one_process import require_one_process
 from dpx.privacy.origins import in_words
@@ -30,7 +29,7 @@ class Train:
 
         with folder.claimed(), Session.open(experiment, folder, self) as session:
             # What was refused has changed nothing.
-            write_durably(folder.release / "config.yaml", folder.config_yaml)
+            session.keep_config()
             results = session.train()
             claim, verdict = session.stated, session.verdict
         show(results, claim, folder.path)

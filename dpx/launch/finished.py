@@ -1,17 +1,18 @@
 """Whether a run has trained to its end: the same command then says so and touches nothing."""
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.claim.seals import STATEMENT
 from dpx.launch.sweep import Status
+from dpx.places import without_places
 from dpx.run_folder import read_json
 
 # What a run leaves at its end; where one of them was taken away, the same command makes it again.
-_LEFT = ("release/params", "release/privacy.json", "private/results.json")
+_LEFT = ("release/params", f"release/{STATEMENT}", "private/results.json")
 JOBS = ("train", "resume")
 
 
@@ -22,11 +23,19 @@ def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
     if not any(Status(folder, job).read().get("state") == "finished" for job in JOBS):
         return False
     try:
-        held = config.identity(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / "release" / "config.yaml"))))
+        return is_of(folder, plain)
     except Exception:
         return False
-    # As YAML has it: a tuple is a list there.
-    return held == config.identity(json.loads(json.dumps(plain, default=str)))
+
+
+def is_of(folder: Path, plain: dict[str, Any]) -> bool:
+    """Whether the run in `folder` is the one that the resolved config `plain` names. Raises `ConfigError` where its config is none."""
+    place = config.place_of(folder)
+    held = cast(dict[str, Any], OmegaConf.to_container(config.read(place)))
+    text = OmegaConf.to_yaml(OmegaConf.create(plain))
+    # A copy of release/ holds no paths of the machine that it was made on.
+    named = OmegaConf.to_container(OmegaConf.create(text if place.parent.name == "private" else without_places(text)))
+    return config.identity(held) == config.identity(cast(dict[str, Any], named))
 
 
 def say(folder: Path) -> None:
@@ -36,6 +45,6 @@ def say(folder: Path) -> None:
     from dpx.job.train import show
 
     agreement.check(folder)
-    results, claim = (read_json(folder / name) for name in ("private/results.json", "release/privacy.json"))
+    results, claim = (read_json(folder / name) for name in ("private/results.json", f"release/{STATEMENT}"))
     stage("this run has finished; nothing was done. With replicate=1 it is run again, with fresh noise and a cost of its own.")
     show(results, claim, folder)

@@ -96,6 +96,9 @@ class Launcher:
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
+            elif job not in finished.JOBS:
+                _require_same_run(cfg, path)
+            RunFolder(path).require_no_links()
             if job in finished.JOBS and not self.is_sweep and finished.has_finished(path, config.resolved(cfg)):
                 is_left_alone = True
                 finished.say(path)
@@ -119,8 +122,8 @@ class Launcher:
         log.exception("the job stopped")
         self.failures.append(error)
         words = str(as_refused(error) or f"{type(error).__name__}: {error}")
-        # On a full disk the error is what the user must see, not that it could not be noted.
-        with contextlib.suppress(OSError):
+        # On a full disk the error is what the user must see, not that it could not be noted; nor may it be noted where a link leads.
+        with contextlib.suppress(OSError, ConfigError):
             if status is not None:
                 status.write("failed", error=words)
         return words
@@ -296,6 +299,16 @@ def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
         cfg.replicate += 1
         path = path.with_name(config.run_name(cfg))
     return cfg, path
+
+
+def _require_same_run(cfg: DictConfig, path: Path) -> None:
+    """Raises `ConfigError` where a job that does not train would look at the run in `path` by another config than its own."""
+    require(
+        not RunFolder(path).has_begun or finished.is_of(path, config.resolved(cfg)),
+        path,
+        "holds a run of another config",
+        f"Name it by run={os.path.relpath(path)}, which reads its own config",
+    )
 
 
 def _score(path: Path) -> float | None:

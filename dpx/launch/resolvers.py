@@ -9,6 +9,7 @@ from dpx.declaration import ConfigError, require
 from dpx.launch import search_space
 from dpx.launch.finished import JOBS, has_finished
 from dpx.one_process import require_one_process
+from dpx.run_folder import RunFolder
 from dpx.tuning.study import Study, check_charge
 
 
@@ -21,18 +22,37 @@ def register_resolvers() -> None:
 
 def _hydra_files(root: DictConfig) -> str | None:
     """Where Hydra keeps what it composed, below the run's folder; nowhere for a run that has finished, which nothing may touch, and for one
-    that is refused in one of several processes."""
+    that is refused in one of several processes.
+
+    Hydra asks for it before it writes there: the private folder is then made. Raises `ConfigError` where a symbolic link lies in the run's
+    folder."""
     place = OmegaConf.select(root, "hydra.runtime.output_dir", throw_on_missing=False)
-    if place is None or _job(root) not in JOBS:
+    if place is None:
         return "private/hydra"
+    if _job(root) in JOBS and not _is_one_process():
+        return None
+        return "private/hydra"
+    folder = RunFolder(Path(place))
+    folder.require_no_links()
+    if _job(root) in JOBS and _has_finished(root, folder):
+        return None
+    folder.made_private()
+    return "private/hydra"
+
+
+def _is_one_process() -> bool:
     try:
         require_one_process()
     except ConfigError:
-        return None
+        return False
+    return True
+
+
+def _has_finished(root: DictConfig, folder: RunFolder) -> bool:
     try:
-        return None if has_finished(Path(place), config.resolved(root)) else "private/hydra"
+        return has_finished(folder.path, config.resolved(root))
     except ConfigError:
-        return "private/hydra"
+        return False
 
 
 def _job(root: DictConfig) -> str:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpx.durable import held
-from dpx.run_folder import write_json
+from dpx.run_folder import RunFolder, write_json
 
 # A score's key in `private/status.json` and in records of searches, which are on users' disks from before it was called a score.
 SCORE = "objective"
@@ -36,7 +36,8 @@ class Status:
     """One job's entry in a run's `private/status.json`; a kill leaves the last state, and jobs of other processes keep theirs."""
 
     def __init__(self, folder: Path, job: str):
-        self._path, self.job = folder / "private" / "status.json", job
+        self._folder, self.job = RunFolder(folder), job
+        self._path = self._folder.private / "status.json"
 
     def read(self) -> dict[str, Any]:
         """This job's entry; empty where it has never run here, or where what is there cannot be read."""
@@ -44,8 +45,7 @@ class Status:
 
     def write(self, state: str, **facts: Any) -> None:
         entry = {"state": state, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | facts
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with held(self._path.parent):
+        with held(self._folder.made_private()):
             write_json(self._path, self._all() | {self.job: entry})
 
     def _all(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.durable import write_durably
+from dpx.durable import make_private, write_durably
 from dpx.extras import require_extra
 from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
 from dpx.randomness import RootSecret
@@ -78,7 +78,7 @@ class Banded(Mechanism):
         path = private / "strategy.json"
         found = _read(path)
         if found is None:
-            private.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(private)
             write_durably(path, json.dumps({"coefficients": optimised(steps, self.bands).tolist()}))
             found = _read(path)
         return checked(found, self.bands)

@@ -77,6 +77,8 @@ class Chain:
         """Why `mark` is no place in this chain, in words; `None` where it is one."""
         if mark.chain != self.name:
             return f"is another one ({self.name}) than the one it names ({mark.chain})"
+        if mark.position < 1:
+            return "has no line of that number"
         if mark.position > len(self._digests):
             return f"ends at line {len(self._digests)}, but it follows from line {mark.position}"
         if self._digests[mark.position - 1].hex() != mark.digest:
@@ -96,7 +98,7 @@ class Chain:
 
     def _write(self, data: bytes) -> None:
         if self._handle is None:
-            self._handle = os.open(self.path, os.O_WRONLY)
+            self._handle = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW)
             os.ftruncate(self._handle, self._length)
         try:
             with naming(self.path):

@@ -5,6 +5,8 @@ its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` is
 `{"plan": ...}` what was declared before the first step, `{"units": ...}` which units the steps protect (`dpx.privacy.unit_facts`),
 `{"chosen_after_results": ...}` what was planned anew later on, `{"trial_of": ...}` a search that the run is a trial of, `{"from": ...}` a
 run or file that this one starts from or was forked from (`dpx.privacy.origins`), and `{"verdict": ...}` what the run's own audit found.
+`{"sealed": ...}` holds checksums of a statement or of configs that are written next, `{"stated": ...}` that of a statement that was
+(`dpx.claim.seals`).
 
 A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): replayed with the same key it is
 the same bits and charged once; entered in several epochs or branches it is charged each time.
@@ -69,6 +71,7 @@ class TrialOf:
 class Ledger:
     """An append-only ledger at `path`, created durably when absent. Raises `ConfigError` for a file that is no ledger.
 
+    `statements` are checksums of the statements that may lie in the run's folder, `configs` those of its configs (`dpx.claim.seals`).
     A ledger from before there were chains is read as it is (`is_chained` is false) and made a chain by the first line appended.
     """
 
@@ -82,6 +85,8 @@ class Ledger:
         # Every record that steps here were entered under; `None` for steps whose units nobody noted.
         self.units: list[UnitFacts | None] = []
         self.trials: list[TrialOf] = []
+        self.statements: set[str] = set()
+        self.configs: set[str] = set()
         self._sums: dict[tuple[str, int], str] = {}
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
@@ -151,6 +156,20 @@ class Ledger:
     def note_verdict(self, verdict: dict[str, Any]) -> None:
         """Notes what the run's audit found (`dpx.audit.verdict`); it counts until another one is noted. On disk when this returns."""
         self._add({"verdict": {name: verdict[name] for name in _OF_VERDICT}})
+
+    def seal_statement(self, checksum: str) -> None:
+        """Notes the checksum of a statement that is about to be written; on disk when this returns."""
+        self._add({"sealed": {"statement": checksum}})
+
+    def note_stated(self, checksum: str) -> None:
+        """Notes that the statement of that checksum was written: no older one may lie there from now on."""
+        self._add({"stated": checksum})
+
+    def seal_configs(self, checksums: Iterable[str]) -> None:
+        """Notes the checksums of configs that are about to be written, where they are new; on disk when this returns."""
+        new = [checksum for checksum in checksums if checksum not in self.configs]
+        if new:
+            self._add({"sealed": {"configs": new}})
 
     def sum_of(self, epoch_name: str, step: int) -> str | None:
         """The checksum that was noted for `step`; `None` where nothing of that step left the process that computed it."""
@@ -233,6 +252,11 @@ class Ledger:
             self.origins = merged(self.origins, [of_line(line["from"])])
         elif "verdict" in line:
             self.verdict = line["verdict"]
+        elif "sealed" in line:
+            self.statements |= {line["sealed"]["statement"]} if "statement" in line["sealed"] else set()
+            self.configs.update(line["sealed"].get("configs", ()))
+        elif "stated" in line:
+            self.statements = {line["stated"]}
         else:
             raise ValueError(line)
 

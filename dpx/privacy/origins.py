@@ -24,6 +24,9 @@ WORDS = {
     "disjoint": "data that the user declares to share no unit with this run's",
 }
 
+# Of the audit that travels with a run (`audit.verdict` of its statement).
+VERDICTS = {"pending": "is pending: it has no verdict yet", "passes": "passes", "fails": "fails: it proves more than was claimed"}
+
 MEANING = (
     "epsilon is that of this run and of every run named here that is composed with it; noise.epsilon, where it was given, was the target "
     "for this run's own steps alone, which planned.epsilon is of"
@@ -174,10 +177,9 @@ def in_words(released: dict[str, Any]) -> str:
     """One of the `origins` of a statement, in words."""
     if released["kind"] == "file":
         return f"{released['name']} ({released['identity']}), {released['word'] or 'of unknown provenance'}"
-    stated = released["claim"].get("guarantee", "none stated yet")
+    stated, audit = released["claim"].get("guarantee", "none stated yet"), released["claim"].get("audit")
     charged_here = "its steps are charged here too" if released["composed"] else f"not charged here; its own guarantee there: {stated}"
-    audit = released["claim"].get("audit")
-    audited = f"; its audit: {audit}" if audit else ""
+    audited = "" if audit is None else f"; its audit {VERDICTS.get(audit, audit)}"
     return f"{of_released(released).label}, trained on {WORDS[released['relation']]}: {charged_here}{audited}"
 
 

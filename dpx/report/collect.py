@@ -104,7 +104,7 @@ def _folder(folder: Path) -> tuple[str, list[Row]]:
     results = json.loads((folder / "private" / "results.json").read_text())
     known = agreement.check(folder)
     require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
-    plain = OmegaConf.to_container(OmegaConf.load(folder / "release" / "config.yaml"), resolve=True)
+    plain = OmegaConf.to_container(config.read(config.place_of(folder)))
     assert isinstance(plain, dict)
     named = {str(key): value for key, value in plain.items()}
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]

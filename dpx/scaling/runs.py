@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
+from dpx.claim import agreement
 from dpx.declaration import require
 from dpx.scaling.measurements import Measurements
 
@@ -69,7 +69,10 @@ def load(place: str | Path, match: str = "") -> tuple[Measurements, list[str]]:
 
 
 def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
-    config = OmegaConf.load(folder / "release" / "config.yaml")
+    from dpx.config import place_of, read
+
+    agreement.check(folder)
+    config = read(place_of(folder))
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines]
     require(steps == list(range(len(steps))), folder.name, "its record of losses has gaps", "Resume it where it stopped")

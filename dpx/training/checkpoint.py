@@ -35,6 +35,7 @@ VALUES = "values"
 _OF_A_FULL_DISK = ("No space left", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED")
 # Words of faults that say nothing about the file: other permissions, more memory or more open files are what is needed.
 _OF_THE_MACHINE = ("RESOURCE_EXHAUSTED", "MemoryError", "PERMISSION_DENIED", "PermissionError", "Too many open files")
+_COMMITTED = "commit_success.txt"
 
 
 @contextlib.contextmanager
@@ -214,6 +215,9 @@ def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
     with _storage_faults(directory):
         shutil.rmtree(directory, ignore_errors=True)
         ocp.save(str(directory.absolute()), params, custom_metadata=facts)
+        if (directory / _COMMITTED).is_file():
+            # Orbax asks whether this file is there, and writes into it where on this machine that is.
+            write_durably(directory / _COMMITTED, f"committed as {directory.name}\n")
 
 
 def released(directory: Path) -> Any:

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpx import file_checksums
 from dpx.data.store import Store
-from dpx.durable import put_in_place, write_durably
+from dpx.durable import make_private, put_in_place, write_durably
 from dpx.task.protocol import TwoPartObjective
 from dpx.training import sharding
 from dpx.training.checksum import checksums
@@ -100,7 +100,7 @@ def _compute(objective: TwoPartObjective, resting: Any, store: Store, widths: Se
     over_devices = NamedSharding(mesh, P(sharding.EXAMPLE_AXES))
     at_once = BATCH_ROWS * mesh.shape["data"] * mesh.shape["fsdp"]
     features_N: np.ndarray | None = None
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     draft = folder / f".{_ARRAY}"
     for rows, is_padding_B in in_batches(store, "protected", count, at_once, widths):
         found_B = np.asarray(read(resting, jax.device_put(rows, over_devices)))

@@ -8,6 +8,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from dpx.durable import make_folder, not_following
+
 
 class LossyFile:
     """Whole records, appended to the file at `path`; `start` comes before the first one.
@@ -31,8 +33,8 @@ class LossyFile:
 
     def _write(self, record: bytes) -> None:
         if self._handle is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            make_folder(self.path.parent)
+            self._handle = not_following(self.path, os.O_WRONLY | os.O_CREAT)
             self._length = os.fstat(self._handle).st_size
         data = record if self._length else self._start + record
         written = 0

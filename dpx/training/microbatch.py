@@ -23,7 +23,7 @@ import numpy as np
 from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries
 from dpx.declaration import ConfigError
-from dpx.durable import write_durably
+from dpx.durable import make_private, write_durably
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Mechanism
 from dpx.mesh import Mesh
@@ -91,7 +91,7 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
     if path.exists():
         return int(json.loads(path.read_text())["microbatch"])
     chosen = choose(workload)
-    private.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(private)
     write_durably(path, json.dumps({"microbatch": chosen}))
     return chosen
 
@@ -109,7 +109,6 @@ def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Pa
         raise ConfigError("microbatch=auto", reason, "Use a smaller model or a larger device")
     chosen = max(rates, key=lambda size: rates[size])
     logger.info("microbatch=auto: %d, examples/s by size %s", chosen, {size: round(rate, 1) for size, rate in rates.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, json.dumps({"microbatch": chosen, "examples_per_s": rates}))
     return chosen
 

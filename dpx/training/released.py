@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpx.durable import naming, sync_directory
+from dpx.durable import naming, not_following, sync_directory
 from dpx.privacy.chain import Mark
 
 PREFIX = "released/"
@@ -36,7 +36,7 @@ class Released:
         if not held:
             return
         named = {"ledger": mark.as_json() if mark else None}
-        with naming(self._path), open(self._path, "a") as file:
+        with naming(self._path), open(self._path, "a", opener=not_following) as file:
             file.write("".join(json.dumps(line | named) + "\n" for line in held))
             file.flush()
             os.fsync(file.fileno())

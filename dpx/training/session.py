@@ -16,7 +16,7 @@ from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import without
-from dpx.claim import agreement, rests_on, statement
+from dpx.claim import agreement, rests_on, seals, statement
 from dpx.claim.calibration import Calibrated, plan_of
 from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
@@ -147,7 +147,7 @@ class Session:
         self.publish()
         params = resting.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
         told = weights.facts(params, weights.by_path(without(state.params, CANARIES)))
-        told |= {"statement": agreement.seal(self.stated), "config": agreement.seal(self.folder.config_yaml)}
+        told |= seals.beside_weights(self.folder, self.stated)
         export(self.folder.release / "params", params, facts_of(self.runtime.ledger, self.epoch) | told)
         metric = experiment.task.metric
         results = {
@@ -161,12 +161,16 @@ class Session:
         features.remove(self.folder.private)
         return results
 
+    def keep_config(self) -> None:
+        """The config of this launch, once nothing of it was refused."""
+        seals.write_config(self.folder, self.runtime.ledger)
+
     def publish(self) -> None:
         """`release/privacy.json` from the ledger as it stands; then, and only then, the values that it charges for."""
         runtime = self.runtime
         self._imported = rests_on.imported()
         self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, job=runtime.job)
-        statement.write(self.folder.release / "privacy.json", self.stated)
+        seals.write_statement(self.folder, runtime.ledger, self.stated)
         self.released.publish(runtime.ledger.mark)
         self.progress.planned = self.spending.bound = self.stated["epsilon"].get(self.stated.get("accountant"))
 

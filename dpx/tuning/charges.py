@@ -100,9 +100,13 @@ def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[dict[str, Any]
         missing = entered.missing(trial.ledger) if trial.ledger else None
         if missing:
             return segments, units, f"{folder.name}: its ledger {missing}"
-        agreement.check(folder)
     except ConfigError as error:
         return segments, units, f"{folder.name}: its ledger {error.reason}"
+    try:
+        agreement.check(folder)
+    except ConfigError as error:
+        # Where the folder lies on this machine is not for a statement that is released.
+        return segments, units, f"{str(error.value).replace(str(folder), folder.name)} {error.reason}"
     return segments, units, None
 
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import calibration, rests_on, statement
+from dpx.claim import agreement, calibration, rests_on, statement
 from dpx.claim.reasons import unlike_in_words
+from dpx.claim.seals import STATEMENT
+from dpx.declaration import ConfigError
 from dpx.privacy import accounting, events, ledger, selection
 from dpx.privacy.accounting import Charges
 from dpx.privacy.segments import SEGMENTS
@@ -142,9 +144,20 @@ def own_reasons(folder: Path) -> list[str]:
     return [] if said is None or rests_on.of_guarantee(said["guarantee"]) is not None else ["a trial has no guarantee", *said["reasons"]]
 
 
+def reasons_at_end(folder: Path) -> list[str]:
+    """As `own_reasons`, of a trial that ends: also where a statement may be another one than its run made, which nobody could tell once
+    the folder is gone."""
+    try:
+        agreement.check(folder)
+    except ConfigError:
+        # Nothing here names a trial: under a secret number its folder must not be told.
+        return list(dict.fromkeys(["a trial has no guarantee", "the parts of a trial's folder do not agree", *own_reasons(folder)]))
+    return own_reasons(folder)
+
+
 def _stated(folder: Path) -> dict[str, Any] | None:
     """A trial's own statement, where it came so far as to have one."""
-    places = (place / "privacy.json" for place in (folder / "release", folder / "private" / "withheld"))
+    places = (place / STATEMENT for place in (folder / "release", folder / "private" / "withheld"))
     return next((read_json(path) for path in places if path.is_file()), None)
 
 

@@ -4,7 +4,8 @@
 was drawn from, `{"draws_from": ...}` what its trials are drawn from (`dpx.tuning.distribution`; the last before the first trial counts),
 `{"declared": n}` how many trials were declared, and once more where that was raised. `{"begun": n, ...}` holds a trial's whole plan, so
 that it is charged whether or not anything of it is left; `{"again": n}` is the same trial started once more; `{"ended": n, ...}` is what
-it came to, and all that its ledger held then.
+it came to, and all that its ledger held then. `{"sealed": ...}` is the checksum of a statement that is written next, `{"stated": ...}` of
+one that was.
 
 What follows from the record names a line of it: the study's statement, and `private/trial.json` in each trial's run folder. A record that
 was lost, cut or changed is found by them, and a study whose folder was deleted does not start to count again.
@@ -18,17 +19,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dpx.claim.seals import STATEMENT, seal
 from dpx.declaration import ConfigError, require, several
+from dpx.durable import locked, make_private, write_durably
 from dpx.launch.sweep import SCORE
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.privacy.segments import Segments
-from dpx.run_folder import read_json, write_json
+from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.tuning.declarations import Budget, Tune
 from dpx.tuning.distribution import TrialDistribution
 
 CHAIN, TRIAL = "trials", "private/trial.json"
 FORMAT = 1
-STATEMENTS = ("privacy.json", "winner/privacy.json")
+STATEMENTS = (STATEMENT, f"winner/{STATEMENT}")
 # Files from before the record was a chain.
 _OLD_TRIALS, _OLD_NUMBER, _OLD_SHARED = "trials.jsonl", "number_of_trials.json", "study.json"
 _RESTORE = "Restore the study's folder, or give the study another name: what its trials spent stays spent"
@@ -70,11 +73,14 @@ class Record:
         self.distribution: TrialDistribution | None = None
         self.declared: int | None = None
         self.raised: list[str] = []
-        self.chain = self._opened(list(_followers(outputs, path)))
+        self.sealed: set[str] = set()
+        followers = list(_followers(outputs, path))
+        self.chain = self._opened(followers)
         for line in self.chain.lines:
             self._take(line)
-        for place, mark, content in _followers(outputs, path):
+        for place, mark, content in followers:
             self._require(place, mark, content)
+        self._require_sealed(followers)
 
     @property
     def was_unchained(self) -> bool:
@@ -95,6 +101,16 @@ class Record:
         self.chain.append(lines)
         for line in lines:
             self._take(line)
+
+    def state(self, document: dict[str, Any]) -> None:
+        """Seals the statement of the study and writes it, also beside a winner that was released before (see `dpx.claim.seals`)."""
+        text = json.dumps(document, indent=2) + "\n"
+        checksum = seal(json.loads(text))
+        self.note({"sealed": checksum})
+        released = self.path / "release"
+        for path in (released / STATEMENT, *(path for name in STATEMENTS[1:] if (path := released / name).is_file())):
+            write_durably(path, text)
+        self.note({"stated": checksum})
 
     def begin(self, folder: Path, point: tuple[str, ...], plan: Segments | None) -> None:
         """A new trial with its whole plan, and its folder's note of it."""
@@ -128,7 +144,7 @@ class Record:
         return next((trial for trial in reversed(self.trials) if trial.folder == folder), None)
 
     def _mark(self, folder: Path, number: int) -> None:
-        (folder / "private").mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder / "private")
         write_json(folder / TRIAL, {"study": self.path.name, "trial": number, "mark": self.chain.mark.as_json()})
 
     def _opened(self, followers: "list[Follower]") -> Chain:
@@ -150,8 +166,20 @@ class Record:
             missing = None if self.was_unchained and stated <= len(self.trials) else "is not the record that this was stated from"
         require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
 
+    def _require_sealed(self, followers: "list[Follower]") -> None:
+        """Raises `ConfigError` for a statement of the study that may not lie there."""
+        if self.was_unchained and not self.sealed:
+            return
+        for place, _, content in followers:
+            fits = place.endswith(TRIAL) or seal(content) in self.sealed
+            require(fits, f"{self.path.parent / place}", "is not the statement that the study's record sealed", _RESTORE)
+
     def _take(self, line: dict[str, Any]) -> None:
-        if "begun" in line:
+        if "sealed" in line:
+            self.sealed.add(line["sealed"])
+        elif "stated" in line:
+            self.sealed = {line["stated"]}
+        elif "begun" in line:
             self.trials.append(Trial(line["folder"], tuple(line["point"]), number=line["begun"], plan=line["plan"]))
         elif "again" in line:
             self._change(line["again"], state="begun", score=None, error=None)
@@ -196,9 +224,8 @@ class Record:
 def opened(outputs: Path, path: Path) -> Iterator[Record]:
     """The record of the study in `path` for one process at a time; made where there is none."""
     private = path / "private"
-    private.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(private / "trials.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    RunFolder(path).made_private()
+    with locked(private / "trials.lock", fcntl.LOCK_EX):
         record = Record(outputs, path)
         try:
             yield record

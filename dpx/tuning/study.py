@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import rests_on
+from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
-from dpx.durable import put_in_place
+from dpx.durable import not_following, put_in_place
 from dpx.experiment import Experiment
 from dpx.launch.sweep import SCORE, Status
-from dpx.run_folder import read_json, write_json
+from dpx.run_folder import CONFIG, LOCK, RunFolder, read_json, write_json
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution
 from dpx.tuning.record import CHAIN, TRIAL, Record, Trial, opened
@@ -130,6 +131,7 @@ class Study:
 
         search = Search.of(experiment)
         filter_of(search)
+        RunFolder(folder).require_no_links()
         plan = charges.planned(experiment)
         with opened(self.outputs, self.path) as record:
             trial = record.trial_in(folder)
@@ -194,8 +196,8 @@ class Study:
         for trial in record.trials:
             folder = self.outputs / trial.folder
             is_there = record.noted_in(folder).get("trial") == trial.number and _is_dead(folder) and _came_to(folder) is None
-            # What a trial would release is withheld when its launch ends, and a run is resumed by what it released.
-            is_resumable = (folder / "release" / "config.yaml").is_file()
+            # What a trial would release is withheld when its launch ends, and a run is found by what it released.
+            is_resumable = (folder / "release" / CONFIG).is_file()
             by_its_point = shlex.join([*trial.point, "hydra.mode=RUN"])
             again = f"job=resume run={os.path.relpath(folder)}" if is_resumable else by_its_point
             require(
@@ -233,21 +235,22 @@ class Study:
         # Before the end is noted: a trial that was killed between the two has not ended, and is withheld at the next launch.
         if is_secret:
             _withhold(folder)
-        record.end(trial, state=state, error=error, reasons=claim.own_reasons(folder), **known, **{SCORE: score})
+        record.end(trial, state=state, error=error, reasons=claim.reasons_at_end(folder), **known, **{SCORE: score})
         if not is_secret:
             self._state(search, record)
 
     def _state(self, search: Search, record: Record) -> None:
         from dpx.tuning import claim
 
-        write_json(self.release / "privacy.json", claim.build(search, record, self.winner(record.trials)))
+        record.state(claim.build(search, record, self.winner(record.trials)))
 
     def _release(self, best: Trial) -> None:
         """The winner's results, under the statement of the study: the trial's own does not charge the choice."""
         withheld, shown = self.outputs / best.folder / "private" / "withheld", self.release / "winner"
         if withheld.is_dir():
-            shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns("privacy.json"))
-            write_json(shown / "privacy.json", read_json(self.release / "privacy.json"))
+            RunFolder(self.outputs / best.folder).require_no_links()
+            shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATEMENT))
+            write_json(shown / STATEMENT, read_json(self.release / STATEMENT))
 
 
 def _left(record: Record, tune: Tune) -> int:
@@ -313,7 +316,7 @@ def _withhold(folder: Path) -> None:
 def _is_dead(folder: Path) -> bool:
     """Whether no process holds a run's folder."""
     try:
-        with open(folder / "private" / "lock") as lock:
+        with open(folder / "private" / LOCK, opener=not_following) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True

@@ -454,6 +454,13 @@ MUTANTS = (
         ACCIDENTS + "test_nothing_looks_at_a_run_whose_ledger_falls_short[cut-account]",
     ),
     Mutant(
+        "an edited statement not held against its seal",
+        "dpx/claim/agreement.py",
+        "fits = content is None or seal(content) in ledger.statements",
+        "fits = True",
+        "tests/job/test_seals.py::test_no_road_repeats_what_was_edited[explain-release/privacy.json]",
+    ),
+    Mutant(
         "trials without results not charged",
         "dpx/tuning/claim.py",
         "return [(trial, charges.of(trial, record, search)) for trial in counted]",

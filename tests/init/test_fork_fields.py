@@ -4,7 +4,7 @@ charged with all that the parent spent. Which fields may be charged alone is a l
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -49,11 +49,12 @@ def changed(value: Any) -> Any:
 @functools.cache
 def base(place: Place) -> dict[str, Any]:
     _, _, written = place.composed("noise.noise_multiplier=2.0")
-    return {
-        key: value
-        for key, value in OmegaConf.to_container(OmegaConf.create(written)).items()
-        if key not in ("job", "analysis", "fork", "run")
-    }
+    return {key: value for key, value in plain(written).items() if key not in ("job", "analysis", "fork", "run")}
+
+
+def plain(written: str) -> dict[str, Any]:
+    """A config's text as plain values."""
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(written)))
 
 
 def outcome(place: Place, parent: Path, key: str, value: Any) -> str:
@@ -105,7 +106,7 @@ def test_every_option_of_a_group(place, parent):
                 _, _, written = place.composed(f"{group}={option}", "noise.noise_multiplier=2.0" if group != "noise" else "steps=2")
             except Exception:
                 continue
-            declared = OmegaConf.to_container(OmegaConf.create(written))[group]
+            declared = plain(written)[group]
             if declared == base(place)[group]:
                 continue
             if outcome(place, parent, group, declared) == "charged" and not may_be_charged(f"{group}."):

@@ -28,6 +28,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import export, released
 
+from ..sealed import sealed_anew
 from .conftest import Place, statement
 
 METADATA = "release/params/_CHECKPOINT_METADATA"
@@ -160,6 +161,7 @@ def test_data_whose_manifest_cannot_be_believed_is_not_searched(place, parent, t
     if how == "lost":
         with pytest.raises(ConfigError, match="did not record its vocabulary"):
             rewritten(copied / "release" / "privacy.json", lambda document: document.pop("vocabulary"))
+            sealed_anew(copied)
             began(place, *word, text="other")
         return
     (told,) = began(place, *word, text="other").messages
@@ -229,9 +231,12 @@ def test_weights_that_were_exchanged_are_found(place, parent, handed, tmp_path):
         began(place, "init=run", f"init.run={handed}")
 
 
-def test_a_config_that_was_edited_takes_the_guarantee_away(place, copied):
-    path = copied / "release" / "config.yaml"
+def test_a_config_that_was_edited_is_refused_and_that_of_another_version_takes_the_guarantee_away(place, copied):
+    path = copied / "private" / "config.yaml"
     path.write_text(path.read_text().replace("noise_multiplier: 2.0", "noise_multiplier: 3.0"))
+    with pytest.raises(ConfigError, match="private/config.yaml: is not the config that private/ledger sealed"):
+        began(place, "init=run", f"init.run={copied}")
+    sealed_anew(copied)
     assert "not the config that its ledger began with" in reasons(began(place, "init=run", f"init.run={copied}"))
 
 
@@ -253,9 +258,12 @@ def test_a_parent_without_a_guarantee_leaves_none_but_on_other_text(request, pla
     assert reasons(began(place, "init=run", f"init.run={path}", "init.disjoint_from=[main]", text="other")) == ""
     handed = shutil.copytree(path / "release", tmp_path / "handed")
     assert why in reasons(began(place, "init=run", f"init.run={handed}", text="other"))
-    # What a person edits in the statement of a whole folder is found again from its other parts.
     copied = shutil.copytree(path, tmp_path / "copied")
     rewritten(copied / "release" / "privacy.json", lambda document: document.update(guarantee="dp", reasons=[]))
+    with pytest.raises(ConfigError, match="is not the statement that private/ledger sealed"):
+        began(place, "init=run", f"init.run={copied}")
+    # What such a statement leaves out is found again from the other parts of a whole folder.
+    sealed_anew(copied)
     assert why in reasons(began(place, "init=run", f"init.run={copied}"))
 
 
@@ -411,7 +419,8 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
     with pytest.raises(ConfigError, match="cut short or damaged"):
         released(handed / PARAMS)
     for written, said in (("a: [", "is no YAML"), ("- a", "is no config of a run")):
-        (copied / "release" / "config.yaml").write_text(written)
+        (copied / "private" / "config.yaml").write_text(written)
+        sealed_anew(copied)
         with pytest.raises(ConfigError, match=f"config.yaml: {said}"):
             began(place, "init=run", f"init.run={copied}")
 
@@ -461,6 +470,7 @@ def _chosen(path: Path) -> None:
 
 def _trial(path: Path) -> None:
     rewritten(path / "release" / "privacy.json", lambda document: document.update(tuning={"charge": "uncharged"}))
+    sealed_anew(path)
 
 
 @pytest.mark.parametrize(
@@ -491,6 +501,7 @@ def test_a_fork_of_a_seeded_run_has_no_guarantee_without_the_seed(place, seeded)
 def test_a_trial_of_a_search_leaves_none(place, copied):
     path = copied / "release" / "privacy.json"
     rewritten(path, lambda document: document.update(tuning={"charge": "uncharged"}))
+    sealed_anew(copied)
     assert "one trial of a search" in reasons(began(place, "init=run", f"init.run={copied}"))
 
 

@@ -37,7 +37,7 @@ FLAT: dict[str, Any] = {"name": "m", "layers": 1, "width": 4, "heads": 1, "feed_
 
 
 def export(run: Path, *overrides: str) -> Path:
-    cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": {"_target_": "dpx.job.export.Export"}})
+    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": {"_target_": "dpx.job.export.Export"}})
     experiment, job = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides))))  # type: ignore[arg-type]
     job(experiment, RunFolder(run))
     return run / "release" / "hf"
@@ -79,7 +79,7 @@ def test_its_card_is_the_statement_and_no_figure(exported: Path, run: Path):
 
 
 def test_logits_are_the_runs_with_adapters_merged(exported: Path, run: Path):
-    experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
+    experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
     store = prepare(experiment.data, experiment.privacy)
     of: Any = objective(experiment.model, experiment.task, VOCABULARY, store.manifest)
     checkpoint = Checkpoint(str(exported))
@@ -93,7 +93,7 @@ def test_logits_are_the_runs_with_adapters_merged(exported: Path, run: Path):
 
 
 def test_the_exported_tokenizer_marks_text_as_rows_were_marked(exported: Path, run: Path):
-    experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
+    experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
     store = prepare(experiment.data, experiment.privacy)
     rows, own, vocabulary = store.rows("protected", np.arange(5)), Tokenizer.from_file(str(exported / "tokenizer.json")), store.vocabulary()
     for tokens, length in zip(rows["tokens"], rows["length"], strict=True):
@@ -232,7 +232,7 @@ def test_a_changed_ledger_or_other_weights_are_not_exported(run: Path, tmp_path:
 @pytest.mark.slow
 def test_transformers_computes_the_same_logits(exported: Path, run: Path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
+    experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
     store = prepare(experiment.data, experiment.privacy)
     of = objective(experiment.model, experiment.task, VOCABULARY, store.manifest)
     rows = store.rows("protected", np.arange(8))

@@ -70,7 +70,7 @@ def run(root: Path) -> Path:
 
 
 def of_run(run: Path, job: str, **options: str) -> None:
-    cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": {"_target_": job, **options}})
+    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": {"_target_": job, **options}})
     experiment, made = config.build(cfg)  # type: ignore[arg-type]
     made(experiment, RunFolder(run))
 
@@ -114,7 +114,7 @@ def test_a_run_and_its_export_choose_alike_and_by_their_logits(root: Path, run: 
     named = {"text_field": "context", "choices_field": "endings"}
     assert own.shape == (ROWS, CHOICES)
     np.testing.assert_allclose(own, predicted(run, rows, tmp_path / "other", checkpoint=str(exported), **named), atol=1e-5)
-    experiment, _ = config.build(OmegaConf.load(run / "release" / "config.yaml"))  # type: ignore[arg-type]
+    experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
     store = prepare(experiment.data, experiment.privacy)
     of: Any = objective(experiment.model, experiment.task, cases.VOCABULARY, store.manifest)
     batch = of.batch(jnp.zeros(2, jnp.uint32), store.rows("heldout", np.arange(store.manifest.rows["heldout"])))

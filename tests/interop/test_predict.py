@@ -22,7 +22,7 @@ from .conftest import train
 
 def predict(run: Path, given: Path, output: Path, **options: str):
     node = {"_target_": "dpx.job.predict.Predict", "input": str(given), "output": str(output), **options}
-    cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": node})
+    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": node})
     experiment, job = config.build(cfg)  # type: ignore[arg-type]
     job(experiment, RunFolder(run))
     with Path(f"{output}.csv").open(newline="") as table:
@@ -39,7 +39,7 @@ def run(place: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Path):
-    cfg = OmegaConf.merge(OmegaConf.load(run / "release" / "config.yaml"), {"job": {"_target_": "dpx.job.export.Export"}})
+    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": {"_target_": "dpx.job.export.Export"}})
     experiment, job = config.build(cfg)  # type: ignore[arg-type]
     job(experiment, RunFolder(run))
     own = predict(run, place / "rows.csv", tmp_path / "own")

@@ -54,7 +54,7 @@ def test_the_test_set_is_read_at_the_end_and_apart_from_the_dev_rows(trained: Pa
 
 
 def test_its_config_says_the_shape_without_the_file(trained: Path):
-    cfg: Any = OmegaConf.load(trained / "release" / "config.yaml")
+    cfg: Any = OmegaConf.load(trained / "private" / "config.yaml")
     model = cfg["model"]
     assert model["_target_"] == "dpx.models.shape.Bert" and model["layers"] == 2
 
@@ -85,7 +85,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(place: Path, overrides: lis
 @pytest.mark.parametrize(("change", "words"), [("pool=mean", "model.pool=mean"), ("classifier=linear", "model.classifier=linear")])
 def test_a_runs_head_is_read_as_it_was_trained(trained: Path, change: str, words: str):
     of_run = OmegaConf.create({"init": {"_target_": "dpx.init.declarations.FromRun", "run": str(trained)}})
-    cfg: Any = OmegaConf.load(trained / "release" / "config.yaml")
+    cfg: Any = OmegaConf.load(trained / "private" / "config.yaml")
     cfg["init"] = of_run["init"]
     experiment, _ = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"model.{change}"])))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):

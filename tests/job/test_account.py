@@ -8,7 +8,7 @@ import pytest
 
 import dpx.privacy
 from dpx import config
-from dpx.claim import spent, statement
+from dpx.claim import seals, spent
 from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
@@ -82,7 +82,7 @@ def test_branches_are_accounted_jointly(run, tmp_path):
 def test_a_statement_is_as_good_as_its_ledger(run):
     run.release.mkdir()
     entered = Ledger(run.private / "ledger")
-    statement.write(run.release / "privacy.json", {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}})
+    seals.write_statement(run, entered, {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}})
     assert read(run.release / "privacy.json").segments == read(run.private / "ledger").segments == read(run.path).segments
     assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
 
@@ -92,7 +92,7 @@ def test_why_a_source_guarantees_nothing_is_said_first(run, experiment, tmp_path
     run.release.mkdir(parents=True, exist_ok=True)
     stated = {"guarantee": "none", "reasons": ["seed=7: anybody can draw the same noise"]}
     stated |= {"ledger": {"runs": entered.segments()} | spent.chain_facts(entered), "units": [FACTS.as_json()]}
-    (run.release / "privacy.json").write_text(json.dumps(stated))
+    seals.write_statement(run, entered, stated)
     for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
         assert read(source).reasons == tuple(stated["reasons"])
     Account(delta=1e-6, ledgers=[str(run.path)])(experiment, RunFolder(tmp_path / "account"))
@@ -129,7 +129,7 @@ def _stated(folder, adjacency, delta):
     entered.append(0, ENTRY)
     said = {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}, "adjacency": adjacency, "delta": delta}
     said["units"] = [facts.as_json()]
-    statement.write(folder / "release" / "privacy.json", said)
+    seals.write_statement(RunFolder(folder), entered, said)
     return folder
 
 

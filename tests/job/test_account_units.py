@@ -6,11 +6,12 @@ import json
 import pytest
 
 from dpx import config
-from dpx.claim import calibration, reasons, spent, statement
+from dpx.claim import calibration, reasons, seals, spent, statement
 from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
+from dpx.mechanism import places
 from dpx.privacy import events, relations
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.privacy.unit_facts import UnitFacts
@@ -44,7 +45,7 @@ def source(folder, facts: UnitFacts | None, entry: LedgerEntry = ENTRY, steps: i
         entered.append(step, entry)
     said = {"guarantee": "dp", "reasons": [], "ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}}
     said |= {} if facts is None else {"units": [facts.as_json()], "adjacency": facts.adjacency}
-    statement.write(folder / "release" / "privacy.json", said)
+    seals.write_statement(RunFolder(folder), entered, said)
     entered.close()
     return folder
 
@@ -155,6 +156,7 @@ def may_run(name: str, adjacency: str) -> bool:
     try:
         calibration.check_claim(experiment, 1000)
         experiment.sampler.check(experiment.privacy, experiment.accountant)
+        places.check(experiment.mechanism, experiment)
     except ConfigError:
         return False
     return any(_has_event(entry_of(experiment), adjacency, accountant) for accountant in events.ACCOUNTANTS)

@@ -9,9 +9,12 @@ from dpx.claim import statement
 from dpx.claim.calibration import calibrate, entry
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.init.parent import _claim
+from dpx.interop.card import card
 from dpx.job.explain import Explain, explain, public_size
 from dpx.job.plan import Plan
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.origins import Origin, in_words
 from dpx.run_folder import RunFolder
 
 QUICK = ["steps=4", "batch_schedule.size=64", "noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp"]
@@ -81,6 +84,33 @@ def test_a_fork_of_nothing_is_neither_planned_nor_explained(experiment, tmp_path
         with pytest.raises(ConfigError, match="parent: no such run"):
             job(experiment, folder)
     assert Plan().document(experiment)["guarantee"] == "dp"
+
+
+@pytest.mark.parametrize(("verdict", "words"), [("pending", "no verdict yet"), ("passes", "passes"), ("fails", "more than was claimed")])
+def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, verdict, words):
+    """In an explanation, on a model card, and of a parent in the statement of the run that began from it."""
+    audited = config.build(recipes.compose([*QUICK, "data.declared_size=10000", "audit=canaries"]))[0]
+    stated = statement.build(audited, None, calibrate(audited, 10_000))
+    assert stated["audit"]["verdict"] == "pending"
+    stated["audit"]["verdict"] = verdict
+    (said,) = [line for line in explain(audited, 10_000, stated)["words"] if "The audit of this run" in line]
+    (on_card,) = [line for line in card(stated, name="a", architecture="b", trained="all", command="c").splitlines() if "audit:" in line]
+    assert words in said and words in on_card and verdict in on_card
+    parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited, stated, verdict))
+    assert words in in_words(parent.as_released()) and "its audit" in in_words(parent.as_released())
+    unaudited = statement.build(experiment, None, calibrate(experiment, 10_000))
+    assert "- audit:" not in card(unaudited, name="a", architecture="b", trained="all", command="c")
+    assert "its audit" not in in_words(Origin(kind="run", name="a", identity="0", claim=_claim(audited, unaudited, None)).as_released())
+
+
+def test_what_a_run_stated_is_said_whatever_the_config_beside_it_declares(experiment):
+    """Delta, steps, noise and relation are the statement's; a config that says otherwise is refused before, and is not repeated here."""
+    stated = statement.build(experiment, None, calibrate(experiment, 10_000))
+    other = config.build(
+        recipes.compose([*QUICK, "data.declared_size=10000", "privacy.delta=1e-12", "steps=5", "noise.noise_multiplier=9"])
+    )[0]
+    of_own, of_other = ("\n".join(explain(one, 10_000, stated)["words"]) for one in (experiment, other))
+    assert of_own == of_other and "delta = 1e-06" in of_own and "noise of 1 times" in of_own
 
 
 def test_no_guarantee_is_said_first():

@@ -20,6 +20,7 @@ from dpx.tuning.search import Search
 from dpx.tuning.study import Study
 from tests.outside.made_up import as_if_unimported, on_path, pond
 from tests.privacy.test_ledger import forked
+from tests.sealed import sealed_anew
 from tests.tuning import made_up as trials
 
 SIZE, BATCH, SIGMA = 1000, 16, 2.0
@@ -188,6 +189,7 @@ def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_pat
     assert trials.stated(study)["guarantee"] == "dp"
     path = folder / "release" / "privacy.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"guarantee": BY}))
+    sealed_anew(folder)
     study.close(of)
     no_bound(trials.stated(study))
 

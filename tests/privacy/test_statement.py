@@ -10,14 +10,16 @@ import pytest
 from dp_accounting import pld
 
 from dpx.batch_schedule import Linear
-from dpx.claim import calibration, caveats, statement
+from dpx.claim import calibration, caveats, seals, statement
 from dpx.claim.calibration import calibrate
 from dpx.claim.reasons import reasons_against
 from dpx.data.declarations import Vocabulary
+from dpx.durable import write_durably
 from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, closed_form, ledger, loss_grid
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
+from dpx.run_folder import RunFolder
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
 
 N = 10_000
@@ -198,16 +200,17 @@ def test_own_accountant_comes_first(small, tmp_path):
 
 
 def test_writing_is_atomic(small, tmp_path, monkeypatch):
-    path = tmp_path / "privacy.json"
-    statement.write(path, {"a": 1})
+    folder, entered = RunFolder(tmp_path), Ledger(tmp_path / "private" / "ledger")
+    seals.write_statement(folder, entered, {"a": 1})
+    path = folder.release / "privacy.json"
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError):
-        statement.write(path, {"a": 2})
-    assert json.loads(path.read_text()) == {"a": 1} and os.listdir(tmp_path) == ["privacy.json"]
+        write_durably(path, '{"a": 2}')
+    assert json.loads(path.read_text()) == {"a": 1} and os.listdir(folder.release) == ["privacy.json"]
 
 
 def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):

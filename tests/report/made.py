@@ -13,6 +13,8 @@ from dpx.claim.spent import chain_facts
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.report.rows import Run
 
+from ..sealed import sealed_anew
+
 ACCURACY = "heldout/mlm_accuracy"
 
 
@@ -76,6 +78,7 @@ def folder(
         entered.open_epoch(fresh)
         claim["ledger"] = chain_facts(entered)
     (made / "release" / "privacy.json").write_text(json.dumps(claim))
+    sealed_anew(made)
     results = {
         "steps": steps,
         "heldout": {"loss": 5.0, "mlm_accuracy": accuracy},

@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from dpx.batch_schedule import Constant
 from dpx.clipping.declarations import Clipping
 from dpx.data.declarations import Data, Synthetic, Vocabulary
-from dpx.durable import write_durably
 from dpx.experiment import Experiment, Schedule
 from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import DpSgd, Flat, Multiplier
@@ -81,7 +80,7 @@ def opened(experiment: Experiment, folder: RunFolder):
     """A session in `folder`, which keeps its config as `job=train` does."""
     folder = dataclasses.replace(folder, config_yaml=as_yaml(experiment))
     with folder.claimed(), Session.open(experiment, folder) as session:
-        write_durably(folder.release / "config.yaml", folder.config_yaml)
+        session.keep_config()
         yield session
 
 

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from dp_accounting import dp_event
 
 from dpx import config
-from dpx.claim import calibration
+from dpx.claim import calibration, seals
 from dpx.config import recipes
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.run_folder import RunFolder
 from dpx.tuning import rules
 from dpx.tuning.distribution import TrialDistribution
 from dpx.tuning.study import Study
@@ -71,7 +72,7 @@ def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0, un
     for step in steps:
         ledger.append(step, calibration.entry(of, SIZE, getattr(of.noise, "noise_multiplier", SIGMA), batch, epoch))
     said = {"guarantee": "dp", "reasons": [], "ledger": {"mark": ledger.mark.as_json() if ledger.mark else None}}
-    (folder / "release" / "privacy.json").write_text(json.dumps(said))
+    seals.write_statement(RunFolder(folder), ledger, said)
     ledger.close()
 
 

@@ -12,6 +12,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import check_fork
 from dpx.tuning.study import Study
+from tests.sealed import sealed_anew
 from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial, units_of
 
 
@@ -118,10 +119,24 @@ def test_a_trial_without_a_guarantee_leaves_the_study_none_though_its_results_ar
     enter(folder, of, range(STEPS))
     said = json.loads((folder / "release" / "privacy.json").read_text())
     (folder / "release" / "privacy.json").write_text(json.dumps(said | {"guarantee": "none", "reasons": ["audit: refuted"]}))
+    sealed_anew(folder)
     study.end(of, folder, "finished", 0.1)
     shutil.rmtree(folder)
     study.close(of)
     assert stated(study)["reasons"] == ["a trial has no guarantee", "audit: refuted"]
+
+
+def test_a_trial_whose_statement_was_edited_leaves_the_study_none_though_its_results_are_deleted(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    folder = folder_of(study, 1)
+    begin(study, of, folder)
+    enter(folder, of, range(STEPS))
+    path = folder / "release" / "privacy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"epsilon": {"rdp": 0.001}}))
+    study.end(of, folder, "finished", 0.1)
+    shutil.rmtree(folder)
+    study.close(of)
+    assert stated(study)["guarantee"] == "none" and "the parts of a trial's folder do not agree" in stated(study)["reasons"]
 
 
 def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path) -> None:

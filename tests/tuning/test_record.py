@@ -4,11 +4,14 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dpx.claim.sources import read
 from dpx.declaration import ConfigError
 from dpx.privacy.chain import Chain
+from dpx.tuning import record
 from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study
 from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
@@ -53,6 +56,54 @@ def test_a_record_that_was_cut_is_missed_by_what_follows_from_it(tmp_path: Path)
     _refuses_everything(study, "beside s/release/privacy.json: ends at line")
     shutil.rmtree(study.release)
     _refuses_everything(study, "beside laptop_anil_tune_32k-2/private/trial.json: ends at line")
+
+
+def test_an_edited_statement_of_a_study_is_refused_by_the_study_and_by_an_account(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    trial(study, of, 1, 0.1)
+    path = study.release / "privacy.json"
+    older = path.read_text()
+    trial(study, of, 2, 0.1)
+    newest = path.read_text()
+    lower = json.loads(newest)
+    lower["ledger"]["runs"] = []
+    for text in (older, json.dumps(lower), json.dumps(json.loads(newest) | {"delta": 1e-12})):
+        path.write_text(text)
+        _refuses_everything(study, "s/release/privacy.json: is not the statement that the study's record sealed")
+        for source in (study.path, path):
+            with pytest.raises(ConfigError, match="is not the statement that the study's record sealed"):
+                read(source)
+    path.write_text(newest)
+    assert read(path).segments == read(study.path).segments != []
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL at a chosen write."""
+
+
+@pytest.mark.parametrize("killed", ["sealed", "written", "stated"])
+def test_a_kill_while_a_study_is_stated_locks_nobody_out(tmp_path: Path, killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, of = Study(tmp_path, "s"), experiment("composition")
+    trial(study, of, 1, 0.1)
+    whole, note = record.write_durably, record.Record.note
+
+    def mortal(*given: Any) -> None:
+        if killed == "written":
+            raise Killed
+        whole(*given)
+
+    def noted(self: Any, *lines: dict) -> None:
+        if any(killed in line for line in lines):
+            raise Killed
+        note(self, *lines)
+
+    for number in (2, 3):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(record, "write_durably", mortal)
+            patch.setattr(record.Record, "note", noted)
+            trial(study, of, number, 0.1)
+    study.close(of)
+    assert stated(study)["trials"]["begun"] == 3
 
 
 def test_an_edited_record_is_no_chain(tmp_path: Path) -> None:

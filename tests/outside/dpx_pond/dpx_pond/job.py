@@ -13,7 +13,7 @@ class Census:
     title: str = "what this rests on"
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        folder.release.mkdir(parents=True, exist_ok=True)
+        folder.made_release()
         write_json(folder.release / "census.json", {"title": self.title, "parts": rests_on.facts(experiment)})
 
 

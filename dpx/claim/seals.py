@@ -1,0 +1,43 @@
+"""Statement and config are sealed: their checksums stand in the ledger before they are written, and beside the weights at the end.
+
+A job that repeats them holds them against their seals (`dpx.claim.agreement`), so that a number edited by hand is never taken for a claim.
+A statement is sealed, written, and noted as written. Whatever a kill leaves, the file that lies there is then the one last noted or one
+that was sealed since: no order of kills makes a run's own statement an edited one, and an older one that is put back is found.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from dpx.durable import write_durably
+from dpx.privacy.ledger import Ledger
+from dpx.run_folder import CONFIG, RunFolder
+
+STATEMENT = "privacy.json"
+
+
+def seal(content: Any) -> str:
+    """A checksum of a statement, as the value of its JSON, or of the text of a config."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_statement(folder: RunFolder, entered: Ledger, document: dict[str, Any]) -> None:
+    """Seals `document` and puts it at `release/privacy.json`."""
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    checksum = seal(json.loads(text))
+    entered.seal_statement(checksum)
+    write_durably(folder.release / STATEMENT, text)
+    entered.note_stated(checksum)
+
+
+def write_config(folder: RunFolder, entered: Ledger) -> None:
+    """Seals the run's config and writes it twice: whole under `private/`, without the places of this machine in `release/`."""
+    texts = {folder.private / CONFIG: folder.config_yaml, folder.release / CONFIG: folder.released_config_yaml}
+    entered.seal_configs(map(seal, texts.values()))
+    for path, text in texts.items():
+        write_durably(path, text)
+
+
+def beside_weights(folder: RunFolder, document: dict[str, Any]) -> dict[str, str]:
+    """The seals that released weights carry: a copy of `release/` has no ledger to be held against."""
+    return {"statement": seal(document), "config": seal(folder.released_config_yaml)}

@@ -1,0 +1,41 @@
+"""A config without the places of the machine that it was run on: the form of it that may leave the machine."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+_ABSOLUTE = re.compile(r"[/~]|file:|[A-Za-z]:[\\/]|\\\\")
+
+
+def without_places(config_yaml: str) -> str:
+    """`config_yaml` with each path that is absolute, or leads out of the working folder, replaced by its last component.
+
+    Which values are paths is told by their form, whatever key they stand under. Relative paths below the working folder stay.
+    """
+    if not config_yaml.strip():
+        return config_yaml
+    released = told(OmegaConf.to_container(OmegaConf.create(config_yaml), resolve=False))
+    return OmegaConf.to_yaml(OmegaConf.create(released))
+
+
+def told(node: Any) -> Any:
+    """Plain containers, or one value, as `without_places` gives them."""
+    if isinstance(node, dict):
+        return {key: told(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [told(value) for value in node]
+    return _last(node) if isinstance(node, str) and _is_of_the_machine(node) else node
+
+
+def _is_of_the_machine(value: str) -> bool:
+    leads_out = os.path.normpath(value).split(os.sep)[0] == os.pardir
+    # The home of a service may be the root of all folders, which every path lies in.
+    homes = (str(place) for place in (Path.home(), Path.cwd()) if len(place.parts) > 1)
+    return bool(_ABSOLUTE.match(value)) or leads_out or any(home in value for home in homes)
+
+
+def _last(value: str) -> str:
+    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or "."

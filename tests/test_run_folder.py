@@ -1,0 +1,324 @@
+"""A run's folder is private by mode, safe to open when it comes from somebody else, and tells nothing of the machine it was made on."""
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+import dpx
+from dpx import config
+from dpx.config.command_line import as_refused
+from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.declaration import ConfigError
+from dpx.durable import locked, make_private, write_durably
+from dpx.init.declarations import FromRun
+from dpx.init.parent import open_parent
+from dpx.interop.export import export
+from dpx.job.account import Account
+from dpx.job.explain import Explain
+from dpx.launch.launcher import _require_same_run
+from dpx.launch.resolvers import _hydra_files
+from dpx.launch.sweep import Status
+from dpx.places import without_places
+from dpx.privacy.chain import Chain
+from dpx.report import pictures
+from dpx.run_folder import RunFolder
+from dpx.training.metrics import MetricsWriter
+from dpx.training.released import Released
+from dpx.tuning.record import opened
+
+from .composed import composed
+from .init.conftest import MICRO, WORDS
+from .training.sharing import coarse_losses, run_job, shared_programs
+
+# Written by libraries; the folder that they lie in is what keeps others out.
+OF_LIBRARIES = ("checkpoints", "tensorboard")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts and a vocabulary of its own; as open to others as a home may be."""
+    root = tmp_path_factory.mktemp("machine")
+    root.chmod(0o777)
+    draw = random.Random(2)
+    (root / "letters.txt").write_text("".join(" ".join(draw.choices(WORDS, k=26)) + "\n" for _ in range(60)))
+    (root / "vocabulary.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def declared(root: Path) -> tuple[Any, Any, str]:
+    places = [f"data.source.paths={root}/letters.txt", f"data.vocabulary.path={root}/vocabulary.txt", f"data.directory={root}/data"]
+    return composed(*MICRO, *places)
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, declared: tuple[Any, Any, str]) -> Path:
+    """A finished run, made where nothing is withheld from others by a umask."""
+    before = os.umask(0)
+    try:
+        with shared_programs(), coarse_losses():
+            run_job(declared, root / "outputs" / "run")
+    finally:
+        os.umask(before)
+    return root / "outputs" / "run"
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(run, tmp_path / "run")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_what_is_made_of_protected_text_is_its_owners_alone(run: Path, root: Path) -> None:
+    (store,) = (root / "data").iterdir()
+    assert mode(run / "private") == mode(store) == 0o700 and mode(run / "release") & 0o044 == 0o044
+    for tree in (run / "private", store):
+        for path in tree.rglob("*"):
+            if not set(path.relative_to(tree).parts) & set(OF_LIBRARIES):
+                assert mode(path) & 0o077 == 0, path
+    assert {path.name for path in store.iterdir()} >= {"protected.units.jsonl", "vocabulary.txt", "manifest.json"}
+
+
+def hydra_of(place: Path, job: str = "plan") -> Any:
+    """What Hydra knows when it asks where its files go."""
+    return OmegaConf.create({"hydra": {"runtime": {"output_dir": str(place), "choices": {"job": job}}}})
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077], ids=oct)
+def test_private_folders_are_so_whatever_the_umask_and_whoever_makes_them(tmp_path: Path, umask: int) -> None:
+    tmp_path.chmod(0o777)
+    before = os.umask(umask)
+    try:
+        _hydra_files(hydra_of(tmp_path / "hydra"))
+        Status(tmp_path / "status", "train").write("running")
+        with RunFolder(tmp_path / "claimed").claimed(), opened(tmp_path, tmp_path / "studies" / "s"):
+            pass
+        write_durably(tmp_path / "claimed" / "private" / "deeper" / "file", "x")
+        (tmp_path / "before").mkdir(mode=0o777)
+        make_private(tmp_path / "before")
+    finally:
+        os.umask(before)
+    private = [tmp_path / name / "private" for name in ("hydra", "status", "claimed", "studies/s")]
+    assert {mode(path) for path in [*private, tmp_path / "before", tmp_path / "claimed" / "private" / "deeper"]} == {0o700}
+    assert {mode(path) for one in private for path in one.rglob("*") if path.is_file()} == {0o600}
+
+
+# What opens a run's folder to write there, and how.
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "hydra": lambda path: _hydra_files(hydra_of(path)),
+    "hydra, train": lambda path: _hydra_files(hydra_of(path, "train")),
+    "status": lambda path: Status(path, "train").write("running"),
+    "claimed": lambda path: RunFolder(path).claimed().__enter__(),
+    "release": lambda path: RunFolder(path).made_release(),
+    "private": lambda path: RunFolder(path).made_private(),
+    "study": lambda path: opened(path.parent, path).__enter__(),
+}
+LINKED = ["release", "private", "private/lock", "private/status.json", "private/ledger", "private/metrics.jsonl", "private/hydra"]
+LINKED += ["private/dpx.log", "private/checkpoints", "private/checkpoints/2/any", "private/trials.lock", "release/config.yaml"]
+LINKED += ["release/privacy.json", "release/params", "release/explain.json", "release/telemetry.jsonl"]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_link_in_a_runs_folder_is_followed_by_whoever_writes_there(tmp_path: Path, writer: str) -> None:
+    for number, place in enumerate(LINKED):
+        victim, path = tmp_path / f"victim-{number}", tmp_path / f"run-{number}"
+        victim.mkdir()
+        (victim / "kept").write_text("kept")
+        (path / place).parent.mkdir(parents=True)
+        (path / place).symlink_to(victim if "." not in place and place not in ("private/lock", "private/ledger") else victim / "kept")
+        modes = mode(victim), mode(victim / "kept")
+        with pytest.raises(ConfigError, match=f"{place}: is a symbolic link"):
+            WRITERS[writer](path)
+        assert [one.name for one in victim.iterdir()] == ["kept"] and (victim / "kept").read_text() == "kept"
+        assert (mode(victim), mode(victim / "kept")) == modes
+
+
+def test_the_refusal_of_a_link_reaches_the_user_through_hydra(tmp_path: Path) -> None:
+    OmegaConf.register_new_resolver("linked", lambda *, _root_: _hydra_files(_root_), replace=True)
+    (tmp_path / "private").symlink_to(tmp_path)
+    cfg = OmegaConf.merge(hydra_of(tmp_path), {"place": "${linked:}"})
+    with pytest.raises(Exception) as raised:
+        cfg.place  # noqa: B018
+    refused = as_refused(raised.value)
+    assert refused is not None and refused.value == tmp_path / "private" and "symbolic link" in refused.reason
+
+
+def test_files_that_stay_open_follow_no_link_that_comes_later(tmp_path: Path) -> None:
+    victim, private = tmp_path / "victim", tmp_path / "private"
+    Chain(victim).close()
+    before = victim.read_bytes()
+    private.mkdir()
+    for name in ("lock", "ledger", "telemetry.jsonl"):
+        (private / name).symlink_to(victim)
+    # One that leads nowhere yet: a file that exists is read first, and put anew in its place.
+    (private / "metrics.jsonl").symlink_to(tmp_path / "nowhere")
+    released = Released(tmp_path / "none")
+    released._path = private / "telemetry.jsonl"
+    released.hold(0, 0, {"released/x": 1.0})
+    chain = Chain(private / "ledger")
+    for write in (
+        lambda: locked(private / "lock", fcntl.LOCK_EX).__enter__(),
+        lambda: chain.append([1]),
+        lambda: released.publish(None),
+    ):
+        with pytest.raises(OSError, match="symbolic links"):
+            write()
+    assert victim.read_bytes() == before
+    # Measurements stop no run: what would follow a link is dropped, and counted.
+    writer = MetricsWriter(private, 0)
+    writer.write(0, {"a": 1.0})
+    writer.close()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_lock_is_opened_and_not_emptied(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.claimed():
+        pass
+    (folder.private / "lock").write_text("kept")
+    with folder.claimed(), pytest.raises(ConfigError, match="another process is training"), folder.read_by_another():
+        pass
+    assert (folder.private / "lock").read_text() == "kept"
+
+
+def test_a_pipe_in_a_runs_folder_blocks_nobody(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    os.mkfifo(tmp_path / "private" / "metrics.jsonl")
+    with pytest.raises(ConfigError, match="metrics.jsonl: is neither a file nor a folder"):
+        RunFolder(tmp_path).made_private()
+
+
+def bytes_of(tree: Path) -> bytes:
+    return b"".join(str(path.relative_to(tree)).encode() + path.read_bytes() for path in sorted(tree.rglob("*")) if path.is_file())
+
+
+def test_nothing_that_may_leave_names_a_place_of_the_machine(copy: Path, run: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "write", lambda *_: "")
+    cfg, _ = config.load(str(copy))
+    assert cfg.data.source.paths == f"{root}/letters.txt", "the whole config is read where it is"
+    experiment, _ = config.build(cfg)
+    export(experiment, copy, copy / "release" / "hf")
+    Explain()(experiment, RunFolder(copy))
+    Account(accountant="rdp")(experiment, RunFolder(copy))
+    told = OmegaConf.load(copy / "release" / "config.yaml")
+    assert (told.data.source.paths, told.data.vocabulary.path, told.data.directory) == ("letters.txt", "vocabulary.txt", "data")
+    assert str(root).encode() not in bytes_of(copy / "release") and str(Path.cwd()).encode() not in bytes_of(copy / "release")
+    assert str(root) in (copy / "private" / "config.yaml").read_text()
+
+
+def test_a_copy_of_a_release_is_enough_to_load_begin_from_and_explain_it(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run / "release", tmp_path / "handed" / "release")
+    loaded = dpx.load("handed")
+    assert loaded.privacy["guarantee"] == "dp" and not loaded.is_checked
+    assert loaded.experiment.data.source.paths == "letters.txt"
+    assert (
+        open_parent(FromRun(run="handed/release"), "init.run=x").origins[0].name
+        == open_parent(FromRun(run=str(run)), "init.run=x").origins[0].name
+    )
+    Explain()(loaded.experiment, RunFolder(Path("handed")))
+    assert "e^" in capsys.readouterr().out and not (tmp_path / "outputs").exists(), "no text is looked for"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("/data/me/letters.txt", "letters.txt"),
+        ("~/letters", "letters"),
+        ("file:///data/me/letters.txt", "letters.txt"),
+        (r"C:\me\letters.txt", "letters.txt"),
+        (r"\\host\me\letters.txt", "letters.txt"),
+        ("../outputs/run@4", "run@4"),
+        ("text/../../letters.txt", "letters.txt"),
+        ("/", "."),
+        (f"ftp:{Path.home()}/x", "x"),
+        (f"of {Path.cwd()}/x", "x"),
+        ("text/letters.txt", "text/letters.txt"),
+        ("text/../letters.txt", "text/../letters.txt"),
+        ("outputs/data", "outputs/data"),
+        ("google/bert", "google/bert"),
+        ("https://host/letters.txt", "https://host/letters.txt"),
+        ("..a/b", "..a/b"),
+        ("layers/qkv/*", "layers/qkv/*"),
+        (1e-6, 1e-6),
+        (None, None),
+        ("1e-6", "1e-6"),
+    ],
+)
+def test_a_path_is_told_by_its_form_whatever_key_it_stands_under(given: Any, told: Any) -> None:
+    text = OmegaConf.to_yaml(OmegaConf.create({"a": given, "of": {"a_package": [given, {"b": given}]}}))
+    assert OmegaConf.create(without_places(text)) == {"a": told, "of": {"a_package": [told, {"b": told}]}}
+
+
+BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
+NOT_PLAIN = {
+    "environment": ("a: ${oc.env:DPX_TEST_SECRET}", "has an interpolation"),
+    "reference": ("a: 1\nb: {c: 'x ${a}'}", "has an interpolation"),
+    "escaped": ("a: \\${x}", "has an interpolation"),
+    "key": ("'${a}': 1", "has an interpolation"),
+    "missing": ("a: [1, '???']", "is missing"),
+    "object": ("a: !!python/object/apply:os.system [touch made]", "has the tag"),
+    "path": ("a: !!python/object/apply:pathlib.Path [x]", "has the tag"),
+    "tag": ("a: !!int 1", "has the tag"),
+    "bomb": (BOMB, "by an anchor"),
+    "deep": ("[" * 5000 + "]" * 5000, "is nested too deeply"),
+    "large": ("a: " + "x" * (1 << 20), "holds more than"),
+    "number": ("a: " + "9" * 5000, "is no YAML"),
+    "null byte": ("a: \0", "is no YAML"),
+    "twice": ("a: 1\na: 2", "is no YAML"),
+    "several": ("a: 1\n---\nb: 2", "is no YAML"),
+    "list": ("- a", "is no config of a run"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+@pytest.mark.parametrize("place", ["release", "private"])
+def test_the_config_of_a_received_run_is_data(name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPX_TEST_SECRET", "a secret of this machine")
+    monkeypatch.chdir(tmp_path)
+    text, said = NOT_PLAIN[name]
+    for one in ("release", place):
+        (tmp_path / one).mkdir(exist_ok=True)
+        (tmp_path / one / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as raised:
+        config.load(str(tmp_path))
+    assert "secret of" not in str(raised.value) and not (tmp_path / "made").exists()
+    assert len(str(raised.value)) < 1000
+
+
+def test_plain_configs_are_read_as_they_were_written(tmp_path: Path) -> None:
+    golden = Path(__file__).parent / "golden" / "main.yaml"
+    assert config.read(golden) == OmegaConf.load(golden)
+    odd = {"a": 1e-6, "b": "1e-6", "c": float("inf"), "d": "2020-01-01", "e": "no", "f": [None, True, "x\ny: &a"], "g": "???x", "h": -0.0}
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(odd)))
+    assert OmegaConf.to_container(config.read(tmp_path / "config.yaml")) == odd
+
+
+def test_a_job_looks_at_a_run_by_its_own_config_alone(run: Path, declared: tuple[Any, Any, str], tmp_path: Path) -> None:
+    own: Any = OmegaConf.create(declared[2])
+    changed: Any = OmegaConf.merge
+    _require_same_run(own, run)
+    _require_same_run(own, tmp_path / "not begun")
+    _require_same_run(changed(own, {"schedule": {"evaluate_every": 7}}), run)
+    with pytest.raises(ConfigError, match="holds a run of another config. Name it by run="):
+        _require_same_run(changed(own, {"privacy": {"delta": 1e-12}}), run)
+    shutil.copytree(run / "release", tmp_path / "handed" / "release")
+    _require_same_run(own, tmp_path / "handed")
+
+
+def test_a_config_is_written_whole_and_for_others(run: Path, declared: tuple[Any, Any, str]) -> None:
+    assert (run / "private" / "config.yaml").read_text() == declared[2]
+    assert (run / "release" / "config.yaml").read_text() == without_places(declared[2]) != declared[2]
+    assert json.loads((run / "release" / "privacy.json").read_text())["guarantee"] == "dp"
