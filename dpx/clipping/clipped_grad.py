@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from dpx.clipping import reach
+from dpx.clipping import crossings, reach
 from dpx.clipping.example_loss import Reader, Route, Tracer
 from dpx.clipping.frozen import bound
 from dpx.clipping.methods import sum_by
@@ -112,6 +112,8 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
     is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
     returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
     require(is_number, returned, "is not one floating number for one example", "Return a scalar")
+    crossings.check_program(jaxpr)
+    crossings.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
     return _One(jaxpr, jax.tree.structure(out))
 
 

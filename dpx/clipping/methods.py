@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from dpx.clipping import book_keeping, ghost, groups, joint, norms, reach
+from dpx.clipping import book_keeping, crossings, ghost, groups, joint, norms, reach
 from dpx.clipping.frozen import bound
 from dpx.clipping.program import check_losses, traced, with_counts
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size, zero_unless
@@ -50,6 +50,7 @@ def sum_by(
     program = traced(losses_fn, params, batch, options, examples, frozen)
     if frozen is not None:
         reach.check_program(program)
+    crossings.check_collectives(program.closed.jaxpr)
     norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
     if checked:
         check_separate(losses_fn, program, norms_of_uses)
@@ -79,6 +80,7 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
 
     by_unit = jax.tree.map(lambda leaf: leaf.reshape(-1, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
     params_f32 = jax.tree.map(norms.at_least_float32, params)
+    crossings.check(loss_of_one, params_f32, *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit))
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(params_f32, *by_unit)
     leaves = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
     clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, units.is_padding_U)

@@ -1,8 +1,8 @@
-"""Whether a loss keeps examples apart. Shapes cannot tell (there may be as many tokens as examples), so it is tried when it is traced.
+"""Whether a loss keeps examples apart: decided on its program (apart.py), and then tried when it is traced.
 
 An example's loss must depend on its own row alone, and what an op records in an example's row must be that example's. On random
-parameters and rows, the loss of one unit must leave nothing in any other unit's records, and the norms and the sum of two units must
-be those of each unit alone, by autodiff.
+parameters and rows, and on the rows that the user gave where they are known, the loss of one unit must leave nothing in any other
+unit's records, and the norms and the sum of two units must be those of each unit alone, by autodiff. That also tries the ops' own sums.
 
 B: examples, U: units.
 """
@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
+from dpx.clipping import apart
 from dpx.clipping.book_keeping import unclipped
 from dpx.clipping.frozen import merged
 from dpx.clipping.joint import Norms
@@ -29,13 +30,16 @@ TOLERANCE = {False: 2e-3, True: 0.1}
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """How a trial's rows are drawn: integers from `low` to `below` - 1, all 0 in the first unit or not; floats of both signs or not."""
+    """How a trial's rows are drawn: integers from `low` to `below` - 1, all 0 in the first unit or not; floats of both signs or not, of
+    deviation `spread`. `is_given`: the rows are the user's own, and only the parameters are drawn."""
 
     seed: int
     low: int
     below: int
     is_first_zero: bool
     is_positive: bool
+    spread: float = 1.0
+    is_given: bool = False
     # Given to each trial anew, from the start.
     random: Any = None
 
@@ -48,7 +52,12 @@ DRAWS = (
     Draw(2, 0, 5, True, False),
     Draw(3, 1, 2, False, True),
     Draw(4, 1, 4, False, False),
+    # What only large numbers do: a clip of activations, ids beyond a capacity.
+    Draw(5, 0, 64, False, False, 30.0),
 )
+GIVEN = Draw(6, 0, 2, False, False, is_given=True)
+# A user's rows may cancel in ways that random ones do not, and rounding is then larger beside what is left.
+GIVEN_FACTOR = 10.0
 
 # The losses of the last programs, kept alive so that no other loss can get the same id.
 _found_separate: dict[tuple, Any] = {}
@@ -74,12 +83,14 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
     key = (id(losses_fn), str(program.closed.jaxpr))
     if key in _found_separate:
         return
+    apart.check(program)
     trial, is_conclusive = _built(losses_fn, program, norms), False
-    for draw in DRAWS:
+    is_known = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(program.batch))
+    for draw in (*DRAWS, GIVEN) if is_known else DRAWS:
         outcome = trial(dataclasses.replace(draw, random=np.random.default_rng(draw.seed)))
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome)):
             _check_leaks(program, outcome)
-            _check_alone(program, outcome)
+            _check_alone(program, outcome, GIVEN_FACTOR if draw.is_given else 1.0)
             is_conclusive = True
     if is_conclusive:
         _found_separate[key] = losses_fn
@@ -105,8 +116,8 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
                 )
 
 
-def _check_alone(program: Program, trial: _Trial) -> None:
-    tolerance = TOLERANCE[program.is_narrow]
+def _check_alone(program: Program, trial: _Trial, factor: float) -> None:
+    tolerance = factor * TOLERANCE[program.is_narrow]
     norms, alone, losses, losses_alone, errors = [], [], [], [], []
     for unit, (together, (loss, gradient)) in zip(_units(program), trial, strict=True):
         norms.append(float(together.norms_U[unit]))
@@ -149,7 +160,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
         with jax.ensure_compile_time_eval():
             known: dict[int, Any] = {}
             params, frozen = jax.tree.map(lambda leaf: _parameter(leaf, drawn), (program.params, program.frozen))
-            batch = jax.tree.map(lambda leaf: _stand_in(leaf, drawn, rows), program.batch)
+            batch = program.batch if drawn.is_given else jax.tree.map(lambda leaf: _stand_in(leaf, drawn, rows), program.batch)
             consts, consts_alone = ([_constant(leaf, drawn, known) for leaf in consts] for consts in (program.closed.consts, alone_consts))
             given = []
             for unit in _units(program):
@@ -212,7 +223,7 @@ def _stand_in(leaf: Any, drawn: Draw, first: int) -> Any:
         seed = int(drawn.random.integers(2**31))
         return jax.random.split(jax.random.key(seed, impl=jax.random.key_impl(leaf)), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
-        values = drawn.random.normal(0, 1, leaf.shape)
+        values = drawn.random.normal(0, drawn.spread, leaf.shape)
         return np.asarray(np.abs(values) if drawn.is_positive else values, leaf.dtype)
     values = np.asarray(drawn.random.integers(drawn.low, drawn.below, leaf.shape))
     if first and drawn.is_first_zero:

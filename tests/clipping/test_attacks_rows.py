@@ -147,6 +147,16 @@ def forward_mode(p, b):
 
 # Examples that see each other between two ops: x [B, T, d] to the like, and nothing of this is a sum over examples.
 B_BY_B = jnp.asarray(np.random.default_rng(3).normal(0, 1, (B, B)), jnp.float32)
+
+
+@jax.custom_vjp
+def mixed_backwards(x):
+    return x
+
+
+# Only large cotangents are scaled, by the largest of all examples.
+mixed_backwards.defvjp(lambda x: (x, None), lambda _, g: (g / jnp.maximum(1, jnp.abs(g).max() / 50),))
+
 SEEN = {
     "mean": lambda x, b: x - x.mean(0),
     "batch_normalisation": lambda x, b: (x - x.mean((0, 1))) / jnp.sqrt(1e-3 + x.var((0, 1))),
@@ -179,6 +189,15 @@ SEEN = {
     "fourier": lambda x, b: jnp.fft.fft(x, axis=0).real,
     "host": lambda x, b: x * jax.pure_callback(np.mean, jax.ShapeDtypeStruct((), x.dtype), jax.lax.stop_gradient(x)),
     "random_order": lambda x, b: jax.random.permutation(jax.random.key(2), x, axis=0),
+    "large_activations": lambda x, b: x / jnp.maximum(1, jnp.abs(x).max() / 8),
+    "norm_clip_of_the_batch": lambda x, b: x * jnp.minimum(1, 100 / jnp.linalg.norm(x)),
+    "capacity_of_large_ids": lambda x, b: x * (jnp.cumsum((b["id"] >= 30).reshape(-1)).reshape(b["id"].shape) <= 2)[..., None],
+    "branch_on_large_ids": lambda x, b: jax.lax.cond(b["id"].max() > 20, jnp.sin, lambda x: x, x),
+    "choice_on_large_ids": lambda x, b: jnp.where(b["id"].max() > 20, jnp.sin(x), x),
+    "index_of_large_ids": lambda x, b: x.reshape(-1, D)[jnp.arange(len(x))[:, None] * T + jnp.where(b["id"] > 30, b["id"], b["id"] % T)],
+    "loop_until_all_are_small": lambda x, b: x * (1 + jax.lax.while_loop(lambda n: (b["id"] > n).any(), lambda n: n + 1, 20)),
+    "backward_pass": lambda x, b: mixed_backwards(x),
+    "written_by_id": lambda x, b: jnp.zeros_like(x).at[jnp.where(b["id"][:, 0] > 20, 0, jnp.arange(len(x)))].add(x),
     "key_from_rows": lambda x, b: x * jax.random.normal(jax.random.key(b["id"].sum()), ()),
 }
 for name, seen in SEEN.items():
@@ -233,6 +252,7 @@ def a_number_of_the_batch(p, b):
 APART = {
     "gather": lambda x, b: jnp.take_along_axis(x, (b["id"] % T)[..., None], 1),
     "index": lambda x, b: x[jnp.arange(len(x))[:, None], b["id"] % T],
+    "written_in_place": lambda x, b: jnp.zeros_like(x).at[jnp.arange(len(x)), b["id"][:, 0] % T].set(x[:, 0]) + x,
     "flat_index": lambda x, b: x.reshape(-1, D)[jnp.arange(len(x))[:, None] * T + b["id"] % T],
     "vmap": lambda x, b: jax.vmap(lambda row, at: jnp.roll(row, at[0], 0))(x, b["id"]),
     "attention": lambda x, b: jnp.einsum("bts,bsd->btd", jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, x)), x),
@@ -250,7 +270,7 @@ for name, apart in APART.items():
         return total(ops.dense(apart(jnp.tanh(ops.dense(b["x"], p["kernel"])), b), p["other"]))
 
     staying_apart.__name__ = f"examples_stay_apart_under_{name}"
-    rows("right", other=(D, D), slow=name not in ("gather", "flat_index", "vmap", "attention"), **KERNEL)(staying_apart)
+    rows("right", other=(D, D), slow=name not in ("gather", "flat_index", "written_in_place", "vmap", "attention"), **KERNEL)(staying_apart)
 
 
 @rows.each()

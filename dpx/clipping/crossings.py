@@ -1,0 +1,110 @@
+"""What can carry something from one example to another even where the loss is mapped over examples by `jax.vmap`: refused by name.
+
+`jax.vmap` itself keeps examples apart. Left are collectives over an axis that is bound outside the loss, batching rules that somebody
+else wrote (`custom_vmap`, a primitive of one's own), functions of the host that are given all rows at once, and side effects.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import batching
+
+from dpx.declaration import ConfigError
+
+COLLECTIVES = frozenset(
+    "psum psum_invariant pmax pmin pmean ppermute pbroadcast pgather psend precv all_gather all_gather_invariant all_gather_reduced".split()
+    + "all_to_all ragged_all_to_all reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter".split()
+)
+# Effects of a printed value, and of reading an axis: nothing comes back into the loss.
+HARMLESS = ("DebugEffect", "OrderedDebugEffect", "NamedAxisEffect")
+HOST = ("pure_callback", "ffi_call")
+
+
+def check(loss: Callable[..., Any], *arguments: Any) -> None:
+    """Raises `ConfigError` for what `loss`, (number, counts) of one example, or its gradient by the first argument could mix examples
+    by: a backward pass of somebody's own may hold what the loss does not show."""
+    for function in (loss, jax.grad(loss, has_aux=True)):
+        check_program(jax.make_jaxpr(function)(*arguments))
+
+
+def check_program(closed: core.ClosedJaxpr) -> None:
+    """The same for a program that is traced already."""
+    for effect in sorted(type(effect).__name__ for effect in closed.effects):
+        if effect not in HARMLESS:
+            raise ConfigError("the loss", f"has a side effect ({effect}), through which one example could reach another", "Leave it out")
+    for eqn, bound in _equations(closed.jaxpr, frozenset()):
+        _check_collective(eqn, bound)
+        _check_rule(eqn)
+
+
+def check_collectives(jaxpr: core.Jaxpr) -> None:
+    """Raises `ConfigError` for a collective over an axis that is not bound in this program."""
+    for eqn, bound in _equations(jaxpr, frozenset()):
+        _check_collective(eqn, bound)
+
+
+def _check_collective(eqn: Any, bound: frozenset) -> None:
+    if eqn.primitive.name not in COLLECTIVES:
+        return
+    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    axes = named if isinstance(named, (tuple, list)) else (named,)
+    outside = [str(axis) for axis in axes if not isinstance(axis, int) and axis not in bound]
+    if outside:
+        value = f"{eqn.primitive.name} over {', '.join(outside)} in the loss"
+        reason = "mixes examples of several devices, or of an outer vmap, before they are clipped"
+        raise ConfigError(value, reason, "Take it out of the loss, and add clipped sums up instead")
+
+
+def _check_rule(eqn: Any) -> None:
+    name, fix = eqn.primitive.name, "Call a function that jax.vmap maps by itself"
+    if name in HOST and not str(eqn.params.get("vmap_method")).startswith("sequential"):
+        reason = f"gives the host all examples at once (vmap_method={eqn.params.get('vmap_method')})"
+        raise ConfigError(f"{name} in the loss", reason, "Use vmap_method='sequential'")
+    if name == "custom_vmap_call":
+        raise ConfigError("custom_vmap in the loss", "has a rule of its own, which reads all examples at once", fix)
+    rule = batching.fancy_primitive_batchers.get(eqn.primitive)
+    if rule is not None and not all(_is_of_jax(function) for function in _functions(rule)):
+        raise ConfigError(f"{name} in the loss", "has a batching rule from outside jax, which reads all examples at once", fix)
+
+
+def _functions(rule: Any) -> Iterator[Any]:
+    """A batching rule and the functions that it is made of, where it is a partial or a closure."""
+    if isinstance(rule, functools.partial):
+        yield from _functions(rule.func)
+        for argument in rule.args:
+            if callable(argument) and not isinstance(argument, core.Primitive):
+                yield from _functions(argument)
+    elif callable(rule):
+        yield rule
+        for cell in getattr(rule, "__closure__", None) or ():
+            if callable(cell.cell_contents) and not isinstance(cell.cell_contents, core.Primitive):
+                yield from _functions(cell.cell_contents)
+
+
+def _is_of_jax(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "jax").split(".")[0] in ("jax", "jaxlib", "dpx")
+
+
+def _equations(jaxpr: core.Jaxpr, bound: frozenset) -> Iterator[tuple[Any, frozenset]]:
+    """Every equation, inside bodies too, with the names of the axes that are bound around it in this program."""
+    for eqn in jaxpr.eqns:
+        yield eqn, bound
+        mesh, own = eqn.params.get("mesh"), eqn.params.get("axis_name")
+        inside = bound | frozenset(getattr(mesh, "axis_names", ()))
+        if eqn.primitive.name == "xla_pmap":
+            inside |= {own}
+        for body in _bodies(eqn.params.values()):
+            yield from _equations(body, inside)
+
+
+def _bodies(values: Any) -> Iterator[core.Jaxpr]:
+    for value in values:
+        if isinstance(value, core.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, core.Jaxpr):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _bodies(value)

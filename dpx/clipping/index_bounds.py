@@ -1,0 +1,160 @@
+"""What is known of whole numbers in a traced program: a smallest and a largest value of each, where they do not depend on data alone.
+
+That is what tells an index within the example's own rows, such as `arange(B)[:, None] * T + id % T`, from one that data choose freely.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray, Tracer
+from jax.extend import core
+
+from dpx.clipping.layout import Rows
+
+# Arrays of more numbers than this are taken as unknown.
+MOST = 1 << 22
+# What may leave the range of its type, and start again at the other end.
+WRAPPING = ("add", "sub", "mul", "convert_element_type")
+
+
+class Bounds(NamedTuple):
+    """Both float64 in the array's shape, infinite where nothing is known; of truth values, 0 and 1."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    @staticmethod
+    def along(shape: tuple[int, ...], rows: Rows, examples: int) -> np.ndarray:
+        """The example of each position of an array of that shape."""
+        own = np.arange(shape[rows.axis]) // rows.after % examples
+        return np.broadcast_to(own.reshape([-1 if axis == rows.axis else 1 for axis in range(len(shape))]), shape)
+
+
+def of_value(value: Any) -> Bounds | None:
+    """The bounds of a concrete array; None for one that is traced, large, or not whole."""
+    dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+    if isinstance(value, Tracer) or not _is_whole(dtype) or np.size(value) > MOST:
+        return None
+    exact = np.asarray(value, np.float64)
+    return Bounds(exact, exact)
+
+
+def _is_whole(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
+
+
+def unknown(aval: Any) -> Bounds:
+    return Bounds(np.full(aval.shape, -np.inf), np.full(aval.shape, np.inf))
+
+
+def after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
+    """The bounds of an equation's one output; None where nothing is known of it."""
+    out = eqn.outvars[0].aval
+    if len(eqn.outvars) != 1 or not _is_whole(getattr(out, "dtype", np.float32)) or out.size > MOST:
+        return None
+    name = eqn.primitive.name
+    if name == "iota":
+        along = np.arange(out.shape[eqn.params["dimension"]], dtype=np.float64)
+        shape = [-1 if axis == eqn.params["dimension"] else 1 for axis in range(out.ndim)]
+        return Bounds(*[np.broadcast_to(along.reshape(shape), out.shape)] * 2)
+    if all(bounds is None for bounds in given):
+        return None
+    if name == "jit":
+        return _remainder(eqn, given)
+    operands = [unknown(var.aval) if bounds is None else bounds for var, bounds in zip(eqn.invars, given, strict=True)]
+    with np.errstate(invalid="ignore"):
+        if name in _MOVES:
+            found = Bounds(*(_MOVES[name](eqn, list(ends)) for ends in zip(*operands, strict=True)))
+        elif name in _ARITHMETIC:
+            found = _ARITHMETIC[name](*operands)
+        else:
+            return None
+    low, high = (np.broadcast_to(end, out.shape) for end in found)
+    return _contained(Bounds(low, high), out.dtype) if name in WRAPPING else Bounds(low, high)
+
+
+def _contained(bounds: Bounds, dtype: Any) -> Bounds:
+    """`bounds` where nothing can have wrapped around; a cast to truth values is taken as one that can."""
+    lowest, highest = (1, 0) if dtype == jnp.bool_ else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    is_sound = (bounds.low >= lowest) & (bounds.high <= highest)
+    return Bounds(np.where(is_sound, bounds.low, -np.inf), np.where(is_sound, bounds.high, np.inf))
+
+
+def _sliced(eqn: Any, operands: list[np.ndarray]) -> np.ndarray:
+    starts, ends, strides = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
+    return operands[0][tuple(map(slice, starts, ends, strides or (1,) * len(starts)))]
+
+
+def _broadcast(eqn: Any, operands: list[np.ndarray]) -> np.ndarray:
+    shape = [1] * len(eqn.params["shape"])
+    for axis, size in zip(eqn.params["broadcast_dimensions"], operands[0].shape, strict=True):
+        shape[axis] = size
+    return np.broadcast_to(operands[0].reshape(shape), eqn.params["shape"])
+
+
+_MOVES: dict[str, Callable[[Any, list[np.ndarray]], np.ndarray]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda eqn, given: given[0].reshape(eqn.outvars[0].aval.shape),
+    "squeeze": lambda eqn, given: given[0].reshape(eqn.outvars[0].aval.shape),
+    "transpose": lambda eqn, given: np.transpose(given[0], eqn.params["permutation"]),
+    "concatenate": lambda eqn, given: np.concatenate(given, eqn.params["dimension"]),
+    "slice": _sliced,
+    "convert_element_type": lambda eqn, given: given[0],
+    "copy": lambda eqn, given: given[0],
+    "stop_gradient": lambda eqn, given: given[0],
+}
+
+
+def _product(a: Bounds, b: Bounds) -> Bounds:
+    corners = np.nan_to_num(np.stack(np.broadcast_arrays(*(x * y for x in a for y in b))), nan=0, posinf=np.inf, neginf=-np.inf)
+    return Bounds(corners.min(0), corners.max(0))
+
+
+def _less(a: Bounds, b: Bounds) -> Bounds:
+    return Bounds((a.high < b.low) * 1.0, (a.low < b.high) * 1.0)
+
+
+def _chosen(which: Bounds, first: Bounds, second: Bounds, *more: Bounds) -> Bounds:
+    if more:
+        return Bounds(np.full(first.low.shape, -np.inf), np.full(first.low.shape, np.inf))
+    low = np.where(which.low >= 1, second.low, np.where(which.high <= 0, first.low, np.minimum(first.low, second.low)))
+    high = np.where(which.low >= 1, second.high, np.where(which.high <= 0, first.high, np.maximum(first.high, second.high)))
+    return Bounds(low, high)
+
+
+_ARITHMETIC: dict[str, Callable[..., Bounds]] = {
+    "add": lambda a, b: Bounds(a.low + b.low, a.high + b.high),
+    "sub": lambda a, b: Bounds(a.low - b.high, a.high - b.low),
+    "mul": _product,
+    "max": lambda a, b: Bounds(np.maximum(a.low, b.low), np.maximum(a.high, b.high)),
+    "min": lambda a, b: Bounds(np.minimum(a.low, b.low), np.minimum(a.high, b.high)),
+    "clamp": lambda a, x, b: Bounds(np.clip(x.low, a.low, b.low), np.clip(x.high, a.high, b.high)),
+    "lt": _less,
+    "gt": lambda a, b: _less(b, a),
+    "select_n": _chosen,
+}
+
+
+def _remainder(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
+    """Of `x % d` for a known d above zero, which jnp writes as a function of its own: 0 to d - 1."""
+    divisor = given[-1]
+    if divisor is None or len(given) != 2 or not (divisor.low > 0).all() or not np.array_equal(*divisor):
+        return None
+    if not all(_is_whole(var.aval.dtype) for var in eqn.invars):
+        return None
+    avals = tuple((tuple(var.aval.shape), np.dtype(var.aval.dtype), bool(var.aval.weak_type)) for var in eqn.invars)
+    if str(eqn.params["jaxpr"]) != _written_out(avals):
+        return None
+    shape = eqn.outvars[0].aval.shape
+    return Bounds(np.zeros(shape), np.broadcast_to(divisor.high - 1, shape))
+
+
+@functools.lru_cache(maxsize=64)
+def _written_out(avals: tuple) -> str:
+    operands = [ShapedArray(shape, dtype, weak_type=is_weak) for shape, dtype, is_weak in avals]
+    closed: core.ClosedJaxpr = jax.make_jaxpr(jnp.remainder)(*operands)
+    return str(closed.eqns[0].params["jaxpr"]) if len(closed.eqns) == 1 and "jaxpr" in closed.eqns[0].params else ""

@@ -1,0 +1,164 @@
+"""Whether a loss keeps examples apart, decided on its program: the axis of the examples is followed from the batch through every
+equation of the forward and the backward pass, as far as the losses and the records of the ops.
+
+An equation that reduces, sorts, shifts or indexes that axis, or branches by what several examples say, makes its results mixed
+(row_rules.py). So does every primitive that is not known here. A mixed record or loss is refused, with the first equation that mixed.
+
+B: examples (units, where these have several rows).
+"""
+
+import dataclasses
+from typing import Any
+
+from jax.extend import core
+from jax.extend.core import primitives
+
+from dpx.clipping import index_bounds
+from dpx.clipping.index_bounds import Bounds
+from dpx.clipping.layout import OWN, SHARED, Crosses, Layout, Mixed, Rows, joined
+from dpx.clipping.row_indexing import RULES
+
+CALLS = ("jit", "closed_call", "core_call", "call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Follows the examples' axis through a traced program of this many examples."""
+
+    examples: int
+
+    def through(self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None] | None = None) -> list[Layout]:
+        """The layouts of the outputs of a program, from those of its inputs."""
+        return self._run(jaxpr, consts, held, known or [None] * len(held))[0]
+
+    def _run(
+        self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None]
+    ) -> tuple[list[Layout], list[Bounds | None]]:
+        layouts: dict[Any, Layout] = dict(zip(jaxpr.invars, held, strict=True)) | dict.fromkeys(jaxpr.constvars, SHARED)
+        bounds: dict[Any, Bounds | None] = dict(zip(jaxpr.invars, known, strict=True))
+        bounds |= {var: index_bounds.of_value(value) for var, value in zip(jaxpr.constvars, consts, strict=True)}
+
+        def read(var: Any) -> tuple[Layout, Bounds | None]:
+            if isinstance(var, core.Literal):
+                return SHARED, index_bounds.of_value(var.val)
+            return layouts[var], bounds.get(var)
+
+        for eqn in jaxpr.eqns:
+            pairs = [read(var) for var in eqn.invars]
+            given, limits = [layout for layout, _ in pairs], [limit for _, limit in pairs]
+            outputs, found = self._equation(eqn, given, limits)
+            layouts.update(zip(eqn.outvars, outputs, strict=True))
+            bounds.update(zip(eqn.outvars, found, strict=True))
+        results = [read(var) for var in jaxpr.outvars]
+        return [layout for layout, _ in results], [limit for _, limit in results]
+
+    def _equation(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> tuple[list[Layout], list[Bounds | None]]:
+        count, name = len(eqn.outvars), eqn.primitive.name
+        limit = index_bounds.after(eqn, limits)
+        nothing: list[Bounds | None] = [limit] * count
+        if name in CALLS:
+            body = _body(eqn)
+            outputs, found = self._run(body.jaxpr, body.consts, held, limits)
+            return outputs, found if limit is None else nothing
+        if all(layout == SHARED for layout in held):
+            return [SHARED] * count, nothing
+        if OWN in held and any(isinstance(layout, Rows) for layout in held):
+            mixed = Mixed(f"{name} meets all examples in a loop over examples")
+            return [mixed] * count, nothing
+        if eqn.primitive is primitives.scan_p:
+            return self._scan(eqn, held), nothing
+        if eqn.primitive is primitives.while_p:
+            return self._while(eqn, held), nothing
+        if eqn.primitive is primitives.cond_p:
+            return self._cond(eqn, held, limits), nothing
+        if name == "optimization_barrier":
+            return list(held), nothing
+        return self._by_rule(eqn, held, limits), nothing
+
+    def _by_rule(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> list[Layout]:
+        mixed: list[Layout] = [layout for layout in held if isinstance(layout, Mixed)]
+        if mixed:
+            return mixed[:1] * len(eqn.outvars)
+        try:
+            found = self._ruled(eqn, held, limits)
+        except Crosses as crossed:
+            return [Mixed(f"{eqn.primitive.name} {crossed}")] * len(eqn.outvars)
+        # An array without numbers holds nothing of anybody.
+        return [SHARED if var.aval.size == 0 else found for var in eqn.outvars]
+
+    def _ruled(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> Layout:
+        if eqn.primitive.name not in RULES:
+            raise Crosses("has no rule that says whether it keeps examples apart")
+        if OWN in held:
+            return OWN
+        return RULES[eqn.primitive.name](eqn, held, self.examples, limits)
+
+    def _cond(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> list[Layout]:
+        index, *given = held
+        if isinstance(index, Mixed):
+            return [Mixed(f"a branch is chosen by the data of several examples: {index.by}")] * len(eqn.outvars)
+        runs = [self._run(branch.jaxpr, branch.consts, list(given), limits[1:])[0] for branch in eqn.params["branches"]]
+        results = [self._any(column) for column in zip(*runs, strict=True)]
+        return [joined(OWN, result) for result in results] if index == OWN else results
+
+    def _any(self, column: Any) -> Layout:
+        result: Layout = SHARED
+        for layout in column:
+            result = joined(result, layout)
+        return result
+
+    def _scan(self, eqn: Any, held: list[Layout]) -> list[Layout]:
+        consts, carry = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+        body, along = eqn.params["jaxpr"], [_of_round(layout) for layout in held[carry:]]
+        is_over_examples = OWN in along and OWN not in held
+
+        def run(carried: list[Layout]) -> list[Layout]:
+            return self._run(body.jaxpr, body.consts, [*held[:consts], *carried, *along], [None] * len(held))[0]
+
+        carried, results = self._settled(run, held[consts:carry], is_over_examples)
+        return [*carried, *(_stacked(layout, is_over_examples) for layout in results[len(carried) :])]
+
+    def _settled(self, run: Any, start: list[Layout], is_over_examples: bool) -> tuple[list[Layout], list[Layout]]:
+        """(the layouts of a loop's carry, of all that a round gives), once another round changes nothing."""
+        carried = list(start)
+        passed_on = Mixed("a loop over the examples carries something from one to the next")
+        while True:
+            results = run(carried)
+            ends = [passed_on if end == OWN and is_over_examples else end for end in results]
+            after = [joined(old, end) for old, end in zip(carried, ends, strict=False)]
+            if after == carried:
+                return carried, results
+            carried = after
+
+    def _while(self, eqn: Any, held: list[Layout]) -> list[Layout]:
+        first, second = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+
+        def run(carried: list[Layout]) -> list[Layout]:
+            return self._run(body.jaxpr, body.consts, [*held[first:second], *carried], [None] * len(body.jaxpr.invars))[0]
+
+        carried, _ = self._settled(run, held[second:], False)
+        going = self._run(test.jaxpr, test.consts, [*held[:first], *carried], [None] * len(test.jaxpr.invars))[0][0]
+        if isinstance(going, Mixed):
+            return [Mixed(f"a loop goes on as the data of several examples say: {going.by}")] * len(carried)
+        return [joined(going, layout) for layout in carried]
+
+
+def _of_round(layout: Layout) -> Layout:
+    """What one round sees of an array that a loop runs along."""
+    if not isinstance(layout, Rows):
+        return layout
+    if layout.axis > 0:
+        return layout.at(layout.axis - 1)
+    return OWN if layout.before == layout.after == 1 else Mixed("a loop cuts the examples' axis")
+
+
+def _stacked(layout: Layout, is_over_examples: bool) -> Layout:
+    if isinstance(layout, Rows):
+        return layout.at(layout.axis + 1)
+    return Rows(0) if layout == OWN and is_over_examples else layout
+
+
+def _body(eqn: Any) -> core.ClosedJaxpr:
+    body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())

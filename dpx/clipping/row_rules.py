@@ -1,0 +1,215 @@
+"""What each primitive does with the axis of the examples: by equation, the layouts of its inputs to those of its outputs.
+
+A primitive that is missing here is taken to mix examples. Rules are asked only where some input has rows and none is mixed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpx.clipping.index_bounds import Bounds
+from dpx.clipping.layout import SHARED, Crosses, Layout, Rows, reshaped, the_same
+
+# (equation, layouts of its inputs, number of examples, bounds of its whole-number inputs) -> the layout of every output.
+Rule = Callable[[Any, list[Layout], int, list[Bounds | None]], Rows]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Marks the rule of the primitives of these names."""
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def require(condition: Any, how: str) -> None:
+    """Raises `Crosses` unless `condition`."""
+    if not condition:
+        raise Crosses(how)
+
+
+def shape_of(var: Any) -> tuple[int, ...]:
+    return tuple(var.aval.shape)
+
+
+def rows_of(held: Sequence[Layout]) -> Rows:
+    """The one layout with rows; raises `Crosses` where there are several."""
+    rows = the_same(held)
+    assert rows is not None, "rules are asked where rows are"
+    return rows
+
+
+@rule(
+    *("abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj").split(),
+    *("convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt").split(),
+    *("igamma igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log log1p logistic lt lt_to").split(),
+    *("max min mul mulhi name ne neg nextafter not or polygamma population_count pow pvary random_clone").split(),
+    *("random_fold_in real reduce_precision regularized_incomplete_beta rem round rsqrt select_n sharding_constraint").split(),
+    *("shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh tie").split(),
+    *("threefry2x32 xor zeta").split(),
+)
+def _elementwise(eqn, held, examples, bounds):
+    return rows_of(held)
+
+
+@rule("random_bits", "random_split", "random_wrap", "random_unwrap", "random_seed", "random_gamma", "bitcast_convert_type")
+def _leading(eqn, held, examples, bounds):
+    """The axes of the inputs come first in the outputs."""
+    rows = rows_of(held)
+    sizes = [shape_of(var)[rows.axis : rows.axis + 1] for var in (*eqn.invars, *eqn.outvars) if shape_of(var)]
+    require(len(set(sizes)) == 1 and sizes[0] != (), "changes the examples' axis")
+    return rows
+
+
+@rule(*"cholesky triangular_solve eigh eig svd qr lu geqrf householder_product schur tridiagonal_solve fft".split())
+def _of_matrices(eqn, held, examples, bounds):
+    """Batched over all axes but the last ones."""
+    rows = rows_of(held)
+    last = len(eqn.params["fft_lengths"]) if eqn.primitive.name == "fft" else 2
+    smallest = min(len(shape_of(var)) for var, layout in zip(eqn.invars, held, strict=True) if isinstance(layout, Rows))
+    require(rows.axis < smallest - last, "computes along the examples' axis")
+    return rows
+
+
+@rule("broadcast_in_dim")
+def _broadcast(eqn, held, examples, bounds):
+    return rows_of(held).at(eqn.params["broadcast_dimensions"][rows_of(held).axis])
+
+
+@rule("reshape")
+def _reshape(eqn, held, examples, bounds):
+    require(eqn.params.get("dimensions") is None, "changes the order of axes")
+    return reshaped(rows_of(held), shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), examples)
+
+
+@rule("transpose")
+def _transpose(eqn, held, examples, bounds):
+    return rows_of(held).at(list(eqn.params["permutation"]).index(rows_of(held).axis))
+
+
+def _without(rows: Rows, gone: Any, how: str) -> Rows:
+    require(rows.axis not in gone, how)
+    return rows.at(rows.axis - sum(axis < rows.axis for axis in gone))
+
+
+@rule("squeeze")
+def _squeeze(eqn, held, examples, bounds):
+    return _without(rows_of(held), eqn.params["dimensions"], "drops the examples' axis")
+
+
+@rule("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin", "reduce")
+def _reduce(eqn, held, examples, bounds):
+    gone = eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"]
+    return _without(rows_of(held), gone, "reduces the examples' axis")
+
+
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def _cumulative(eqn, held, examples, bounds):
+    require(rows_of(held).axis != eqn.params["axis"], "accumulates along the examples' axis")
+    return rows_of(held)
+
+
+@rule("sort", "top_k", "approx_top_k")
+def _sort(eqn, held, examples, bounds):
+    last = len(shape_of(eqn.invars[0])) - 1
+    along = next((eqn.params[name] for name in ("dimension", "axis", "reduction_dimension") if name in eqn.params), last)
+    require(rows_of(held).axis != along, "sorts along the examples' axis")
+    return rows_of(held)
+
+
+@rule("rev")
+def _reverse(eqn, held, examples, bounds):
+    require(rows_of(held).axis not in eqn.params["dimensions"], "reverses the examples' axis")
+    return rows_of(held)
+
+
+@rule("concatenate")
+def _concatenate(eqn, held, examples, bounds):
+    require(rows_of(held).axis != eqn.params["dimension"], "joins arrays along the examples' axis")
+    return rows_of(held)
+
+
+@rule("split")
+def _split(eqn, held, examples, bounds):
+    require(rows_of(held).axis != eqn.params["axis"], "splits the examples' axis")
+    return rows_of(held)
+
+
+@rule("stack")
+def _stack(eqn, held, examples, bounds):
+    rows = rows_of(held)
+    return rows.at(rows.axis + (eqn.params["axis"] <= rows.axis))
+
+
+@rule("unstack")
+def _unstack(eqn, held, examples, bounds):
+    return _without(rows_of(held), (eqn.params["axis"],), "splits the examples' axis")
+
+
+@rule("tile")
+def _tile(eqn, held, examples, bounds):
+    require(eqn.params["reps"][rows_of(held).axis] == 1, "repeats the examples' axis")
+    return rows_of(held)
+
+
+@rule("pad")
+def _pad(eqn, held, examples, bounds):
+    rows = rows_of(held)
+    require(tuple(eqn.params["padding_config"][rows.axis]) == (0, 0, 0), "pads or shifts the examples' axis")
+    return rows
+
+
+@rule("slice")
+def _slice(eqn, held, examples, bounds):
+    rows, strides = rows_of(held), eqn.params["strides"]
+    is_whole = shape_of(eqn.invars[0])[rows.axis] == shape_of(eqn.outvars[0])[rows.axis]
+    require(is_whole and (not strides or strides[rows.axis] == 1), "takes a part of the examples' axis")
+    return rows
+
+
+@rule("dynamic_slice", "dynamic_update_slice")
+def _dynamic_slice(eqn, held, examples, bounds):
+    rows = rows_of(held)
+    sizes = {shape_of(var)[rows.axis] for var, layout in zip(eqn.invars, held, strict=True) if isinstance(layout, Rows)}
+    parts = {shape_of(eqn.outvars[0])[rows.axis], shape_of(eqn.invars[0])[rows.axis]}
+    if eqn.primitive.name == "dynamic_update_slice":
+        parts.add(shape_of(eqn.invars[1])[rows.axis])
+    require(len(sizes | parts) == 1, "takes a part of the examples' axis")
+    return rows
+
+
+@rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "select_and_scatter_add", "select_and_gather_add")
+def _window(eqn, held, examples, bounds):
+    rows, params = rows_of(held), eqn.params
+    entries = [(params[name] or [1] * (rows.axis + 1))[rows.axis] for name in ("window_dimensions", "window_strides") if name in params]
+    is_one = set(entries) == {1} and tuple(params["padding"][rows.axis]) == (0, 0)
+    require(is_one, "slides a window along the examples' axis")
+    return rows
+
+
+@rule("conv_general_dilated")
+def _convolution(eqn, held, examples, bounds):
+    spec = eqn.params["dimension_numbers"]
+    is_batch = isinstance(held[0], Rows) and held[1] == SHARED and held[0].axis == spec.lhs_spec[0]
+    require(is_batch and eqn.params["batch_group_count"] == 1, "has the examples along another axis than its batch's")
+    return rows_of(held).at(spec.out_spec[0])
+
+
+@rule("dot_general")
+def _product(eqn, held, examples, bounds):
+    contracted, batched = eqn.params["dimension_numbers"]
+    free = [
+        [axis for axis in range(len(shape_of(var))) if axis not in (*gone, *shared)]
+        for var, gone, shared in zip(eqn.invars, contracted, batched, strict=True)
+    ]
+    places = []
+    for side, layout in enumerate(held):
+        if isinstance(layout, Rows):
+            require(layout.axis not in contracted[side], "sums products over the examples' axis")
+            is_batched = layout.axis in batched[side]
+            start = 0 if is_batched else len(batched[0]) + (len(free[0]) if side else 0)
+            places.append(layout.at(start + list(batched[side] if is_batched else free[side]).index(layout.axis)))
+    return rows_of(places)
