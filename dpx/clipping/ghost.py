@@ -1,7 +1,11 @@
-"""Ghost clipping: norms from one backward pass through dummy probes, the clipped sum from a second with the weights as cotangent.
+"""Ghost clipping: norms from one backward pass through dummy probes, the clipped sum from a second.
 
 Every op returns its squared norm as the cotangent of a probe, so nothing but norms outlives the first pass (Li et al. 2022); an op
 that shares a parameter with another use returns its record, since the norm is of both.
+
+The second pass has the same cotangent as the first, one for each loss, and each op weighs its own gradient. Li et al. make the clip
+weights the cotangent instead. That is the same only where the whole backward pass is linear: one that takes a sign or a maximum
+(`jax.custom_vjp`) would give a sum that is not clipped, and one in a narrow type would round the weighted cotangents anew.
 
 U: units.
 """
@@ -22,45 +26,33 @@ from dpx.clipping.units import Units
 
 
 def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
-    """See `dpx.clipped_sum`. Clipping per layer, narrow types, or a non-finite example make the second pass weigh op by op instead."""
-    per_layer = getattr(weights, "per_layer", False)
+    """See `dpx.clipped_sum`."""
     by_path = program.by_path()
 
     def kind(site: Site) -> Pass:
-        return "joint" if site in norms.joint_sites else "norm"
+        return "record" if site in norms.joint_sites else "norm"
 
-    def losses(sums: Any, probes: list[Any]) -> Any:
-        return program(kind, dict(zip(program.sites, probes, strict=True)), sums)
+    def losses(probes: list[Any]) -> Any:
+        return program(kind, dict(zip(program.sites, probes, strict=True)))
 
-    probes = [_zeros(site.record if kind(site) == "joint" else _norm_shapes(site, by_path)) for site in program.sites]
-    losses_B, backward, counts = jax.vjp(losses, zero_sums(program.params), probes, has_aux=True)
-    _, records = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
+    probes = [_zeros(site.record if kind(site) == "record" else _norm_shapes(site, by_path)) for site in program.sites]
+    losses_B, backward, counts = jax.vjp(losses, probes, has_aux=True)
+    (records,) = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
     records = dict(zip(program.sites, records, strict=True))
     losses_B, counts = units.summed((losses_B, counts))
 
     def own(site: Site) -> Any:
-        return joint.own_squares(site, joint.leaves_of(site, by_path), records[site]) if kind(site) == "joint" else records[site]
+        return joint.own_squares(site, joint.leaves_of(site, by_path), records[site]) if kind(site) == "record" else records[site]
 
     joint_records = {site: records[site] for site in norms.joint_sites}
     finite_B = jnp.where(is_finite(joint_records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
     clipped = groups.clip(weights, joint.squares(norms, records, own), finite_B, units.is_padding_U)
+    parts = {site: joint.part_weights(clipped, site) for site in program.sites}
 
-    def op_by_op() -> Any:
-        parts = {site: joint.part_weights(clipped, site) for site in program.sites}
+    def weighted(sums: Any) -> Any:
+        return units.summed(program(lambda _: "weighted", parts, sums)[0]).sum()
 
-        def total(sums: Any) -> Any:
-            return units.summed(program(lambda _: "weighted", parts, sums)[0]).sum()
-
-        return jax.grad(total)(zero_sums(program.params))
-
-    # A second pass in bfloat16 would round the weighted cotangents anew: up to 0.3 % beyond the clipping norm.
-    if program.is_narrow or per_layer:
-        total = op_by_op()
-    else:
-        # Padding may hold anything, and zero times NaN is NaN.
-        is_sound = jnp.all(clipped.is_finite_B)
-        c_B = units.of_rows(clipped.weights[""]).astype(losses_B.dtype)
-        total = jax.lax.cond(is_sound, lambda: backward(c_B)[0], op_by_op)
+    total = jax.grad(weighted)(zero_sums(program.params))
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
 

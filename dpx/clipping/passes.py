@@ -15,10 +15,9 @@ import jax.numpy as jnp
 
 from dpx.clipping.probes import Op, leaf_names
 
-# record: the tap's cotangent is the record. norm: it is the squared norms, and the sums' is the gradient, weighted by whatever cotangent
-# came in. joint: record and sums (for norms that take several ops). weighted: the tap holds weights, and the sums' cotangent is the
-# gradient weighted by them, rows of weight zero masked. plain: the sums' alone. through: nothing, for an op that trains nothing.
-Pass = Literal["record", "norm", "joint", "weighted", "plain", "through"]
+# record: the tap's cotangent is the record. norm: it is the squared norms. weighted: the tap holds weights, and the sums' cotangent is
+# the gradient weighted by them, rows of weight zero masked. plain: the sums' alone. through: nothing, for an op that trains nothing.
+Pass = Literal["record", "norm", "weighted", "plain", "through"]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -38,15 +37,14 @@ def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
         inputs, gradient = op.gradient(values, residuals, cotangent)
         return None, inputs, None, _of_wanted(op, values, gradient, wanted)
     inputs, record = op.input_cotangent(values, residuals, cotangent)
-    if kind in ("through", "record"):
-        return None, inputs, record if kind == "record" else None, (None,) * len(wanted)
     if kind == "weighted":
-        keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) > 0, axis=0) for part in weights]).any(0)
+        # Not above zero: a weight may be negative.
+        keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) != 0, axis=0) for part in weights]).any(0)
         keep_U = keep_U if op.norm_sees_all else keep_U & op.is_finite(record, keep_U.shape[0])
         gradient = op.masked_sum(values, record, weights, keep_U)
         return None, inputs, jax.tree.map(jnp.zeros_like, weights), _of_wanted(op, values, gradient, wanted)
-    gradient = _of_wanted(op, values, op.weighted_sum(values, record, op.ones(cotangent)), wanted)
-    return None, inputs, record if kind == "joint" else _finite_squares(op, values, record), gradient
+    tap = record if kind == "record" else _finite_squares(op, values, record) if kind == "norm" else None
+    return None, inputs, tap, (None,) * len(wanted)
 
 
 run.defvjp(_forward, _backward)

@@ -77,11 +77,11 @@ MUTANTS = (
         "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
     ),
     Mutant(
-        "ghost's second pass rounds weighted cotangents anew",
-        "dpx/clipping/ghost.py",
-        "if program.is_narrow or per_layer",
-        "if per_layer",
-        "tests/clipping/test_clipped_sum.py::test_bfloat16_is_close_to_float32_and_never_beyond_the_clipping_norm[ghost]",
+        "ghost's second pass leaves out negative weights",
+        "dpx/clipping/passes.py",
+        "part.shape[-1]) != 0",
+        "part.shape[-1]) > 0",
+        "tests/clipping/test_ghost.py::test_negative_weights_stay_beside_a_row_that_is_not_finite[ghost]",
     ),
     Mutant(
         "a parameter with several uses taken for one with a use",
@@ -107,8 +107,8 @@ MUTANTS = (
     Mutant(
         "ghost weighs all groups as one in its second pass",
         "dpx/clipping/ghost.py",
-        "if program.is_narrow or per_layer",
-        "if program.is_narrow",
+        "joint.part_weights(clipped, site)",
+        "joint.part_weights(clipped, program.sites[0])",
         "tests/clipping/test_narrow_and_infinite.py::test_groups_are_weighed_apart_by_every_method[ghost]",
     ),
     Mutant(

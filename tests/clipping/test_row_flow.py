@@ -124,8 +124,10 @@ def test_a_remainder_is_bounded_by_a_known_divisor_above_zero_alone(divisor):
 
 
 def test_a_function_that_is_only_called_remainder_is_not_taken_for_one():
-    remainder = jax.jit(lambda x, d: jnp.where(x > 30, 0, x + d))
-    remainder.__wrapped__.__name__ = "remainder"
+    @jax.jit
+    def remainder(x, d):
+        return jnp.where(x > 30, 0, x + d)
+
     closed = jax.make_jaxpr(lambda id: remainder(id, 4))(ID)
     assert index_bounds.after(closed.eqns[-1], [None, index_bounds.of_value(np.int32(4))]) is None
 
