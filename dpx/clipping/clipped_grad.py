@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
 from dpx.clipping import crossings, reach
 from dpx.clipping.example_loss import Reader, Route, Tracer
@@ -19,7 +18,6 @@ from dpx.clipping.methods import sum_by
 from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import Program, traced, with_counts
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, batch_size
-from dpx.clipping.weights import Weights
 from dpx.declaration import ConfigError, require
 
 # What reads each parameter, by path.
@@ -41,12 +39,12 @@ def clipped_grad(
     params: Any,
     batch: Any,
     *,
-    weights: Weights,
+    weights: Any,
     frozen: Any = None,
-    is_padding_B: Bool[Array, " B"] | None = None,
+    is_padding_B: Any = None,
     method: str = "book_keeping",
     kept_bytes: int = KEPT_BYTES,
-    rows_per_unit: int = 1,
+    rows_per_unit: Any = 1,
     strict: bool = False,
     explain: bool = False,
 ) -> ClippedSum | list[Taken]:

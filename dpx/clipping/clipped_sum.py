@@ -10,16 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
 from dpx.clipping import norms, reach
 from dpx.clipping.clipped_grad import clipped_grad
 from dpx.clipping.frozen import bound
 from dpx.clipping.methods import check_untracked, sum_by
 from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size
-from dpx.clipping.units import Units
-from dpx.clipping.weights import Weights
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size, of_no_rows
+from dpx.clipping.units import Units, check_rows, flags
 
 
 def clipped_sum(
@@ -27,17 +25,18 @@ def clipped_sum(
     params: Any,
     batch: Any,
     *,
-    weights: Weights,
+    weights: Any,
     frozen: Any = None,
-    is_padding_B: Bool[Array, " B"] | None = None,
-    method: str = "book_keeping",
+    is_padding_B: Any = None,
+    method: Any = "book_keeping",
     kept_bytes: int = KEPT_BYTES,
     fused: bool = True,
-    rows_per_unit: int = 1,
+    rows_per_unit: Any = 1,
     checked: bool = True,
 ) -> ClippedSum:
-    """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B); float32 even
-    where parameters come in bfloat16.
+    """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B), one number for each norm;
+    float32 even where parameters come in bfloat16. This is the batched form, for losses made of ops and for models of dpx;
+    `dpx.clipped_grad` takes the loss of one example.
 
     Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. The methods `vmap` and `traced`
     (row by row, `dpx.clipped_grad`) take any loss; `ghost` and `book_keeping` take one whose parameters all go through ops
@@ -66,21 +65,25 @@ def plain_sum(
     losses_fn: LossesFn,
     params: Any,
     batch: Any,
-    is_padding_B: Bool[Array, " B"] | None = None,
+    is_padding_B: Any = None,
     *,
     frozen: Any = None,
     fused: bool = True,
-    rows_per_unit: int = 1,
+    rows_per_unit: Any = 1,
 ) -> ClippedSum:
     """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum.
 
     With `fused`, models run the same hand-scheduled blocks as under book-keeping, without the clipping, so that the plain step is a fair
     baseline. `frozen` and `rows_per_unit` are as for `clipped_sum`.
     """
-    check_untracked(params, frozen, batch)
     examples = batch_size(batch)
-    is_real_B = jnp.ones((examples,), bool) if is_padding_B is None else ~is_padding_B
-    units = Units(rows_per_unit, ~is_real_B)
+    check_untracked(params, frozen, batch)
+    check_rows(rows_per_unit)
+    is_padding_B = flags(is_padding_B, examples, "is_padding_B")
+    units, is_real_B = Units(rows_per_unit, is_padding_B), ~is_padding_B
+    if examples == 0:
+        options = {"frozen": frozen, "fused": fused, "rows_per_unit": rows_per_unit}
+        return of_no_rows(lambda batch, padding_B: plain_sum(losses_fn, params, batch, padding_B, **options), batch, rows_per_unit)
     program = traced(losses_fn, params, batch, {"kept_bytes": KEPT_BYTES}, examples, frozen) if fused else None
     if program is None:
         reach.check(losses_fn, params, frozen, batch)

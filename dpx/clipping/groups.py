@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from dpx.clipping.weights import applied
+
 LAYERS = "layers"
 
 # Which layer of a stack some parameters are of: one, each (the first axis of their norms), or no stack.
@@ -71,9 +73,9 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
     is_counted_B = is_finite_B & ~is_padding_B
     norms_B = _root(total_B, is_counted_B)
     if not getattr(weights, "per_layer", False):
-        return Clipped(norms_B, is_counted_B, is_finite_B, {"": _finite(weights(norms_B), is_counted_B)})
+        return Clipped(norms_B, is_counted_B, is_finite_B, {"": _finite(applied(weights, norms_B), is_counted_B)})
     grouped = _grouped(squares)
-    clip_KB = weights(jnp.stack([_root(square_B, is_counted_B) for square_B in grouped.values()]))
+    clip_KB = applied(weights, jnp.stack([_root(square_B, is_counted_B) for square_B in grouped.values()]))
     return Clipped(norms_B, is_counted_B, is_finite_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)))
 
 

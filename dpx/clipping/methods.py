@@ -3,49 +3,62 @@
 B: examples (rows), U: units of R rows each (of one, unless said), L: stacked layers.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from dpx.clipping import book_keeping, crossings, ghost, groups, joint, norms, reach
 from dpx.clipping.frozen import bound
+from dpx.clipping.probes import shapes_of
 from dpx.clipping.program import check_losses, traced, with_counts
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size, zero_unless
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size, of_no_rows, zero_unless
 from dpx.clipping.separate import check_separate
-from dpx.clipping.units import Units
+from dpx.clipping.units import Units, check_rows, flags
 from dpx.clipping.weights import Weights
 from dpx.declaration import require
 from dpx.parameter_path import path_name
 
 
 def sum_by(
-    method: str,
+    method: Any,
     losses_fn: LossesFn,
     params: Any,
     batch: Any,
     *,
-    weights: Weights,
+    weights: Any,
     frozen: Any = None,
-    is_padding_B: Bool[Array, " B"] | None = None,
+    is_padding_B: Any = None,
     kept_bytes: int = KEPT_BYTES,
     fused: bool = True,
-    rows_per_unit: int = 1,
+    rows_per_unit: Any = 1,
     checked: bool = True,
 ) -> ClippedSum:
     """`dpx.clipped_sum` by `vmap`, `ghost` or `book_keeping`, with its arguments and errors."""
-    check_untracked(params, frozen, batch)
+    is_known = method in ("book_keeping", "ghost", "vmap")
+    require(is_known, f"method={method!r}", "no such method", "Use book_keeping, ghost or vmap, and in dpx.clipped_sum also traced")
     examples = batch_size(batch)
-    is_padding_B = jnp.zeros((examples,), bool) if is_padding_B is None else is_padding_B
-    is_flat, reason = is_padding_B.shape == (examples,), f"is not one flag for each of {examples} rows"
-    require(is_flat, f"is_padding_B{is_padding_B.shape}", reason, "Give it the shape [B]")
+    check_untracked(params, frozen, batch)
+    check_rows(rows_per_unit)
+    is_padding_B = flags(is_padding_B, examples, "is_padding_B")
     units = Units(rows_per_unit, is_padding_B)
+    shapes_of(params)
+    require(
+        callable(weights),
+        f"weights={weights!r}",
+        "is no function of norms",
+        "Give one, such as lambda norms_B: 1 / jnp.maximum(norms_B, 1)",
+    )
+    if examples == 0:
+        options: dict[str, Any] = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit, "checked": checked}
+        run = partial(sum_by, method, losses_fn, params, weights=weights, frozen=frozen, **options)
+        return of_no_rows(lambda batch, is_padding_B: run(batch, is_padding_B=is_padding_B), batch, rows_per_unit)
     batch = units.filled(batch)
     if method == "vmap":
         reach.check(losses_fn, params, frozen, batch)
         return _vmap(bound(losses_fn, frozen), params, batch, weights, units)
-    require(method in ("ghost", "book_keeping"), f"clipping={method}", "no such method", "Use book_keeping, ghost, vmap or traced")
     options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
     program = traced(losses_fn, params, batch, options, examples, frozen)
     if frozen is not None:
@@ -66,20 +79,22 @@ def check_untracked(*trees: Any) -> None:
 
 
 def _varying(leaf: Any) -> Any:
-    return getattr(getattr(jax.typeof(leaf), "manual_axis_type", None), "varying", ())
+    return getattr(getattr(jax.typeof(leaf) if hasattr(leaf, "dtype") else None, "manual_axis_type", None), "varying", ())
 
 
 def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units: Units) -> ClippedSum:
     """The reference: every example's gradient in memory, then one contraction with the clip vector."""
 
-    def loss_of_one(params, rows, is_padding_R):
+    def loss_of_one(params_f32, rows, is_padding_R):
+        # In the parameters' own types, since a loop may carry one; the gradient is float32 or wider.
+        params = jax.tree.map(lambda wide, own: wide.astype(own.dtype), params_f32, own_types)
         returned = with_counts(losses_fn(params, rows))
         check_losses(returned[0], units.rows)
         losses_1, counts = Units(units.rows, is_padding_R).summed(returned)
         return losses_1[0], (losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts))
 
     by_unit = jax.tree.map(lambda leaf: leaf.reshape(-1, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
-    params_f32 = jax.tree.map(norms.at_least_float32, params)
+    own_types, params_f32 = params, jax.tree.map(norms.at_least_float32, params)
     crossings.check(loss_of_one, params_f32, *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit))
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(params_f32, *by_unit)
     leaves = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dpx.declaration import require
+from dpx.parameter_path import path_name
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
 
@@ -31,12 +32,37 @@ class ClippedSum(NamedTuple):
     is_counted_B: Bool[Array, " U"]
 
 
-def batch_size(batch: Any) -> int:
-    """Raises `ConfigError` for arrays that do not share their leading axis."""
-    sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in map(jnp.asarray, jax.tree.leaves(batch))})
+def batch_size(batch: Any, name: str = "batch") -> int:
+    """The number of rows. Raises `ConfigError`, with `name` for the whole, for leaves that are no arrays, for arrays that do not share
+    their leading axis, and for a size that is a symbol."""
+    leaves = [("/".join(filter(None, (name, path_name(path)))), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
+    require(bool(leaves), name, "holds no array", "Give arrays whose first axis is the example")
+    for path, leaf in leaves:
+        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        require(is_array, path, f"is a {type(leaf).__name__} and no array", "Give arrays whose first axis is the example")
+        is_key = is_array and leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        require(not is_key, path, "is one random key for all examples", "Give one for each: jax.random.split(key, B)")
+    sizes = {leaf.shape[0] if leaf.ndim else "none" for _, leaf in leaves}
+    symbols = [size for size in sizes if not isinstance(size, (int, str))]
+    reason = "is a symbol, and what is kept of an example is chosen by a number"
+    require(not symbols, f"{name} of {symbols and symbols[0]} rows", reason, "Trace it for a number of rows")
     reason = "has arrays whose first axis is not the example"
-    require(len(sizes) == 1 and sizes[0] > 0, f"batch of leading axes {sizes}", reason, "Give arrays [B, ...]")
-    return sizes[0]
+    is_shared = len(sizes) == 1 and "none" not in sizes
+    require(is_shared, f"{name} of leading axes {sorted(sizes, key=str)}", reason, "Give arrays [B, ...]")
+    return int(sizes.pop())
+
+
+def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -> ClippedSum:
+    """The clipped sum of a batch without rows, by `run(batch, is_padding_B)` of one unit of padding: zeros, and arrays of no example."""
+
+    def stand_in(leaf: Any) -> Any:
+        shape = (rows, *leaf.shape[1:])
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0, impl=jax.random.key_impl(leaf)), shape)
+        return jnp.zeros(shape, leaf.dtype)
+
+    found = run(jax.tree.map(stand_in, batch), jnp.ones((rows,), bool))
+    return found._replace(**{name: jax.tree.map(lambda leaf: leaf[:0], getattr(found, name)) for name in found._fields if name != "total"})
 
 
 def zero_unless(keep_B: Array, tree: Any) -> Any:

@@ -16,6 +16,26 @@ from dpx.clipping.result import zero_unless
 from dpx.declaration import require
 
 
+def check_rows(rows: Any) -> None:
+    """Raises `ConfigError` unless it is a number of rows that a unit can have."""
+    is_count = isinstance(rows, int) and not isinstance(rows, bool) and rows > 0
+    require(is_count, f"rows_per_unit={rows!r}", "is no whole number above zero", "Give the number of rows of a unit")
+
+
+def flags(is_padding: Any, examples: int, name: str) -> Bool[Array, " B"]:
+    """A mask of padding rows, none where it is None. Raises `ConfigError` for what is not one truth value for each row."""
+    if is_padding is None:
+        return jnp.zeros((examples,), bool)
+    is_bool = hasattr(is_padding, "dtype") and is_padding.dtype == bool
+    kind = getattr(is_padding, "dtype", type(is_padding).__name__)
+    require(
+        is_bool, name, f"is of type {kind}, and only truth values say which rows are left out", "Give an array of bool, True for padding"
+    )
+    is_flat, reason = is_padding.shape == (examples,), f"is not one flag for each of {examples} rows"
+    require(is_flat, f"{name}{is_padding.shape}", reason, "Give it the shape [B]")
+    return jnp.asarray(is_padding)
+
+
 @dataclasses.dataclass(frozen=True)
 class Units:
     """`rows`: the number R of rows of each unit; `is_padding_B`: the rows that are left out of every unit's loss."""
@@ -25,12 +45,8 @@ class Units:
 
     def __post_init__(self) -> None:
         count = self.is_padding_B.shape[0]
-        require(
-            self.rows > 0 and count % self.rows == 0,
-            f"rows_per_unit={self.rows}",
-            f"does not divide the {count} rows of a microbatch",
-            "Fill every unit up with padding rows",
-        )
+        reason = f"does not divide the {count} rows of a microbatch"
+        require(count % self.rows == 0, f"rows_per_unit={self.rows}", reason, "Fill every unit up with padding rows")
 
     @property
     def is_padding_U(self) -> Bool[Array, " U"]:

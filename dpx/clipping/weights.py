@@ -6,11 +6,28 @@ B: examples, K: groups of parameters clipped apart.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dpx.declaration import require
+
 Weights = Callable[[Float[Array, "..."]], Float[Array, "..."]]
+
+
+def flat(limit: Any) -> Weights:
+    """norms_B -> min(1, limit / norm): every contribution has at most the norm `limit`."""
+    return lambda norms_B: limit / jnp.maximum(norms_B, limit)
+
+
+def applied(weights: Weights, norms: Array) -> Array:
+    """`weights(norms)`. Raises `ConfigError` unless that is one floating number for each norm."""
+    found = jnp.asarray(weights(norms))
+    is_right = found.shape == norms.shape and jnp.issubdtype(found.dtype, jnp.floating)
+    reason = f"gives an array {found.shape} of type {found.dtype} for norms {norms.shape}"
+    require(is_right, "weights", reason, "Return one floating number for each norm, such as 1 / jnp.maximum(norms, 1)")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

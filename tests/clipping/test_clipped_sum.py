@@ -165,7 +165,7 @@ def test_dropout_masks_belong_to_the_record():
 
 
 def test_unknown_method_is_refused_in_words():
-    with pytest.raises(ConfigError, match="clipping=fast: no such method"):
+    with pytest.raises(ConfigError, match="method='fast': no such method"):
         dpx.clipped_sum(objective().losses, {}, batch(), weights=flat_weights(1.0), method="fast")
 
 

@@ -39,7 +39,7 @@ def test_a_backward_pass_that_is_not_linear_is_clipped(name, method):
     gradient = jax.jit(jax.grad(lambda p, x: losses(p, {"x": x[None]})[0]))
     own = [np.asarray(gradient(PARAMS, x)["k"], np.float64) for x in X]
     norms = [np.linalg.norm(one) for one in own]
-    limit = 0.1 * min(norms)
+    limit = 0.1 * float(min(norms))
     weights = lambda norms_B: limit / jnp.maximum(norms_B, limit)  # noqa: E731
     # What is a constant even of no cotangent leaves something in every row, and is refused where it is tried.
     found = dpx.clipped_sum(losses, PARAMS, {"x": X}, weights=weights, method=method, checked=name != "a_constant")

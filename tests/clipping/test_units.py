@@ -129,7 +129,7 @@ def test_rows_that_cancel_and_rows_that_agree_are_told_apart():
 
     params = {"kernel": jnp.ones((2, 1))}
     for method in ("vmap", "ghost", "book_keeping"):
-        run = jax.jit(lambda p, b, way=method: dpx.clipped_sum(losses, p, b, weights=lambda norms: 1.0, method=way, rows_per_unit=2))
+        run = jax.jit(lambda p, b, way=method: dpx.clipped_sum(losses, p, b, weights=jnp.ones_like, method=way, rows_per_unit=2))
         result = run(params, {"x": x, "sign": sign})
         np.testing.assert_allclose(result.norms_B, [2 * np.sqrt(5), 0.0], rtol=1e-6)
 
