@@ -11,11 +11,20 @@ _MODULES = {
     "plain_sum": "dpx.clipping.clipped_sum",
     "ClippedSum": "dpx.clipping.result",
     "clipped_grad": "dpx.clipping.clipped_grad",
+    "weighted_grad": "dpx.clipping.clipped_grad",
+    "ClippedGradients": "dpx.clipping.clipped_grad",
+    "add_noise": "dpx.mechanism.tree_noise",
     "load": "dpx.load_run",
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, "privacy"})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "privacy":
+        return importlib.import_module("dpx.privacy")
     if name not in _MODULES:
         raise AttributeError(f"module 'dpx' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,171 +1,262 @@
-"""`dpx.clipped_grad`: the clipped sum for a loss of one example, in any JAX code.
+"""`dpx.clipped_grad` and `dpx.weighted_grad`: transforms of the loss of one example, in the manner of `jax.grad`.
 
-B: examples.
+B: examples (rows), U: units of R rows each (of one, unless said).
 """
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float
 
-from dpx.clipping import crossings, reach
-from dpx.clipping.example_loss import Reader, Route, Tracer
-from dpx.clipping.frozen import bound
-from dpx.clipping.methods import sum_by
-from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
-from dpx.clipping.program import Program, traced, with_counts
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, batch_size
+from dpx.clipping import weights as by_norm
+from dpx.clipping.by_example import ByExample, Taken
+from dpx.clipping.methods import check_untracked
+from dpx.clipping.result import KEPT_BYTES, batch_size
+from dpx.clipping.rounding import MARGINS
+from dpx.clipping.units import check_rows, flags
 from dpx.declaration import ConfigError, require
 
-# What reads each parameter, by path.
-Readers = Mapping[str, list[Reader]]
+# Below this, what float32 loses to underflow could count.
+SMALLEST_NORM = 1e-6
+METHODS = ("book_keeping", "ghost", "vmap")
+# How far one unit can move a clipped sum, in clipping norms.
+MOVES = {"zero_out": 1, "add_remove": 1, "replace_one": 2}
 
 
-@dataclasses.dataclass(frozen=True)
-class Taken:
-    """How one parameter's per-example gradients are computed: the route, the primitives that read it, and the bytes kept per example."""
+class ClippedGradients(NamedTuple):
+    """A clipped sum and what is known of each example. All of it depends on protected data: nothing may leave before noise is added, and
+    noise for `total` covers `total` alone.
 
-    path: str
-    route: Route
-    readers: tuple[str, ...]
-    bytes_per_example: int
+    `total`: like the arguments of `argnums`, float32. By unit: `norms` of gradients before clipping, `losses`, `aux` (sums over a unit's
+    rows) and `is_counted`, false for padding and for a gradient that is not finite. What does not count has zeros everywhere.
+    """
+
+    total: Any
+    norms: Float[Array, " U"]
+    losses: Float[Array, " U"]
+    aux: Any
+    is_counted: Bool[Array, " U"]
+
+
+class _Arguments(NamedTuple):
+    """The positional arguments of a call, and what they are to the transform: `loss` of one example takes `params` and `batch`."""
+
+    loss: Callable[[Any, Any], Any]
+    params: Any
+    batch: Any
+    given_back: Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightedGrad:
+    """What `dpx.weighted_grad` returns: call it with the loss's arguments, by position."""
+
+    loss: Any
+    argnums: Any
+    has_aux: bool
+    weights: Any
+    shared_argnums: Any
+    rows_per_unit: Any
+    method: Any
+    kept_bytes: Any
+    strict: bool
+
+    def __post_init__(self) -> None:
+        require(callable(self.loss), f"loss={self.loss!r}", "is no function", "Give the loss of one example")
+        trained, shared = _places("argnums", self.argnums), _places("shared_argnums", self.shared_argnums)
+        require(bool(trained), "argnums=()", "names nothing to differentiate by", "Give the place of the parameters")
+        _check_once((*trained, *shared))
+        require(self.method in METHODS, f"method={self.method!r}", "no such method", f"Use {', '.join(METHODS)}")
+        check_rows(self.rows_per_unit)
+        is_size = isinstance(self.kept_bytes, int) and not isinstance(self.kept_bytes, bool) and self.kept_bytes >= 0
+        require(is_size, f"kept_bytes={self.kept_bytes!r}", "is no number of bytes", "Give 0 or more")
+
+    def __call__(self, *args: Any, is_padding: Any = None, **others: Any) -> ClippedGradients:
+        """The weighted sum of the gradients of all rows. Batched arguments are [B, ...]; `is_padding` [B], bool, leaves rows out. Runs
+        under `jax.jit`. Raises `ConfigError` for arguments that are not so, and for a loss that is not one number a row."""
+        require(not others, ", ".join(others), "is given by name, and so is batched or shared by nobody", "Give it by position")
+        split = self._split(args)
+        is_padding_B = flags(is_padding, batch_size(split.batch), "is_padding")
+        traced = self._traced(split)
+        if self.strict:
+            traced.check_no_copies()
+        options: dict[str, Any] = {"kept_bytes": self.kept_bytes, "rows_per_unit": self.rows_per_unit}
+        try:
+            found = traced.summed(self.method, weights=self._weights(traced.is_narrow), is_padding_B=is_padding_B, **options)
+        except ConfigError as error:
+            if "clipping=" not in error.fix and "dpx.clipped_" not in error.fix:
+                raise
+            # Written for a loss made of ops.
+            raise ConfigError(error.value, error.reason, "Use method='vmap'") from error
+        assert found.norms_B is not None
+        return ClippedGradients(split.given_back(found.total), found.norms_B, found.losses_B, found.counts, found.is_counted_B)
+
+    def explain(self, *args: Any) -> list[Taken]:
+        """How each parameter's gradients are computed for such arguments (shapes are enough): the route, what reads it, and the bytes that
+        are kept of one example. Nothing is computed."""
+        split = self._split(args)
+        if batch_size(split.batch) == 0:
+            unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+            split = split._replace(batch=jax.tree.map(unit, split.batch))
+        return self._traced(split).taken(self.kept_bytes, self.rows_per_unit)
+
+    def _weights(self, is_narrow: bool) -> Any:
+        return self.weights
+
+    def _traced(self, split: _Arguments) -> ByExample:
+        check_untracked(split.params, split.batch)
+        return ByExample.of(split.loss, split.params, split.batch)
+
+    def _split(self, args: tuple[Any, ...]) -> _Arguments:
+        names = _names(self.loss, len(args))
+        trained = _within("argnums", _places("argnums", self.argnums), len(args))
+        shared = _within("shared_argnums", _places("shared_argnums", self.shared_argnums), len(args))
+        _check_once((*trained, *shared))
+        batched = [place for place in range(len(args)) if place not in (*trained, *shared)]
+        fix = "Give arrays whose first axis is the example; what all examples share goes into shared_argnums"
+        require(bool(batched), "the arguments", "hold nothing that is batched", fix)
+        for place in batched:
+            require(bool(jax.tree.leaves(args[place])), names[place], "holds no array", fix)
+        batch = {names[place]: args[place] for place in batched}
+        batch_size(batch, "", fix)
+        # A single tree keeps its own paths; a bare array has none, and is called by its argument's name.
+        is_tree = isinstance(self.argnums, int) and not jax.tree_util.all_leaves([args[trained[0]]])
+        params = args[trained[0]] if is_tree else {names[place]: args[place] for place in trained}
+
+        def loss(params: Any, example: Any) -> Any:
+            given = list(args)
+            for place in trained:
+                given[place] = params if is_tree else params[names[place]]
+            for place in batched:
+                given[place] = example[names[place]]
+            return self._number(self.loss(*given))
+
+        def given_back(total: Any) -> Any:
+            each = [total if is_tree else total[names[place]] for place in trained]
+            return each[0] if isinstance(self.argnums, int) else tuple(each)
+
+        return _Arguments(loss, params, batch, given_back)
+
+    def _number(self, returned: Any) -> Any:
+        is_pair = isinstance(returned, tuple) and len(returned) == 2
+        described = f"a {type(returned).__name__} from the loss"
+        if self.has_aux:
+            require(is_pair, described, "is not a number and something beside it", "Return (loss, aux), or leave out has_aux")
+            return returned
+        is_tree = isinstance(returned, (tuple, list, dict))
+        require(not is_tree, described, "is not one number", "Return a scalar, or (loss, aux) with has_aux=True")
+        return returned, {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClippedGrad(WeightedGrad):
+    """What `dpx.clipped_grad` returns: call it with the loss's arguments, by position. Each unit's gradient has at most the norm
+    `clipping_norm` in the sum, over all of `argnums` together, rounding included (`dpx.clipping.rounding`)."""
+
+    clipping_norm: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_norm(self.clipping_norm)
+
+    def sensitivity(self, adjacency: str) -> Any:
+        """How far one unit (a row, or `rows_per_unit` of them) can move `total`, all of `argnums` together, in the Euclidean norm: C under
+        "zero_out" and "add_remove", 2C under "replace_one". It is that of `total` alone: norms, losses and aux are not bounded.
+
+        `dpx.privacy` takes the noise over C and the adjacency, so noise is never multiplied by this number."""
+        require(adjacency in MOVES, f"adjacency={adjacency!r}", "no such relation of neighbours", f"Use {', '.join(MOVES)}")
+        return MOVES[adjacency] * self.clipping_norm
+
+    def _weights(self, is_narrow: bool) -> Any:
+        return by_norm.flat(self.clipping_norm * (1 - MARGINS["bfloat16" if is_narrow else "float32"]))
 
 
 def clipped_grad(
     loss: Any,
-    params: Any,
-    batch: Any,
+    argnums: Any = 0,
+    has_aux: bool = False,
+    *,
+    clipping_norm: Any,
+    shared_argnums: Any = (),
+    rows_per_unit: Any = 1,
+    method: Any = "book_keeping",
+    kept_bytes: Any = KEPT_BYTES,
+    strict: bool = False,
+) -> ClippedGrad:
+    """The transform of the loss of one example into the sum of all examples' gradients, each clipped to `clipping_norm`.
+
+    Like `jax.grad`, it takes a function and gives one: `dpx.clipped_grad(loss, clipping_norm=1.0)(params, x, y)`. Gradients are by the
+    positional arguments `argnums`. Those of `shared_argnums` are the same for all examples, and must not depend on protected rows: frozen
+    parameters go there. All others are batched, [B, ...], and `loss` sees one row of them, without the first axis. Random keys are
+    batched, one an example. The loss gives a number, or with `has_aux` (number, anything).
+
+    The loss may be any JAX code. Where a parameter is multiplied or looked up, its norms come without a gradient for each example;
+    `explain` says where not, and `strict` refuses that. With `rows_per_unit` R > 1 every R consecutive rows are one unit, and the norm
+    clipped is that of the sum of their gradients. `method` and `kept_bytes` are as for `dpx.clipped_sum`.
+    Raises `ConfigError` for arguments that cannot stand.
+    """
+    options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
+    return ClippedGrad(loss, argnums, has_aux, None, strict=strict, clipping_norm=clipping_norm, **options)
+
+
+def weighted_grad(
+    loss: Any,
+    argnums: Any = 0,
+    has_aux: bool = False,
     *,
     weights: Any,
-    frozen: Any = None,
-    is_padding_B: Any = None,
-    method: str = "book_keeping",
-    kept_bytes: int = KEPT_BYTES,
+    shared_argnums: Any = (),
     rows_per_unit: Any = 1,
+    method: Any = "book_keeping",
+    kept_bytes: Any = KEPT_BYTES,
     strict: bool = False,
-    explain: bool = False,
-) -> ClippedSum | list[Taken]:
-    """sum_b c_b grad_b, where `loss(params, example)` is the loss of one example: a number, or (number, counts); c_B = weights(norms_B).
+) -> WeightedGrad:
+    """`dpx.clipped_grad` with `weights` of your own in place of a clipping norm: the sum of c_b grad_b with c = weights(norms), one number
+    for each norm. What one example contributes is for you to bound, so the result has no `sensitivity`."""
+    require(callable(weights), f"weights={weights!r}", "is no function of norms", "Give one, or use dpx.clipped_grad")
+    options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
+    return WeightedGrad(loss, argnums, has_aux, weights, strict=strict, **options)
 
-    Every array of `batch` is [B, ...], and `example` is one row of it, without the first axis. The loss may be any JAX code: where a
-    parameter is multiplied or looked up, it is clipped as by `dpx.clipped_sum`; a parameter that is read in any other way is copied for
-    each example, which is exact and costs one gradient an example. `strict` refuses copies. `explain` computes nothing and returns the
-    route of every parameter. `method`, `kept_bytes`, `rows_per_unit` and `frozen` are as for `dpx.clipped_sum`.
-    Raises `ConfigError` for a loss that is not one floating number, for parameters that are not floating, and for copies where `strict`;
-    with `frozen` (which may be empty) also for a parameter that is in both trees, or that no path from the loss reaches.
-    """
-    examples = batch_size(batch)
-    if frozen is not None:
-        reach.check(loss, params, frozen, jax.tree.map(lambda leaf: leaf[0], batch))
-    loss = bound(loss, frozen)
-    one = _traced_one(loss, params, batch)
-    readers = _readers(one, params, batch)
-    routes: dict[str, Route] = {path: _route(reads) for path, reads in readers.items()}
-    if strict:
-        _check_no_copies(readers, routes)
-    losses = _mapped(loss, one, readers)
-    options: dict[str, Any] = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
-    if explain:
-        return _taken(traced(losses, params, batch, options, examples), readers, routes)
+
+def _check_norm(norm: Any) -> None:
+    is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
+    dtype = getattr(norm, "dtype", None)
+    is_scalar = dtype is not None and getattr(norm, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
+    require(is_number or is_scalar, f"clipping_norm={norm!r}", "is not one real number", "Give a number above zero")
+    if not isinstance(norm, Tracer):
+        is_in_range, reason = SMALLEST_NORM <= float(norm) < math.inf, f"is not finite and at least {SMALLEST_NORM:g}"
+        require(is_in_range, f"clipping_norm={norm}", reason, "Scale the loss and the norm")
+
+
+def _places(name: str, value: Any) -> tuple[int, ...]:
+    places = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    are_whole = all(isinstance(place, int) and not isinstance(place, bool) for place in places)
+    require(are_whole, f"{name}={value!r}", "is neither a place of an argument nor several", "Give a whole number, or a tuple of them")
+    return places
+
+
+def _within(name: str, places: tuple[int, ...], count: int) -> tuple[int, ...]:
+    for place in places:
+        require(-count <= place < count, f"{name}={place}", f"is no place among the {count} arguments given", "Give arguments by position")
+    return tuple(place % count for place in places)
+
+
+def _check_once(places: tuple[int, ...]) -> None:
+    is_once = len(set(places)) == len(places)
+    require(is_once, f"argnums and shared_argnums {sorted(places)}", "name an argument twice", "Name each once")
+
+
+def _names(loss: Callable[..., Any], count: int) -> list[str]:
+    """What the loss calls its positional arguments; "argument 2" where it does not say."""
     try:
-        return sum_by(method, losses, params, batch, weights=weights, is_padding_B=is_padding_B, checked=False, **options)
-    except NotImplementedError as error:
-        reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
-        raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
-
-
-def _check_no_copies(readers: Readers, routes: Mapping[str, Route]) -> None:
-    for path, route in routes.items():
-        if route == "copies":
-            reason = f"is read by {', '.join(_names(readers[path]))} in a way that needs a gradient for each example"
-            raise ConfigError(path, reason, "Leave out strict, or use products and lookups of it")
-
-
-def _names(readers: list[Reader]) -> tuple[str, ...]:
-    return tuple(sorted({reader.primitive for reader in readers}))
-
-
-@dataclasses.dataclass(frozen=True)
-class _One:
-    """The traced loss of one example: its program, and the tree of its outputs."""
-
-    jaxpr: Any
-    outputs: Any
-
-    def run(self, tracer: Tracer, paths: Iterable[str], values: list[Any], example: list[Any]) -> list[Any]:
-        """The outputs, flat, where `tracer` follows the parameters `paths` of these values."""
-        followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
-        results = tracer.run(self.jaxpr.jaxpr, self.jaxpr.consts, [*followed, *example])
-        return [tracer.plain(value, "return") for value in results]
-
-
-def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
-    for path, leaf in zip(shapes_of(params), jax.tree.leaves(params), strict=True):
-        require(jnp.issubdtype(leaf.dtype, jnp.floating), path, f"is of type {leaf.dtype}, which has no gradient", "Keep it out of params")
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-    jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
-    is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
-    returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
-    require(is_number, returned, "is not one floating number for one example", "Return a scalar")
-    crossings.check_program(jaxpr)
-    crossings.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
-    return _One(jaxpr, jax.tree.structure(out))
-
-
-def _readers(one: _One, params: Any, batch: Any) -> Readers:
-    """What reads each parameter; nothing is computed."""
-    shapes = shapes_of(params)
-    by_place: dict[str, dict[tuple, Reader]] = {path: {} for path in shapes}
-
-    def run(values: list[Any], example: list[Any], tick: Any) -> None:
-        one.run(Tracer(ProbeSession(shapes), tick, readers=by_place), shapes, values, example)
-
-    example = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(batch)]
-    jax.eval_shape(run, jax.tree.leaves(params), example, jax.ShapeDtypeStruct((), jnp.float32))
-    return {path: list(reads.values()) for path, reads in by_place.items()}
-
-
-def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
-    """The loss of a batch, made of ops where its parameters are wrapped."""
-    copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
-    shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
-
-    def losses(wrapped: Any, batch: Any) -> Any:
-        session = session_of(wrapped)
-        if session is None:
-            return jax.vmap(lambda example: with_counts(loss(wrapped, example)))(batch)
-        values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
-
-        def of_one(example: Any, tick: Any) -> Any:
-            results = one.run(Tracer(session, tick, copied, shared), readers, values, jax.tree.leaves(example))
-            return jax.tree.unflatten(one.outputs, results)
-
-        return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
-
-    return losses
-
-
-def _is_copied(readers: list[Reader]) -> bool:
-    """Whether the parameter is copied once for each example, instead of becoming an op at each of its readers."""
-    if len(readers) == 1 and not readers[0].is_repeated:
-        return False
-    return not readers or not all(reader.is_matrix for reader in readers)
-
-
-def _route(readers: list[Reader]) -> Route:
-    routes = {reader.route for reader in readers}
-    if not routes or routes == {"elementwise"}:
-        return "elementwise"
-    if _is_copied(readers) or "copies" in routes:
-        return "copies"
-    return "lookup" if "lookup" in routes else "product"
-
-
-def _taken(program: Program, readers: Readers, routes: Mapping[str, Route]) -> list[Taken]:
-    size = dict.fromkeys(routes, 0)
-    for site in program.sites:
-        size[site.first] += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record))
-    return [Taken(path, route, _names(readers[path]), size[path] // program.examples) for path, route in routes.items()]
+        given = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):
+        given = ()
+    names = [one.name for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return [names[place] if place < len(names) else f"argument {place}" for place in range(count)]

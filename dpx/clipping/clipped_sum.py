@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping import norms, reach
-from dpx.clipping.clipped_grad import clipped_grad
+from dpx.clipping.by_example import ByExample
 from dpx.clipping.frozen import bound
 from dpx.clipping.methods import check_untracked, sum_by
 from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
@@ -51,14 +51,12 @@ def clipped_sum(
     has no rule for units of several rows; with `frozen` (which may be empty) also for a parameter that is in both trees, or that no
     path from the loss reaches.
     """
-    options: dict[str, Any] = dict(
-        weights=weights, frozen=frozen, is_padding_B=is_padding_B, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit
-    )
+    options: dict[str, Any] = dict(weights=weights, is_padding_B=is_padding_B, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit)
     if method != "traced":
-        return sum_by(method, losses_fn, params, batch, fused=fused, checked=checked, **options)
-    clipped = clipped_grad(_of_one(losses_fn), params, batch, **options)
-    assert isinstance(clipped, ClippedSum)
-    return clipped
+        return sum_by(method, losses_fn, params, batch, frozen=frozen, fused=fused, checked=checked, **options)
+    batch_size(batch)
+    check_untracked(params, frozen, batch)
+    return ByExample.of(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", **options)
 
 
 def plain_sum(

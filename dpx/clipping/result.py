@@ -32,14 +32,15 @@ class ClippedSum(NamedTuple):
     is_counted_B: Bool[Array, " U"]
 
 
-def batch_size(batch: Any, name: str = "batch") -> int:
-    """The number of rows. Raises `ConfigError`, with `name` for the whole, for leaves that are no arrays, for arrays that do not share
-    their leading axis, and for a size that is a symbol."""
+def batch_size(batch: Any, name: str = "batch", fix: str = "Give arrays whose first axis is the example") -> int:
+    """The number of rows. Raises `ConfigError`, with `name` before each path and this `fix`, for leaves that are no arrays, for arrays that
+    do not share their leading axis, and for a size that is a symbol."""
     leaves = [("/".join(filter(None, (name, path_name(path)))), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
-    require(bool(leaves), name, "holds no array", "Give arrays whose first axis is the example")
+    name = name or "batch"
+    require(bool(leaves), name, "holds no array", fix)
     for path, leaf in leaves:
         is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        require(is_array, path, f"is a {type(leaf).__name__} and no array", "Give arrays whose first axis is the example")
+        require(is_array, path, f"is a {type(leaf).__name__} and no array", fix)
         is_key = is_array and leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         require(not is_key, path, "is one random key for all examples", "Give one for each: jax.random.split(key, B)")
     sizes = {leaf.shape[0] if leaf.ndim else "none" for _, leaf in leaves}
@@ -48,7 +49,7 @@ def batch_size(batch: Any, name: str = "batch") -> int:
     require(not symbols, f"{name} of {symbols and symbols[0]} rows", reason, "Trace it for a number of rows")
     reason = "has arrays whose first axis is not the example"
     is_shared = len(sizes) == 1 and "none" not in sizes
-    require(is_shared, f"{name} of leading axes {sorted(sizes, key=str)}", reason, "Give arrays [B, ...]")
+    require(is_shared, f"{name} of leading axes {sorted(sizes, key=str)}", reason, fix)
     return int(sizes.pop())
 
 
@@ -67,4 +68,4 @@ def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -
 
 def zero_unless(keep_B: Array, tree: Any) -> Any:
     """Every leaf [B, ...] with exact zeros in the rows that are not kept; a where, so that NaN does not survive."""
-    return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0), tree)
+    return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype)), tree)

@@ -69,6 +69,8 @@ class Units:
     def summed(self, values: Any) -> Any:
         """Leaves [B, ...] as [U, ...], sums over the real rows of each unit."""
         real = zero_unless(~self.is_padding_B, values)
+        if self.rows == 1:
+            return real
         return jax.tree.map(lambda leaf: leaf.reshape(-1, self.rows, *leaf.shape[1:]).sum(1), real)
 
     def of_rows(self, values_U: Float[Array, " U"]) -> Float[Array, " B"]:

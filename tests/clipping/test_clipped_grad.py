@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.clipping.rounding import MARGINS
 from dpx.declaration import ConfigError
 from tests.clipping import stock
 from tests.clipping.batches import QUICKLY
 
 LIMIT = 0.5
-
-
-def weights(norms_B):
-    return LIMIT / jnp.maximum(norms_B, LIMIT)
+# What is left for rounding.
+HELD = LIMIT * (1 - MARGINS["float32"])
 
 
 def one_at_a_time(loss, params, rows):
@@ -27,12 +26,12 @@ def one_at_a_time(loss, params, rows):
 
 def assert_exact(loss, params, rows, **options):
     norms, gradients, losses = one_at_a_time(loss, params, rows)
-    run = jax.jit(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights, **options), compiler_options=QUICKLY)
+    run = jax.jit(dpx.clipped_grad(loss, clipping_norm=LIMIT, **options), compiler_options=QUICKLY)
     found = run(params, rows)
-    np.testing.assert_allclose(found.norms_B, norms, rtol=2e-5, atol=1e-7)
-    np.testing.assert_allclose(found.losses_B, losses, rtol=2e-5)
+    np.testing.assert_allclose(found.norms, norms, rtol=2e-5, atol=1e-7)
+    np.testing.assert_allclose(found.losses, losses, rtol=2e-5)
     for number, leaf in enumerate(jax.tree.leaves(found.total)):
-        terms = [LIMIT / max(norm, LIMIT) * each[number] for norm, each in zip(norms, gradients, strict=True)]
+        terms = [HELD / max(norm, HELD) * each[number] for norm, each in zip(norms, gradients, strict=True)]
         scale = max(np.abs(term).max() for term in terms)
         np.testing.assert_allclose(leaf, sum(terms), rtol=0, atol=2e-5 * scale + 1e-7)
 
@@ -45,7 +44,7 @@ LIKE_OTHERS = ("gpt2", "bert", "bert_tied", "linen_scanned")
 def test_stock_models_are_exact_and_take_the_routes_said(name):
     loss, params, routes = stock.MODELS[name]()
     assert_exact(loss, params, stock.batch())
-    taken = dpx.clipped_grad(loss, params, stock.batch(), weights=weights, explain=True)
+    taken = dpx.clipped_grad(loss, clipping_norm=LIMIT).explain(params, stock.batch())
     assert {entry.route for entry in taken} == routes
     assert all(entry.readers and entry.bytes_per_example > 0 for entry in taken)
 
@@ -105,8 +104,8 @@ def test_odd_readers_are_exact(name):
     rows = {name: leaf for name, leaf in stock.batch().items() if name != "label"}
     if name == "cast_and_transposed":
         with jax.numpy_dtype_promotion("standard"):
-            found = jax.jit(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights))(params, rows)
-        np.testing.assert_allclose(found.norms_B, one_at_a_time(loss, params, rows)[0], rtol=2e-2)
+            found = jax.jit(dpx.clipped_grad(loss, clipping_norm=LIMIT))(params, rows)
+        np.testing.assert_allclose(found.norms, one_at_a_time(loss, params, rows)[0], rtol=2e-2)
     else:
         assert_exact(loss, params, rows)
 
@@ -123,22 +122,21 @@ def test_units_of_rows_padding_and_counts():
         y = jnp.sin((e["x"] + p["table"][e["id"]]) @ p["kernel"])
         return y.sum(), {"positive": (y > 0).sum()}
 
-    run = jax.jit(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights, is_padding_B=is_padding_B, rows_per_unit=2))
-    found = run(params, rows)
+    found = jax.jit(dpx.clipped_grad(loss, has_aux=True, clipping_norm=LIMIT, rows_per_unit=2))(params, rows, is_padding=is_padding_B)
     _, gradients, losses = one_at_a_time(lambda p, e: loss(p, e)[0], params, rows)
     units = [[sum(leaves) for leaves in zip(*(gradients[row] for row in unit), strict=True)] for unit in ((0, 1), (2,), (4, 5))]
     norms = np.sqrt([sum(np.square(leaf).sum() for leaf in unit) for unit in units])
-    np.testing.assert_allclose(found.norms_B, norms, rtol=2e-5)
-    np.testing.assert_allclose(found.losses_B, [losses[0] + losses[1], losses[2], losses[4] + losses[5]], rtol=2e-5)
-    assert found.counts["positive"].shape == (3,)
+    np.testing.assert_allclose(found.norms, norms, rtol=2e-5)
+    np.testing.assert_allclose(found.losses, [losses[0] + losses[1], losses[2], losses[4] + losses[5]], rtol=2e-5)
+    assert found.aux["positive"].shape == (3,)
 
 
 def test_strict_refuses_copies_by_name_and_reader():
     loss, params, _ = stock.MODELS["convolution"]()
     with pytest.raises(ConfigError, match="kernel: is read by conv_general_dilated"):
-        dpx.clipped_grad(loss, params, stock.batch(), weights=weights, strict=True)
+        dpx.clipped_grad(loss, clipping_norm=LIMIT, strict=True)(params, stock.batch())
     loss, params, _ = stock.MODELS["gpt2_tied"]()
-    jax.eval_shape(lambda p, b: dpx.clipped_grad(loss, p, b, weights=weights, strict=True), params, stock.batch())
+    jax.eval_shape(dpx.clipped_grad(loss, clipping_norm=LIMIT, strict=True), params, stock.batch())
 
 
 @pytest.mark.parametrize(
@@ -146,14 +144,15 @@ def test_strict_refuses_copies_by_name_and_reader():
     [
         (lambda p, e: e["x"] @ p["kernel"], "is not one floating number"),
         (lambda p, e: (p["kernel"] > 0).sum(), "is not one floating number"),
-        (lambda p, e: [p["kernel"].sum()], "is neither losses nor losses and counts"),
+        (lambda p, e: [p["kernel"].sum()], "a list from the loss: is not one number"),
+        (lambda p, e: (p["kernel"].sum(), {}), "a tuple from the loss: is not one number"),
     ],
 )
 def test_a_loss_that_is_not_a_number_is_refused(loss, message):
     with pytest.raises(ConfigError, match=message):
-        dpx.clipped_grad(loss, drawn(kernel=(D, D)), stock.batch(), weights=weights)
+        dpx.clipped_grad(loss, clipping_norm=LIMIT)(drawn(kernel=(D, D)), stock.batch())
 
 
 def test_parameters_that_have_no_gradient_are_refused():
     with pytest.raises(ConfigError, match="^step: is of type int32"):
-        dpx.clipped_grad(lambda p, e: 0.0, {"step": jnp.zeros(3, jnp.int32)}, stock.batch(), weights=weights)
+        dpx.clipped_grad(lambda p, e: 0.0, clipping_norm=LIMIT)({"step": jnp.zeros(3, jnp.int32)}, stock.batch())

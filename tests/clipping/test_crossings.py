@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad, batching
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -46,7 +46,8 @@ ACROSS = {
 def summed(mix, method):
     """The norms of a sum over what comes after a product, mixed, by `method`; `clipped_grad` is of one example."""
     if method == "clipped_grad":
-        return lambda rows: dpx.clipped_grad(lambda p, e: jnp.sin(mix(e["x"] @ p["k"])).sum(), PARAMS, rows, weights=clip).norms_B
+        gradient = dpx.clipped_grad(lambda p, e: jnp.sin(mix(e["x"] @ p["k"])).sum(), clipping_norm=1.0)
+        return lambda rows: gradient(PARAMS, rows).norms
     losses = lambda p, b: jnp.sin(mix(ops.dense(b["x"], p["k"]))).sum(1)  # noqa: E731
     return lambda rows: dpx.clipped_sum(losses, PARAMS, rows, weights=clip, method=method).norms_B
 
@@ -131,4 +132,5 @@ def test_a_host_function_of_one_row_after_another_is_taken():
 def test_jaxs_own_batching_rules_are_told_from_others():
     rules = batching.fancy_primitive_batchers.items()
     outside = {primitive.name for primitive, rule in rules if not all(map(crossings._is_of_jax, crossings._functions(rule)))}
-    assert outside == {"foreign"}
+    own = {primitive.name for primitive in vars(primitives).values() if isinstance(primitive, Primitive)}
+    assert "foreign" in outside and len(own) > 100 and not own & outside

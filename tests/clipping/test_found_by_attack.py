@@ -33,8 +33,8 @@ def true_norms(loss, params, rows):
 
 
 def same(loss, params, rows=ROWS, **options):
-    found = jax.jit(lambda p, b: dpx.clipped_grad(loss, p, b, weights=CLIP, **options))(params, rows)
-    np.testing.assert_allclose(found.norms_B, true_norms(loss, params, rows), rtol=1e-4, atol=1e-6)
+    found = jax.jit(dpx.weighted_grad(loss, weights=CLIP, **options))(params, rows)
+    np.testing.assert_allclose(found.norms, true_norms(loss, params, rows), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["book_keeping", "ghost"])
@@ -74,8 +74,8 @@ def test_ghost_with_bfloat16_between_ops_stays_within_the_clipping_norm(v):
     half = lambda y: y.astype(jnp.bfloat16)  # noqa: E731
     loss = lambda p, e: (half(p["s"] * 1.0) * half(e["s"]) * jnp.bfloat16(1.01) * half(e["s"])).astype(jnp.float32)  # noqa: E731
     for C in (0.3, 0.7, 1.3):
-        rows, clip = {"s": jnp.asarray([v])}, lambda n, C=C: C / jnp.maximum(n, C)
-        found = dpx.clipped_grad(loss, {"s": jnp.float32(0.2)}, rows, weights=clip, method="ghost")
+        clip = lambda n, C=C: C / jnp.maximum(n, C)  # noqa: E731
+        found = dpx.weighted_grad(loss, weights=clip, method="ghost")({"s": jnp.float32(0.2)}, {"s": jnp.asarray([v])})
         assert abs(float(found.total["s"])) <= C * (1 + 1e-5)
 
 
@@ -110,4 +110,4 @@ def test_a_reader_that_cannot_be_mapped_is_refused_in_words():
 @pytest.mark.parametrize(("params", "message"), [({}, "^params: hold no parameter"), ({"k": 1.0}, "^k: is a float and no array")])
 def test_odd_parameters_are_refused(params, message):
     with pytest.raises(ConfigError, match=message):
-        dpx.clipped_grad(lambda p, e: jnp.sin(e["x"]).sum() * sum(jax.tree.leaves(p)), params, ROWS, weights=CLIP)
+        dpx.weighted_grad(lambda p, e: jnp.sin(e["x"]).sum() * sum(jax.tree.leaves(p)), weights=CLIP)(params, ROWS)

@@ -30,6 +30,19 @@ def test_the_loop_ran_and_counted_every_real_row(page):
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(page["params"]))
 
 
+def test_the_training_loop_is_short_and_ran():
+    block = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    assert sum(map(bool, block.splitlines())) <= 25
+    assert "dpx.add_noise" in block and "dpx.privacy.epsilon" in block
+    names: dict = {}
+    exec(compile(block, str(PAGE), "exec"), names)
+    start = {"kernel": jnp.full((3, 4), 0.1), "bias": jnp.zeros(4), "out": jnp.ones(4)}
+    moved = jnp.concatenate([(names["params"][name] - start[name]).reshape(-1) for name in start])
+    # Twenty steps of noise alone move each number by 0.2 sqrt(20) 1.1 / 64.
+    assert 0.005 < float(jnp.std(moved)) < 1 and 0 < names["epsilon"] < 10
+    assert names["gradient"].sensitivity("zero_out") == names["CLIPPING_NORM"]
+
+
 @pytest.mark.parametrize("method", ["book_keeping", pytest.param("ghost", marks=pytest.mark.slow)])
 def test_the_op_clips_exactly(page, method):
     losses, params, batch = page["losses"], page["params"], page["batch"]

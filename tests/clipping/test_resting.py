@@ -74,17 +74,19 @@ def test_a_plain_sum_is_of_what_is_trained(fused):
 
 
 def test_a_loss_of_one_example_has_frozen_parameters_too():
-    def loss(params, example):
+    def loss(params, frozen, example):
+        params = params | frozen
         hidden_d = jnp.tanh(example["x"] @ params["kernel"] + params["bias"])
         return jnp.square(hidden_d @ params["out"])
 
     rows = {"x": jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)}
     params, frozen = {"bias": jnp.zeros(4)}, {"kernel": jnp.full((3, 4), 0.1), "out": jnp.ones(4)}
-    found = dpx.clipped_grad(loss, params, rows, weights=jnp.ones_like, frozen=frozen)
-    expected = jax.grad(lambda p: jax.vmap(lambda row: loss(p | frozen, row))(rows).sum())(params)
+    found = dpx.weighted_grad(loss, weights=jnp.ones_like, shared_argnums=1)(params, frozen, rows)
+    expected = jax.grad(lambda p: jax.vmap(lambda row: loss(p, frozen, row))(rows).sum())(params)
     assert_trees_close(found.total, jax.tree.map(np.asarray, expected))
+    losses = lambda p, b: jax.vmap(lambda row: loss(jax.lax.stop_gradient(p), {}, row))(b)  # noqa: E731
     with pytest.raises(ConfigError, match="^bias: is to be trained, and no differentiable path from the loss reaches it"):
-        dpx.clipped_grad(lambda p, b: loss(jax.lax.stop_gradient(p), b), params, rows, weights=jnp.ones_like, frozen=frozen)
+        dpx.clipped_sum(losses, params, rows, weights=jnp.ones_like, frozen=frozen, method="traced")
 
 
 def recorded(selection):

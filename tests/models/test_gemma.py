@@ -58,7 +58,8 @@ def test_it_is_clipped_exactly_and_without_copies(task, trained, changes):
     of = objective(dataclasses.replace(SMALL, **changes), task, WORDS, SPECIAL)
     assert isinstance(of, OfExamples)
     case = Case.of(of, rows(of))
-    taken = dpx.clipped_grad(of.one, case.params, case.batch, weights=jnp.ones_like, explain=True, strict=True)
+    taken = dpx.clipped_grad(of.one, has_aux=True, clipping_norm=1.0).explain(case.params, case.batch)
+    assert {one.route for one in taken}.isdisjoint({"copies"})
     assert {one.path for one in taken if one.route == "elementwise"} == {path for path in _shapes(of) if path.endswith("scale")}
     assert_exact(case, SELECTIONS.get(trained), "traced")
 

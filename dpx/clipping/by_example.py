@@ -1,0 +1,180 @@
+"""The clipped sum for a loss of one example, in any JAX code: what `dpx.clipped_grad` and `clipping=traced` run.
+
+B: examples.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpx.clipping import crossings, reach
+from dpx.clipping.example_loss import Reader, Route, Tracer
+from dpx.clipping.frozen import bound
+from dpx.clipping.methods import sum_by
+from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
+from dpx.clipping.program import traced, with_counts
+from dpx.clipping.readers import has_narrow
+from dpx.clipping.result import ClippedSum, batch_size
+from dpx.declaration import ConfigError, require
+
+# What reads each parameter, by path.
+Readers = Mapping[str, list[Reader]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """How one parameter's per-example gradients are computed: the route, the primitives that read it, and the bytes kept per example."""
+
+    path: str
+    route: Route
+    readers: tuple[str, ...]
+    bytes_per_example: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ByExample:
+    """A loss of one example, traced: as a loss of a batch that is made of ops, with what reads each parameter."""
+
+    losses: Any
+    params: Any
+    batch: Any
+    readers: Readers
+    is_narrow: bool
+
+    @classmethod
+    def of(cls, loss: Any, params: Any, batch: Any, frozen: Any = None) -> "ByExample":
+        """Of `loss(params, example)`, a number or (number, counts); `example` is one row of `batch`, without the first axis.
+
+        Raises `ConfigError` for a loss that is not one floating number, for parameters that are not floating, and for what could carry
+        something from one example to another; with `frozen` (which may be empty) also for a parameter that is in both trees, or that no
+        path from the loss reaches.
+        """
+        if frozen is not None:
+            reach.check(loss, params, frozen, _row(batch))
+        loss = bound(loss, frozen)
+        one = _traced_one(loss, params, batch)
+        readers = _readers(one, params, batch)
+        return cls(_mapped(loss, one, readers), params, batch, readers, has_narrow(one.jaxpr.jaxpr))
+
+    @property
+    def routes(self) -> dict[str, Route]:
+        """How each parameter's per-example gradients are computed, by path."""
+        return {path: _route(reads) for path, reads in self.readers.items()}
+
+    def check_no_copies(self) -> None:
+        """Raises `ConfigError` for the first parameter that needs a copy for each example."""
+        for path, route in self.routes.items():
+            if route == "copies":
+                reason = f"is read by {', '.join(_names(self.readers[path]))} in a way that needs a gradient for each example"
+                raise ConfigError(path, reason, "Leave out strict, or use products and lookups of it")
+
+    def summed(self, method: str, **options: Any) -> ClippedSum:
+        """The clipped sum, by a method of `sum_by` and with its options."""
+        try:
+            return sum_by(method, self.losses, self.params, self.batch, checked=False, **options)
+        except NotImplementedError as error:
+            reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
+            raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
+
+    def taken(self, kept_bytes: int, rows_per_unit: int) -> list[Taken]:
+        """The route of every parameter; nothing is computed."""
+        options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
+        program = traced(self.losses, self.params, self.batch, options, batch_size(self.batch))
+        size = dict.fromkeys(self.readers, 0)
+        for site in program.sites:
+            size[site.first] += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record))
+        routes = self.routes
+        return [Taken(path, routes[path], _names(reads), size[path] // program.examples) for path, reads in self.readers.items()]
+
+
+def _names(readers: list[Reader]) -> tuple[str, ...]:
+    return tuple(sorted({reader.primitive for reader in readers}))
+
+
+@dataclasses.dataclass(frozen=True)
+class _One:
+    """The traced loss of one example: its program, and the tree of its outputs."""
+
+    jaxpr: Any
+    outputs: Any
+
+    def run(self, tracer: Tracer, paths: Iterable[str], values: list[Any], example: list[Any]) -> list[Any]:
+        """The outputs, flat, where `tracer` follows the parameters `paths` of these values."""
+        followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
+        results = tracer.run(self.jaxpr.jaxpr, self.jaxpr.consts, [*followed, *example])
+        return [tracer.plain(value, "return") for value in results]
+
+
+def _row(batch: Any) -> Any:
+    """The shapes of one row, without the example's axis."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+
+
+def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
+    for path, leaf in zip(shapes_of(params), jax.tree.leaves(params), strict=True):
+        require(
+            jnp.issubdtype(leaf.dtype, jnp.floating),
+            path,
+            f"is of type {leaf.dtype}, which has no gradient",
+            "Keep it out of what is differentiated",
+        )
+    example = _row(batch)
+    jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
+    is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
+    returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
+    require(is_number, returned, "is not one floating number for one example", "Return a scalar")
+    crossings.check_program(jaxpr)
+    crossings.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
+    return _One(jaxpr, jax.tree.structure(out))
+
+
+def _readers(one: _One, params: Any, batch: Any) -> Readers:
+    """What reads each parameter; nothing is computed."""
+    shapes = shapes_of(params)
+    by_place: dict[str, dict[tuple, Reader]] = {path: {} for path in shapes}
+
+    def run(values: list[Any], example: list[Any], tick: Any) -> None:
+        one.run(Tracer(ProbeSession(shapes), tick, readers=by_place), shapes, values, example)
+
+    jax.eval_shape(run, jax.tree.leaves(params), jax.tree.leaves(_row(batch)), jax.ShapeDtypeStruct((), jnp.float32))
+    return {path: list(reads.values()) for path, reads in by_place.items()}
+
+
+def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
+    """The loss of a batch, made of ops where its parameters are wrapped."""
+    copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
+    shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
+
+    def losses(wrapped: Any, batch: Any) -> Any:
+        session = session_of(wrapped)
+        if session is None:
+            return jax.vmap(lambda example: with_counts(loss(wrapped, example)))(batch)
+        values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
+
+        def of_one(example: Any, tick: Any) -> Any:
+            results = one.run(Tracer(session, tick, copied, shared), readers, values, jax.tree.leaves(example))
+            return jax.tree.unflatten(one.outputs, results)
+
+        return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
+
+    return losses
+
+
+def _is_copied(readers: list[Reader]) -> bool:
+    """Whether the parameter is copied once for each example, instead of becoming an op at each of its readers."""
+    if len(readers) == 1 and not readers[0].is_repeated:
+        return False
+    return not readers or not all(reader.is_matrix for reader in readers)
+
+
+def _route(readers: list[Reader]) -> Route:
+    routes = {reader.route for reader in readers}
+    if not routes or routes == {"elementwise"}:
+        return "elementwise"
+    if _is_copied(readers) or "copies" in routes:
+        return "copies"
+    return "lookup" if "lookup" in routes else "product"

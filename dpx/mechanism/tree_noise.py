@@ -1,0 +1,67 @@
+"""`dpx.add_noise`: Gaussian noise for a training loop of one's own, by the draws that runs use."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from dpx.declaration import require
+from dpx.mechanism import noise
+from dpx.parameter_path import path_name
+
+
+def add_noise(key: Any, total: Any, *, stddev: Any) -> Any:
+    """`total`, a float32 sum of clipped gradients, with independent Gaussian noise of deviation `stddev` added to every number.
+
+    `key` is one random key of threefry2x32, a new one for every sum: fold the step into a key that comes from the operating system.
+    `stddev` is the noise multiplier times the clipping norm, whatever the adjacency. Noise is added once for a logical batch, to the sum
+    of all its parts. Draws reach past 9 deviations (`dpx.mechanism.gaussian`). Runs under `jax.jit`.
+    Raises `ConfigError` for a key, a sum or a deviation that is none.
+    """
+    _check_deviation(stddev)
+    leaves = _checked(total)
+    counts = [len(noise.row_blocks(leaf.shape)) for leaf in leaves]
+    keys = jax.random.key_data(jax.random.split(_threefry(key), sum(counts)))
+    starts = [sum(counts[:number]) for number in range(len(counts))]
+    own = [keys[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    tree = jax.tree.structure(total)
+    return noise.add_noise(total, jax.tree.unflatten(tree, own), jnp.asarray(stddev, jnp.float32))[0]
+
+
+def _checked(total: Any) -> list[Any]:
+    is_whole = hasattr(total, "total") and hasattr(total, "is_counted")
+    require(not is_whole, "the sum", "is the whole result of a clipped gradient, with norms and losses", "Give its .total")
+    leaves = jax.tree_util.tree_leaves_with_path(total)
+    require(bool(leaves), "the sum", "holds no array", "Give the .total of a clipped gradient")
+    for path, leaf in leaves:
+        name = path_name(path) or "the sum"
+        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        require(is_array, name, f"is a {type(leaf).__name__} and no array", "Give the .total of a clipped gradient")
+        require(leaf.dtype == jnp.float32, name, f"is of type {leaf.dtype}", "Give float32, as clipped sums are")
+    return [leaf for _, leaf in leaves]
+
+
+def _threefry(key: Any) -> Any:
+    fix = "Give one key of threefry2x32, such as jax.random.fold_in(key, step)"
+    is_array = hasattr(key, "dtype") and hasattr(key, "shape")
+    require(is_array, "the key", f"is a {type(key).__name__} and no random key", fix)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        is_raw = key.dtype == jnp.uint32 and key.shape == (2,)
+        require(is_raw, "the key", f"is an array {key.shape} of type {key.dtype} and no random key", fix)
+        return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
+    generator = str(jax.random.key_impl(key))
+    require(generator == "threefry2x32", "the key", f"is of the generator {generator}", fix)
+    require(key.shape == (), f"keys of shape {key.shape}", "are not one key", fix)
+    return key
+
+
+def _check_deviation(stddev: Any) -> None:
+    is_number = isinstance(stddev, (int, float)) and not isinstance(stddev, bool)
+    dtype = getattr(stddev, "dtype", None)
+    is_scalar = dtype is not None and getattr(stddev, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
+    fix = "Give the noise multiplier times the clipping norm"
+    require(is_number or is_scalar, f"stddev={stddev!r}", "is not one real number", fix)
+    if not isinstance(stddev, Tracer):
+        require(0 < float(stddev) < math.inf, f"stddev={stddev}", "is not finite and above zero", fix)
