@@ -79,12 +79,13 @@ class Flow:
         mixed: list[Layout] = [layout for layout in held if isinstance(layout, Mixed)]
         if mixed:
             return mixed[:1] * len(eqn.outvars)
+        # An array without numbers holds nothing of anybody.
+        if all(var.aval.size == 0 for var in eqn.outvars):
+            return [SHARED] * len(eqn.outvars)
         try:
-            found = self._ruled(eqn, held, limits)
+            return [self._ruled(eqn, held, limits)] * len(eqn.outvars)
         except Crosses as crossed:
             return [Mixed(f"{eqn.primitive.name} {crossed}")] * len(eqn.outvars)
-        # An array without numbers holds nothing of anybody.
-        return [SHARED if var.aval.size == 0 else found for var in eqn.outvars]
 
     def _ruled(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> Layout:
         if eqn.primitive.name not in RULES:

@@ -27,6 +27,7 @@ def _gather(eqn, held, examples, bounds):
         along = numbers.start_indices_batching_dims[list(numbers.operand_batching_dims).index(operand.axis)]
         return rows_of([by_index, operand.at(places[along])])
     if operand.axis in gone:
+        require(operand.axis in numbers.start_index_map, "drops the examples' axis")
         axis = _known(operand, eqn.invars[1], held[1], bounds[1], list(numbers.start_index_map).index(operand.axis), examples)
         return rows_of([by_index, axis.at(places[axis.axis])])
     require(sizes[operand.axis] == size, "takes a part of the examples' axis")
@@ -83,7 +84,9 @@ def _written(eqn: Any, rows: Rows, bounds: Bounds | None, operand: Layout, examp
     """The examples' axis of what is written to by a known index: example b to its own part."""
     numbers, sizes = eqn.params["dimension_numbers"], shape_of(eqn.invars[0])
     how = "writes rows by an index that may be another example's"
-    written = [axis for axis in numbers.inserted_window_dims if sizes[axis] % examples == 0]
+    written = [
+        axis for axis in numbers.scatter_dims_to_operand_dims if axis in numbers.inserted_window_dims and sizes[axis] % examples == 0
+    ]
     axis = operand.axis if isinstance(operand, Rows) else next(iter(written), -1)
     require(axis in written, how)
     target = Rows(axis, 1, sizes[axis] // examples)

@@ -113,7 +113,8 @@ ROOMS = {
         _in("clipping", "weights rounding norms readme narrow_and_infinite ops attacks_values found_by_attack"),
         apart={
             "units": _in("clipping", "units found_by_attack"),
-            "clipped_grad": _in("clipping", "clipped_grad readme found_by_attack"),
+            "clipped_grad": _in("clipping", "transform"),
+            "by_example": _in("clipping", "clipped_grad readme found_by_attack"),
             "example_loss": _in("clipping", "clipped_grad readme found_by_attack"),
             "reader_ops": _in("clipping", "clipped_grad readme found_by_attack"),
             "separate": _in("clipping", "attacks_rows readme attacks_wrapped found_by_attack"),
@@ -125,7 +126,7 @@ ROOMS = {
             "readers": _in("clipping", "attacks_wrapped readme attacks_loops found_by_attack"),
             "declarations": _in("clipping", "weights clipped_sum") + ("tests/test_config.py",),
             **dict.fromkeys(
-                ("book_keeping", "groups", "clipped_sum", "methods", "result"), _in("clipping", "weights readme ops clipped_sum")
+                ("book_keeping", "groups", "clipped_sum", "methods", "result"), _in("clipping", "weights readme ops clipped_sum arguments")
             ),
         },
         limit_s=2 * LIMIT_S,
