@@ -174,7 +174,11 @@ class ClippedGrad(WeightedGrad):
         return MOVES[adjacency] * self.clipping_norm
 
     def _weights(self, is_narrow: bool) -> Any:
-        return by_norm.flat(self.clipping_norm * (1 - MARGINS["bfloat16" if is_narrow else "float32"]))
+        limit = self.clipping_norm * (1 - MARGINS["bfloat16" if is_narrow else "float32"])
+        if not isinstance(self.clipping_norm, Tracer):
+            return by_norm.flat(limit)
+        # A norm that nobody could look at: one that would be refused lets nothing through.
+        return by_norm.flat(jnp.where(self.clipping_norm >= SMALLEST_NORM, limit, 0))
 
 
 def clipped_grad(

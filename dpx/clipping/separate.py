@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from dpx.clipping import apart
+from dpx.clipping import apart, index_bounds
 from dpx.clipping.book_keeping import unclipped
 from dpx.clipping.frozen import merged
 from dpx.clipping.joint import Norms
@@ -79,8 +79,10 @@ _Trial = list[tuple[_Together, tuple[Any, Any]]]
 
 def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
     """Raises `ConfigError`, naming the op, where examples are not apart."""
-    # Programs that print alike may differ in the derivative rules of their functions, so the loss is part of the key.
-    key = (id(losses_fn), str(program.closed.jaxpr))
+    # Programs that print alike may differ in the derivative rules of their functions, so the loss is part of the key; and in whole numbers
+    # that the loss closes over, such as an index, so these are too.
+    bounds = [index_bounds.of_value(value) for value in program.closed.consts]
+    key = (id(losses_fn), str(program.closed.jaxpr), *(bound.low.tobytes() for bound in bounds if bound is not None))
     if key in _found_separate:
         return
     apart.check(program)

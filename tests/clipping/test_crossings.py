@@ -134,3 +134,14 @@ def test_jaxs_own_batching_rules_are_told_from_others():
     outside = {primitive.name for primitive, rule in rules if not all(map(crossings._is_of_jax, crossings._functions(rule)))}
     own = {primitive.name for primitive in vars(primitives).values() if isinstance(primitive, Primitive)}
     assert "foreign" in outside and len(own) > 100 and not own & outside
+
+
+def test_an_index_that_changed_since_the_loss_was_accepted_is_looked_at_again():
+    """The program prints as it did: the index is a value that the loss closes over."""
+    held = {"index": np.arange(B)}
+    losses = lambda p, b: jnp.sin(ops.dense(b["x"][held["index"][: len(b["x"])]], p["k"])).sum(1)  # noqa: E731
+    rows = {"x": ROWS["x"][0]}
+    dpx.clipped_sum(losses, PARAMS, rows, weights=clip)
+    held["index"] = np.array([0, 1, 3, 2])
+    with pytest.raises(ConfigError, match="by an index that may be another example's"):
+        dpx.clipped_sum(losses, PARAMS, rows, weights=clip)

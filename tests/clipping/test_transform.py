@@ -110,6 +110,12 @@ def test_the_norm_may_be_traced_and_a_narrow_loss_leaves_more_for_rounding():
     assert size(dpx.clipped_grad(narrow, clipping_norm=0.5)(*one)) == pytest.approx(0.5 * (1 - MARGINS["bfloat16"]), rel=1e-4)
 
 
+@pytest.mark.parametrize("norm", [0.0, -1.0, 1e-7, math.nan])
+def test_a_traced_norm_that_would_be_refused_lets_nothing_through(norm):
+    found = jax.jit(lambda norm: dpx.clipped_grad(loss, clipping_norm=norm)({"k": K}, X, Y))(norm)
+    np.testing.assert_array_equal(found.total["k"], 0)
+
+
 def test_sensitivity_is_of_the_sum_under_each_relation():
     gradient = dpx.clipped_grad(loss, clipping_norm=0.5, rows_per_unit=2)
     assert [gradient.sensitivity(one) for one in ("zero_out", "add_remove", "replace_one")] == [0.5, 0.5, 1.0]
