@@ -1,4 +1,4 @@
-"""The losses and records of a traced loss, held to one rule: each example's own row holds nothing of another example.
+"""The losses, counts and records of a traced loss, held to one rule: each example's own row holds nothing of another example.
 
 B: examples (rows), U: units of R rows each (of one, unless said).
 """
@@ -16,6 +16,7 @@ from dpx.clipping.program import Program
 from dpx.clipping.row_flow import Flow
 from dpx.clipping.sites import Site
 from dpx.declaration import ConfigError
+from dpx.parameter_path import path_name
 
 FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and method=traced see to it for any loss"
 
@@ -26,10 +27,10 @@ def check(program: Program) -> None:
     by_site: list[Site] = list(program.sites)
 
     def both_passes(given: Any, cotangent_B: Any) -> Any:
-        losses_B, records, _ = recorded(program, cotangent_B, given)
+        losses_B, records, counts = recorded(program, cotangent_B, given)
         by_path = program.by_path(given)
         squares = [joint.own_squares(site, joint.leaves_of(site, by_path), records[site]) for site in by_site]
-        return losses_B, [(records[site], own) for site, own in zip(by_site, squares, strict=True)]
+        return losses_B, [(records[site], own) for site, own in zip(by_site, squares, strict=True)], counts
 
     cotangent_B = jax.ShapeDtypeStruct((program.examples,), jnp.result_type(float))
     consts = list(program.closed.consts)
@@ -44,12 +45,15 @@ def check(program: Program) -> None:
     held: list[Layout] = [*[SHARED] * shared, *[first] * owned, *[SHARED] * len(jax.tree.leaves(consts)), first]
     known = [None] * (shared + owned) + [index_bounds.of_value(value) for value in jax.tree.leaves(consts)] + [None]
     results = Flow(units).through(closed.jaxpr, closed.consts, held, known)
-    losses_B, by_op = jax.tree.unflatten(jax.tree.structure(shapes), results)
+    losses_B, by_op, counts = jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     for site, (record, squares), (_, shapes_of) in zip(by_site, by_op, shapes[1], strict=True):
-        _check_site(site, record, list(zip(squares, shapes_of, strict=True)))
+        _check_site(site, record, list(zip(jax.tree.leaves(squares), jax.tree.leaves(shapes_of), strict=True)))
     if losses_B not in (SHARED, first):
         raise ConfigError("the loss", f"gives an example's loss that depends on other examples: {_why(losses_B)}", FIX)
+    for path, layout in jax.tree_util.tree_leaves_with_path(counts):
+        if layout not in (SHARED, first):
+            raise ConfigError(f"the count {path_name(path)}", f"depends on other examples: {_why(layout)}", "Count each example by itself")
 
 
 def _check_site(site: Site, record: Any, squares: list[tuple[Layout, Any]]) -> None:

@@ -5,6 +5,7 @@ else wrote (`custom_vmap`, a primitive of one's own), functions of the host that
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,22 +67,29 @@ def _check_rule(eqn: Any) -> None:
     if name == "custom_vmap_call":
         raise ConfigError("custom_vmap in the loss", "has a rule of its own, which reads all examples at once", fix)
     rule = batching.fancy_primitive_batchers.get(eqn.primitive)
-    if rule is not None and not all(_is_of_jax(function) for function in _functions(rule)):
+    if rule is not None and not _is_jaxs(rule):
         raise ConfigError(f"{name} in the loss", "has a batching rule from outside jax, which reads all examples at once", fix)
 
 
-def _functions(rule: Any) -> Iterator[Any]:
+@functools.lru_cache(maxsize=1024)
+def _is_jaxs(rule: Any) -> bool:
+    return all(_is_of_jax(function) for function in _functions(rule))
+
+
+def _functions(rule: Any) -> list[Any]:
     """A batching rule and the functions that it is made of, where it is a partial or a closure."""
-    if isinstance(rule, functools.partial):
-        yield from _functions(rule.func)
-        for argument in rule.args:
-            if callable(argument) and not isinstance(argument, core.Primitive):
-                yield from _functions(argument)
-    elif callable(rule):
-        yield rule
-        for cell in getattr(rule, "__closure__", None) or ():
-            if callable(cell.cell_contents) and not isinstance(cell.cell_contents, core.Primitive):
-                yield from _functions(cell.cell_contents)
+    waiting, seen, found = [rule], set(), []
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or not callable(one) or isinstance(one, core.Primitive):
+            continue
+        seen.add(id(one))
+        if isinstance(one, functools.partial):
+            waiting += [one.func, *one.args]
+            continue
+        found.append(one)
+        waiting += inspect.getclosurevars(one).nonlocals.values() if inspect.isfunction(one) else ()
+    return found
 
 
 def _is_of_jax(function: Any) -> bool:

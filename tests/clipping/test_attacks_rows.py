@@ -233,6 +233,12 @@ for name, change in LOSSES.items():
     rows("refused", **KERNEL)(changed)
 
 
+@rows("refused", has_counts=True, **KERNEL)
+def a_count_of_all_examples(p, b):
+    losses = total(ops.dense(b["x"], p["kernel"]))
+    return losses, {"above": losses > losses.mean()}
+
+
 @rows("refused", rows=batch() | {"mask": jnp.ones((T, T))}, **KERNEL)
 def an_array_of_the_batch_that_no_example_owns(p, b):
     return total(jnp.einsum("st,btd->bsd", b["mask"], ops.dense(b["x"], p["kernel"])))
