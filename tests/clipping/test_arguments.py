@@ -102,13 +102,13 @@ def test_a_symbolic_number_of_rows_is_named(method):
 
 
 def test_vmap_keeps_the_type_of_what_a_loop_carries():
-    narrow = {"k": PARAMS["k"].astype(jnp.bfloat16), "start": jnp.ones(D, jnp.bfloat16)}
+    narrow, start = {"k": PARAMS["k"].astype(jnp.bfloat16)}, jnp.ones(D, jnp.bfloat16)
 
     def carried(params, batch):
         def step(c, x):
             return jnp.tanh(c * x.astype(jnp.bfloat16) + jnp.diag(params["k"])), None
 
-        return jax.vmap(lambda x: jax.lax.scan(step, params["start"], x[None])[0].astype(jnp.float32).sum())(batch["x"])
+        return jax.vmap(lambda x: jax.lax.scan(step, start, x[None])[0].astype(jnp.float32).sum())(batch["x"])
 
     found = dpx.clipped_sum(carried, narrow, ROWS, weights=jnp.ones_like, method="vmap")
     expected = jax.grad(lambda p: carried(p, ROWS).sum())(narrow)

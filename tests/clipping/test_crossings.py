@@ -3,6 +3,8 @@
 B: examples, D: width.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import dpx
 from dpx.clipping import crossings, ops
+from dpx.clipping.op import Formed
+from dpx.clipping.probes import apply
 from dpx.declaration import ConfigError
 
 B, D = 4, 3
@@ -145,3 +149,28 @@ def test_an_index_that_changed_since_the_loss_was_accepted_is_looked_at_again():
     held["index"] = np.array([0, 1, 3, 2])
     with pytest.raises(ConfigError, match="by an index that may be another example's"):
         dpx.clipped_sum(losses, PARAMS, rows, weights=clip)
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgetful(Formed):
+    """A scale whose sum forgets large rows: nothing that the program of both passes shows."""
+
+    name: str = "forgetful"
+
+    def forward(self, leaves, inputs):
+        return inputs[0] * leaves["scale"], inputs[0]
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        return (cotangent * leaves["scale"],), {"scale": residuals * cotangent}
+
+    def weighted_sum(self, leaves, record, weights):
+        return {"scale": weights[0] @ jnp.where(jnp.abs(record["scale"]) > 1000, 0, record["scale"])}
+
+
+def test_an_op_is_tried_on_the_rows_that_the_user_gave():
+    losses = lambda p, b: apply(Forgetful(), p, (b["x"],)).sum(1)  # noqa: E731
+    params, rows = {"scale": jnp.ones(D)}, {"x": ROWS["x"][0]}
+    dpx.clipped_sum(losses, params, rows, weights=clip)
+    others = lambda p, b: losses(p, b)  # noqa: E731
+    with pytest.raises(ConfigError, match="gives examples among others and alone"):
+        dpx.clipped_sum(others, params, {"x": 5000 * rows["x"]}, weights=clip)

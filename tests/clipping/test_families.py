@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpx
+from dpx.clipping import apart
+from dpx.clipping.program import traced
 from dpx.task.declarations import CausalLanguageModel
 from dpx.task.objective import objective
 from tests.clipping.batches import QUICKLY, SPECIAL, VOCABULARY, float64_gradients, parameters, squared_norm
@@ -26,6 +28,16 @@ def test_layers_without_a_loop():
         for of in (subject("decoder"), subject("decoder", scan=False))
     )
     assert looped >= 2 and unrolled == 0
+
+
+@pytest.mark.parametrize("fused", [True, *slow(False)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_examples_are_apart_by_the_program(family, fused):
+    """What a run does not look at again: it builds its step with `checked=False`."""
+    of = subject(family, dropout=0.1)
+    key, options = jax.random.key(0), {"kept_bytes": 0, "fused": fused, "rows_per_unit": 1}
+    params, batch = jax.eval_shape(of.init, jax.random.PRNGKey(0)), rows(of)
+    apart.check(traced(lambda p, b: of.losses(p, b, jax.random.key_data(key)), params, batch, options, 4))
 
 
 @pytest.mark.slow
