@@ -18,7 +18,7 @@ from dpx.clipping.index_bounds import Bounds
 from dpx.clipping.layout import OWN, SHARED, Crosses, Layout, Mixed, Rows, joined
 from dpx.clipping.row_indexing import RULES
 
-CALLS = ("jit", "closed_call", "core_call", "call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+CALLS = ("jit", "closed_call", "core_call", "call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,5 +161,6 @@ def _stacked(layout: Layout, is_over_examples: bool) -> Layout:
 
 
 def _body(eqn: Any) -> core.ClosedJaxpr:
-    body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    # What is left of a `custom_vmap` is a call that nobody mapped: its rule, where one ran, is traced out.
+    body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
     return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())

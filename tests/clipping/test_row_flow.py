@@ -20,6 +20,16 @@ W = jnp.asarray(DRAWN.normal(0, 1, (D, D)), jnp.float32)
 AT = jnp.arange(B)
 
 
+@jax.custom_batching.custom_vmap
+def ruled(x):
+    return 2 * x
+
+
+@ruled.def_vmap
+def _all_at_once(size, is_batched, x):
+    return x - x.mean(0), True
+
+
 def apart(x, id):
     return {
         "elementwise": jnp.tanh(x) * jnp.where(x > 0, x, 2.0),
@@ -43,6 +53,7 @@ def apart(x, id):
         "over_tokens": jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros((B, D)), jnp.swapaxes(x, 0, 1))[1],
         "over_examples": jax.lax.map(lambda row: jax.lax.scan(lambda c, one: (c + one, c), jnp.zeros(D), row)[0], x),
         "chosen_by_row": jax.vmap(lambda row: jax.lax.cond(row[0, 0] > 0, jnp.sin, jnp.cos, row))(x),
+        "with_a_rule_for_vmap": ruled(x),
         "in_a_call": jax.jit(lambda x: jax.checkpoint(jnp.sin)(x))(x),
         "keys": jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(jax.random.key(0), i), (2,)))(id[:, 0]),
         "triangular": jnp.linalg.cholesky(jnp.einsum("btd,bte->bde", x, x) + jnp.eye(D)),
@@ -75,6 +86,7 @@ def mixed(x, id):
         "carried": jax.lax.scan(lambda c, row: (c + row, c), jnp.zeros((T, D)), x)[1],
         "fourier": jnp.fft.fft(x, axis=0).real,
         "windowed": jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 1, 1), (1, 1, 1), "SAME"),
+        "by_a_rule_for_vmap": jax.vmap(ruled)(x),
         "of_the_host": jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(X.shape, X.dtype), x),
     }
 
