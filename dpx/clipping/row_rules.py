@@ -47,7 +47,7 @@ def rows_of(held: Sequence[Layout]) -> Rows:
     *("convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt").split(),
     *("igamma igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log log1p logistic lt lt_to").split(),
     *("max min mul mulhi name ne neg nextafter not or polygamma population_count pow pvary random_clone").split(),
-    *("random_fold_in real reduce_precision regularized_incomplete_beta rem round rsqrt select_n sharding_constraint").split(),
+    *("random_fold_in real reduce_precision regularized_incomplete_beta rem reshard round rsqrt select_n sharding_constraint").split(),
     *("shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh tie").split(),
     *("threefry2x32 xor zeta").split(),
 )

@@ -18,7 +18,7 @@ def add_noise(key: Any, total: Any, *, stddev: Any) -> Any:
     `key` is one random key of threefry2x32, a new one for every sum: fold the step into a key that comes from the operating system.
     `stddev` is the noise multiplier times the clipping norm, whatever the adjacency. Noise is added once for a logical batch, to the sum
     of all its parts. Draws reach past 9 deviations (`dpx.mechanism.gaussian`). Runs under `jax.jit`.
-    Raises `ConfigError` for a key, a sum or a deviation that is none.
+    Raises `ConfigError` for what is no such key, no such sum or no deviation above zero.
     """
     _check_deviation(stddev)
     leaves = _checked(total)
