@@ -27,7 +27,10 @@ NOT_COVERED = (
     "seals of statement and config show accidents only",
 )
 
-MARGIN_COVERS = "the rounding margin is proved for gradients that cancel moderately (see dpx.clipping.rounding) and measured beyond that"
+MARGIN_COVERS = (
+    "that no example contributes more than the clipping norm is proved for every gradient, up to activations that are computed again "
+    "(see dpx.clipping.rounding)"
+)
 TWO_PASSES = (
     "clipping=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "
     "measured (see dpx.clipping.rounding), not proved"

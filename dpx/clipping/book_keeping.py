@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import forms, groups, joint
+from dpx.clipping import bounds, forms, groups, joint
 from dpx.clipping.joint import Norms
 from dpx.clipping.passes import by_leaf
 from dpx.clipping.probes import leaf_names
@@ -49,9 +49,10 @@ def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) ->
     by_path = program.by_path(given)
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
     own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
-    ones = {site: jax.tree.map(jnp.ones_like, own[site]) for site in program.sites}
+    uppers = {site: tuple(map(bounds.upper, own[site])) for site in program.sites}
+    ones = {site: tuple(map(jnp.ones_like, uppers[site])) for site in program.sites}
     total = _totals(given[0], program, leaves, records, ones, None)
-    return losses_B, list(own.values()), joint.squares(norms, records, own.__getitem__), total
+    return losses_B, list(uppers.values()), joint.squares(norms, records, own.__getitem__), total
 
 
 def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[Array, dict[Site, Any], Any]:

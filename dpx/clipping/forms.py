@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.clipping import norms
+from dpx.clipping import bounds, norms
+from dpx.clipping.bounds import Bounded
 
 
 class Outer(NamedTuple):
@@ -31,28 +32,29 @@ class Rows(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """The gradient itself, [B, ...]."""
+    """The gradient itself, [B, ...]. `of_norm`: the rounding of its sum over the rounds of a loop, where it is one."""
 
     values: Array
+    of_norm: Float[Array, " B"] | None = None
 
 
 Form = Outer | Rows | Whole
-
-# Where a lookup and a decoder cancel, rounding in float32 is about this share of their squares: a smaller result is raised to it.
-ROUNDING = 2.0**-22
 
 
 class Use(NamedTuple):
     """One use's gradient, and its squared norm `own_B` [B] where the op has computed it already."""
 
     form: Form
-    own_B: Array | None = None
+    own_B: Array | Bounded | None = None
 
 
 def merged(form: Form, rounds: int) -> Form:
     """The sum of a use over the rounds of loops: arrays [n, ..., B, ...], whose first `rounds` axes are loops, as one use [B, ...]."""
     if isinstance(form, Whole):
-        return Whole(form.values.sum(tuple(range(rounds))))
+        looped, terms = tuple(range(rounds)), math.prod(form.values.shape[:rounds]) + 1
+        values = norms.at_least_float32(form.values)
+        length_B = jnp.sqrt(jnp.square(values).sum(tuple(range(rounds + 1, values.ndim)))).sum(looped)
+        return Whole(values.sum(looped), 2 * terms * bounds.unit(values) * length_B)
 
     def one(x: Array) -> Array:
         inward = jnp.moveaxis(x, rounds, 0)
@@ -62,9 +64,9 @@ def merged(form: Form, rounds: int) -> Form:
 
 
 def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
-    """The squared norm of the uses' sum, for a parameter of this shape."""
+    """The squared norm of the uses' sum to clip by, for a parameter of this shape."""
     if len(uses) == 1 and uses[0].own_B is not None:
-        return uses[0].own_B
+        return bounds.upper(uses[0].own_B)
     outer = [use for use in uses if isinstance(use.form, Outer)]
     rows = [use for use in uses if isinstance(use.form, Rows)]
     matrices = {(form.a.shape[-1], form.g.shape[-1]) for form, _ in uses if isinstance(form, Outer)}
@@ -72,14 +74,34 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
     is_table = not rows or matrices <= {(shape[0], math.prod(shape[1:]))}
     if len(outer) + len(rows) < len(uses) or len(matrices) > 1 or not is_table:
         whole, *others = (formed(use.form, shape) for use in uses)
-        return norms.squares(sum(others, whole))
-    each_B, both = [], []
-    for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.lookup(*form))):
+        square_B = norms.squares(sum(others, whole))
+        return bounds.upper(_of_uses(square_B, jnp.zeros_like(square_B), [of_formed(use.form) for use in uses], len(uses)))
+    each, both = [], []
+    for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.bounded_lookup(*form))):
         if alike:
             both.append(_concatenated(alike))
-            each_B.append(alike[0].own_B if len(alike) == 1 and alike[0].own_B is not None else joined_square(both[-1]))
-    total_B = sum(each_B[1:], each_B[0])
-    return total_B if len(both) == 1 else jnp.maximum(total_B + 2 * _product(*both), ROUNDING * total_B)
+            own = alike[0].own_B if len(alike) == 1 else None
+            each.append(own if isinstance(own, Bounded) else joined_square(both[-1]))
+    if len(each) == 1:
+        return bounds.upper(each[0])
+    square_B = each[0].square + each[1].square + 2 * _product(*both)
+    of_square_B = each[0].of_square + each[1].of_square + 2 * _error_of_product(*both)
+    return bounds.upper(_of_uses(square_B, of_square_B, [bounded.of_norm for bounded in each], len(uses)))
+
+
+def _of_uses(square_B: Array, of_square_B: Array, of_norms: list[Array], uses: int) -> Bounded:
+    """The sum of several uses. They add up one after another, which rounds each once more for every other use; each has been rounded
+    at least twice before."""
+    return Bounded(square_B, of_square_B, (1 + uses / 2) * sum(of_norms[1:], of_norms[0]))
+
+
+def of_formed(form: Form) -> Float[Array, " B"]:
+    """The rounding of one use's gradient where it is formed for the norm, and again for the sum."""
+    if isinstance(form, Whole):
+        values = norms.at_least_float32(form.values)
+        return 4 * bounds.unit(values) * jnp.sqrt(norms.squares(values)) if form.of_norm is None else form.of_norm
+    length_BT = bounds.lengths(form.g) * (bounds.lengths(form.a) if isinstance(form, Outer) else 1)
+    return (2 * form.g.shape[1] + 1) * bounds.unit(form.g) * length_BT.sum(1)
 
 
 def formed(form: Form, shape: tuple[int, ...]) -> Array:
@@ -107,19 +129,30 @@ def _concatenated(uses: list[Use]) -> Form:
     return type(uses[0].form)(*(jnp.concatenate(arrays, axis=1) for arrays in zip(*(use.form for use in uses), strict=True)))
 
 
-def _outer_square(form: Outer) -> Float[Array, " B"]:
+def _outer_square(form: Outer) -> Bounded:
     (_, T, p), d = form.a.shape, form.g.shape[-1]
     if p >= norms.WIDE_ROWS:
         # As wide as a vocabulary: centring would take another pass over it.
-        return jnp.maximum(norms.symmetric(form.a, form.g)[0], 0)
+        return norms.symmetric(form.a, form.g)[0]
     if norms.choose(T, p, d, False) == "gram":
-        return norms.gram(form.a, form.g)
-    return norms.squares(norms.per_example(form.a, form.g))
+        return norms.bounded_gram(form.a, form.g)
+    return norms.formed(form.a, form.g, norms.per_example(form.a, form.g))
 
 
 def _product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
     """sum over a table's entries of one's gradient times the other's: sum_mt a[m, id_t] (g_m . g_t)."""
-    id_B1T = looked_up.id.astype(jnp.int32)[:, None]
-    gathered_BMT = jnp.take_along_axis(norms.at_least_float32(decoded.a), id_B1T, axis=2)
     across_BMT = norms.product("bmd,btd->bmt", norms.at_least_float32(decoded.g), norms.at_least_float32(looked_up.g))
-    return (gathered_BMT * across_BMT).sum((1, 2))
+    return (_gathered(decoded, looked_up) * across_BMT).sum((1, 2))
+
+
+def _error_of_product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
+    """How far rounding may take `_product` from the true one."""
+    gathered_BMT = _gathered(decoded, looked_up)
+    lengths_BMT = bounds.lengths(decoded.g)[:, :, None] * bounds.lengths(looked_up.g)[:, None]
+    terms = bounds.product_depth(decoded.g.shape[-1]) + bounds.sum_depth(math.prod(gathered_BMT.shape[1:])) + 12
+    return terms * bounds.unit(gathered_BMT) * (jnp.abs(gathered_BMT) * lengths_BMT).sum((1, 2))
+
+
+def _gathered(decoded: Outer, looked_up: Rows) -> Float[Array, "B M T"]:
+    """a[m, id_t]."""
+    return jnp.take_along_axis(norms.at_least_float32(decoded.a), looked_up.id.astype(jnp.int32)[:, None], axis=2)

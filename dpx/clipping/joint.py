@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import forms, groups
+from dpx.clipping import bounds, forms, groups
+from dpx.clipping.bounds import Bounded
 from dpx.clipping.forms import Form, Use
 from dpx.clipping.groups import Squares
 from dpx.clipping.probes import ELSEWHERE, leaf_names
@@ -151,9 +152,10 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
                 raise ConfigError(path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
 
 
-def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array, ...]]) -> list[Squares]:
-    """All squared norms. `own(site)`: an op's own squared norms, one array a part; `records`: of the sites with shared parameters."""
-    squared = [Squares(part.first.path, own(part.site)[part.number], part.layer) for part in norms.apart]
+def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array | Bounded, ...]]) -> list[Squares]:
+    """All squared norms, as they are clipped by. `own(site)`: an op's own squared norms, one for each part; `records`: of the sites with
+    shared parameters."""
+    squared = [Squares(part.first.path, bounds.upper(own(part.site)[part.number]), part.layer) for part in norms.apart]
     cache: dict[Site, dict[str, Form]] = {}
     for (path, _), uses in norms.shared.items():
         squared.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(uses[0].reference)))
@@ -201,8 +203,8 @@ def axes(site: Site, depth: int) -> Any:
     return jax.tree.unflatten(tree, [0 if reference is not None and depth in reference.depths else None for reference in site.values])
 
 
-def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array, ...]:
-    """The op's own squared norms, one array [*loops, U] a part."""
+def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array | Bounded, ...]:
+    """The op's own squared norms, [*loops, U] for each part."""
     run = site.op.squared_norm
     for depth in reversed(range(len(site.loops))):
         run = jax.vmap(run, in_axes=(axes(site, depth), 0))

@@ -6,16 +6,22 @@ forms it twice. With A split into its token mean a and the rest A~, and s = sum_
 |A^T G|^2 = |A~^T G|^2 + 2 sum_t (A~_t.a)(G_t.s) + |a|^2 |s|^2: without the split, flat activations with a zero-sum cotangent
 (the key projection's is zero by softmax's shift invariance) cancel away up to 6e-3 of the norm in float32.
 
+Every form comes with the errors that rounding may cause, as `Bounded` (bounds.py). rounding.py derives them.
+
 B: examples, T: tokens, p: inputs, d: outputs.
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from dpx.clipping import bounds
+from dpx.clipping.bounds import Bounded
 
 Form = Literal["kept", "gram", "recomputed"]
 Strip = Callable[..., tuple[Array, ...]]
@@ -87,31 +93,112 @@ def _counted_twice(strip_Bij: Array) -> Float[Array, " B"]:
     return strip_Bij[:, :, :i].sum((1, 2)) + 2 * strip_Bij[:, :, i:].sum((1, 2))
 
 
-def symmetric(a_BTp: Array, *others: Array) -> tuple[Float[Array, " B"], ...]:
-    """sum_ts (A A^T)_ts (G G^T)_ts for each G [B,T,d] of `others`.
+def symmetric(a_BTp: Array, *others: Array, tells_zeros: bool = True) -> tuple[Bounded, ...]:
+    """The squared norm sum_ts (A A^T)_ts (G G^T)_ts of A^T G, for each G [B,T,d] of `others`.
 
-    A few rows as wide as a vocabulary are not cut: copying their blocks takes longer than the products that it saves.
+    A few rows as wide as a vocabulary are not cut: copying their blocks takes longer than the products that it saves. Nor are their
+    lengths computed a second time; only `tells_zeros` reads them again, so that A of zeros has norm zero whatever G is.
     """
+    outer_BTT = outer(a_BTp, a_BTp) if a_BTp.shape[2] >= WIDE_ROWS and a_BTp.shape[1] < 256 else None
+    # The diagonal holds the squares of lengths, which may be too small by the error of a product.
+    most = 1 + bounds.product_depth(a_BTp.shape[2]) * bounds.unit(a_BTp)
+    own_BT = None if outer_BTT is None else most * jnp.diagonal(outer_BTT, axis1=1, axis2=2)
+    alpha_BT = bounds.lengths(a_BTp, own_BT, tells_zeros)
+    gammas = [bounds.lengths(g_BTd) for g_BTd in others]
+    squares = _symmetric(a_BTp, alpha_BT, others, gammas, outer_BTT)
+    pairs = zip(squares, others, gammas, strict=True)
+    return tuple(bounded._replace(of_norm=_of_sum(alpha_BT, g_BTd, gamma_BT)) for bounded, g_BTd, gamma_BT in pairs)
 
-    def strip(start: int, end: int, a_BTp: Array, *others: Array) -> tuple[Array, ...]:
-        outer_Bij = outer(a_BTp[:, start:end], a_BTp[:, start:])
-        return tuple(outer_Bij * product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:]) for g_BTd in others)
 
-    return over_triangle(strip, a_BTp, *others, whole=a_BTp.shape[2] >= WIDE_ROWS and a_BTp.shape[1] < 256)
+def _of_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array, formed: int = 0) -> Float[Array, " B"]:
+    """Rounding of the contraction of A and c G, in which a term is rounded T + 1 times; `formed`: and that often before."""
+    terms = g_BTd.shape[1] + 1 + formed
+    return terms * bounds.unit(g_BTd) * (alpha_BT * gamma_BT).sum(1)
+
+
+def _symmetric(
+    a_BTp: Array, alpha_BT: Array, others: Sequence[Array], gammas: Sequence[Array], outer_BTT: Array | None = None
+) -> list[Bounded]:
+    """Squared norms for rows of A of length `alpha_BT` and rows of each G of one of `gammas`, without rounding of the sum.
+
+    `outer_BTT` is A A^T, where it is known; then nothing is cut.
+    """
+    count, of_a = len(others), _error_of_a(a_BTp)
+    scaled = [jnp.sqrt(of_a) * alpha_BT, *(jnp.sqrt(_error_of_g(g)) * gamma for g, gamma in zip(others, gammas, strict=True))]
+
+    def strip(start: int, end: int, a_BTp: Array, *arrays: Array) -> tuple[Array, ...]:
+        outer_Bij, sums = outer(a_BTp[:, start:end], a_BTp[:, start:]) if outer_BTT is None else outer_BTT, []
+        alpha_Bij, *gamma_Bij = (x_BT[:, start:end, None] * x_BT[:, None, start:] for x_BT in arrays[count:])
+        for g_BTd, gammas_Bij in zip(arrays[:count], gamma_Bij, strict=True):
+            other_Bij = product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:])
+            sums += [outer_Bij * other_Bij, alpha_Bij * jnp.abs(other_Bij) + gammas_Bij * jnp.abs(outer_Bij)]
+        return tuple(sums)
+
+    sums = over_triangle(strip, a_BTp, *others, *scaled, whole=outer_BTT is not None)
+    squares = []
+    for place, (g_BTd, gamma_BT) in enumerate(zip(others, gammas, strict=True)):
+        second_order_B = 2 * jnp.square((scaled[0] * scaled[1 + place]).sum(1))
+        lost_B = _lost(alpha_BT.sum(1), a_BTp.shape[2], gamma_BT.sum(1), g_BTd.shape[2])
+        squares.append(Bounded(sums[2 * place], sums[2 * place + 1] + second_order_B + lost_B, jnp.zeros_like(lost_B)))
+    return squares
+
+
+def _error_of_a(a_BTp: Array) -> float | Array:
+    """Relative to the lengths of two rows of A, the error of their product and of the sum over pairs of tokens."""
+    T, p = a_BTp.shape[1:]
+    return (bounds.product_depth(p) + bounds.sum_depth(T * T) + 12) * bounds.unit(a_BTp)
+
+
+def _error_of_g(g_BTd: Array) -> float | Array:
+    return bounds.product_depth(g_BTd.shape[2]) * bounds.unit(g_BTd)
+
+
+def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
+    """What inner products below the smallest normal number may take from a squared norm, by the sums of row lengths. Exactly zero where
+    a factor is."""
+    tiny = 4 * float(jnp.finfo(alpha_B.dtype).tiny)
+    lost_B = jnp.square(math.sqrt(tiny * p) * gamma_B) + jnp.square(math.sqrt(tiny * d) * alpha_B)
+    return jnp.where((alpha_B > 0) & (gamma_B > 0), lost_B, 0)
 
 
 def gram(a_BTp: Array, g_BTd: Array) -> Float[Array, " B"]:
+    """|A^T G|^2 by the centred Gram form, without its errors."""
+    return jnp.maximum(bounded_gram(a_BTp, g_BTd).square, 0)
+
+
+def bounded_gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     """|A^T G|^2 by the centred Gram form."""
+    g_BTd = at_least_float32(g_BTd)
+    gamma_BT = bounds.lengths(g_BTd)
     if a_BTp.shape[1] == 1:
-        return jnp.square(at_least_float32(a_BTp)).sum((1, 2)) * jnp.square(at_least_float32(g_BTd)).sum((1, 2))
-    mean_B1p = at_least_float32(a_BTp).mean(1, keepdims=True)
+        length_B = (bounds.lengths(a_BTp) * gamma_BT)[:, 0]
+        return Bounded(jnp.square(length_B), jnp.zeros_like(length_B), 2 * bounds.unit(g_BTd) * length_B)
+    (T, p), d, u = a_BTp.shape[1:], g_BTd.shape[2], bounds.unit(g_BTd)
+    mean_Bp = at_least_float32(a_BTp).mean(1)
     # Centred in the storage type, the mean taken from what storage really subtracted.
-    mean_B1p = at_least_float32(mean_B1p.astype(a_BTp.dtype))
-    centred_BTp, sum_Bd = at_least_float32(a_BTp) - mean_B1p, at_least_float32(g_BTd).sum(1)
-    along_BT = jnp.einsum("btp,bp->bt", centred_BTp, mean_B1p[:, 0], precision="highest")
-    against_BT = jnp.einsum("btd,bd->bt", at_least_float32(g_BTd), sum_Bd, precision="highest")
-    flat_B = jnp.square(mean_B1p).sum((1, 2)) * jnp.square(sum_Bd).sum(1)
-    return jnp.maximum(symmetric(centred_BTp, at_least_float32(g_BTd))[0] + 2 * (along_BT * against_BT).sum(1) + flat_B, 0)
+    mean_Bp = at_least_float32(mean_Bp.astype(a_BTp.dtype))
+    centred_BTp, sum_Bd = at_least_float32(a_BTp) - mean_Bp[:, None], g_BTd.sum(1)
+    alpha_BT, mean_B, sum_B = bounds.lengths(centred_BTp), bounds.lengths(mean_Bp), bounds.lengths(sum_Bd)
+    along_BT = jnp.einsum("btp,bp->bt", centred_BTp, mean_Bp, precision="highest")
+    against_BT = jnp.einsum("btd,bd->bt", g_BTd, sum_Bd, precision="highest")
+    flat_B = jnp.square(mean_B * sum_B)
+    ((square_B, of_square_B, _),) = _symmetric(centred_BTp, alpha_BT, (g_BTd,), (gamma_BT,))
+    of_a, of_g = _error_of_a(centred_BTp), _error_of_g(g_BTd)
+    of_square_B += 2 * of_a * mean_B * (alpha_BT * jnp.abs(against_BT)).sum(1)
+    of_square_B += 2 * of_g * sum_B * (gamma_BT * jnp.abs(along_BT)).sum(1)
+    magnitude_B, row_B = (alpha_BT * gamma_BT).sum(1), mean_B * gamma_BT.sum(1)
+    of_square_B += 4 * of_a * of_g * magnitude_B * mean_B * sum_B + 2 * u * (bounds.sum_depth(p) + bounds.sum_depth(d) + 4) * flat_B
+    of_square_B += _lost(mean_B, p, gamma_BT.sum(1), d)
+    # A term goes through one rounding of the centring, T of the cotangents' sum, and T + 1 of the contraction.
+    of_norm_B = u * ((T + 2) * magnitude_B + (2 * T + 1) * row_B)
+    return Bounded(square_B + 2 * (along_BT * against_BT).sum(1) + flat_B, of_square_B, of_norm_B)
+
+
+def formed(a_BTp: Array, g_BTd: Array, gradient_Bpd: Array) -> Bounded:
+    """The squared norm by the gradient itself, which is formed again for the sum."""
+    square_B = squares(gradient_Bpd)
+    of_norm_B = _of_sum(bounds.lengths(a_BTp), g_BTd, bounds.lengths(g_BTd), formed=a_BTp.shape[1])
+    return Bounded(square_B, jnp.zeros_like(square_B), of_norm_B)
 
 
 def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
@@ -132,11 +219,13 @@ def recorded(form: Form, a_BTp: Array, g_BTd: Array) -> dict[str, Array]:
     return {"kernel": per_example(a_BTp, g_BTd)} if form == "kept" else {"a": a_BTp, "g": g_BTd}
 
 
-def of_recorded(form: Form, record: dict[str, Array]) -> Float[Array, " B"]:
+def of_recorded(form: Form, record: dict[str, Array]) -> Array | Bounded:
     """The squared norms of what `recorded` kept."""
+    if form == "kept":
+        return squares(record["kernel"])
     if form == "gram":
-        return gram(record["a"], record["g"])
-    return squares(record["kernel"] if form == "kept" else per_example(record["a"], record["g"]))
+        return bounded_gram(record["a"], record["g"])
+    return formed(record["a"], record["g"], per_example(record["a"], record["g"]))
 
 
 def squares(x: Array) -> Float[Array, " B"]:
@@ -156,10 +245,21 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
 
 
 def lookup(id_BT: Array, g_BTd: Array) -> Float[Array, " B"]:
+    """Squared norm of a table's gradient, without its errors."""
+    return jnp.maximum(bounded_lookup(id_BT, g_BTd).square, 0)
+
+
+def bounded_lookup(id_BT: Array, g_BTd: Array) -> Bounded:
     """Squared norm of a table's gradient: rows of equal id add up before they are squared: sum over id_t = id_s of g_t.g_s."""
+    gamma_BT, (T, d) = bounds.lengths(g_BTd), g_BTd.shape[1:]
 
-    def strip(start: int, end: int, id_BT: Array, g_BTd: Array) -> tuple[Array]:
-        same = id_BT[:, start:end, None] == id_BT[:, None, start:]
-        return (jnp.where(same, product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:]), 0),)
+    def strip(start: int, end: int, id_BT: Array, g_BTd: Array, gamma_BT: Array) -> tuple[Array, Array]:
+        same_Bij = id_BT[:, start:end, None] == id_BT[:, None, start:]
+        outer_Bij = product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:])
+        lengths_Bij = gamma_BT[:, start:end, None] * gamma_BT[:, None, start:]
+        return jnp.where(same_Bij, outer_Bij, 0), jnp.where(same_Bij, lengths_Bij, 0)
 
-    return jnp.maximum(over_triangle(strip, id_BT, g_BTd)[0], 0)
+    square_B, magnitude_B = over_triangle(strip, id_BT, g_BTd, gamma_BT)
+    u = bounds.unit(g_BTd)
+    of_square = (bounds.product_depth(d) + bounds.sum_depth(T * T) + 12) * u
+    return Bounded(square_B, of_square * magnitude_B, (T + 1) * u * jnp.sqrt(magnitude_B))

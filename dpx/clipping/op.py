@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from dpx.clipping import forms, norms
+from dpx.clipping.bounds import Bounded
 from dpx.clipping.forms import Form
 from dpx.clipping.result import zero_unless
 from dpx.declaration import ConfigError
@@ -90,8 +91,9 @@ class Op:
         """(cotangents of `inputs`, None for integers; the record)."""
         raise NotImplementedError
 
-    def squared_norm(self, leaves: Any, record: Any) -> tuple[Array, ...]:
-        """Each part's per-example squared gradient norm, float32."""
+    def squared_norm(self, leaves: Any, record: Any) -> tuple[Array | Bounded, ...]:
+        """Each part's per-example squared gradient norm, float32: an array where the gradient itself is squared and its record summed,
+        else with the errors that rounding may cause (bounds.py)."""
         raise NotImplementedError
 
     def weighted_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...]) -> Any:
@@ -139,7 +141,7 @@ class ByRow(Op):
     norm_sees_all = True
 
     def squared_norm(self, leaves, record):
-        return (norms.lookup(record["id"], record["g"]),)
+        return (norms.bounded_lookup(record["id"], record["g"]),)
 
     def gradients(self, shapes, record):
         return {"table": forms.Rows(record["id"], record["g"])}

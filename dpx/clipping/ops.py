@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import forms, norms
+from dpx.clipping import bounds, forms, norms
 from dpx.clipping.op import Formed, Op
 from dpx.clipping.probes import apply, check, session_of
 from dpx.clipping.table_ops import add_rows as add_rows
@@ -60,7 +60,7 @@ class Dense(Op):
 
     def squared_norm(self, leaves, record):
         bias_B = norms.squares(record["sum"]) if "sum" in record else 0.0
-        return (norms.of_recorded(self.form, record) + bias_B if self.trains("kernel") else bias_B,)
+        return (bounds.plus(norms.of_recorded(self.form, record), bias_B) if self.trains("kernel") else bias_B,)
 
     def weighted_sum(self, leaves, record, weights):
         shape = leaves["kernel"].shape

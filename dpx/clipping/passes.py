@@ -65,5 +65,5 @@ def _finite_squares(op: Op, values: Any, record: Any) -> tuple:
     squares = op.squared_norm(values, record)
     if op.norm_sees_all:
         return squares
-    is_finite_U = op.is_finite(record, squares[0].shape[-1])
-    return tuple(jnp.where(is_finite_U, square, jnp.nan) for square in squares)
+    is_finite_U = op.is_finite(record, jax.tree.leaves(squares)[0].shape[-1])
+    return jax.tree.map(lambda square: jnp.where(is_finite_U, square, jnp.nan), squares)

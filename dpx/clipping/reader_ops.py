@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import primitives
 from jaxtyping import Array
 
-from dpx.clipping import forms, norms
+from dpx.clipping import bounds, forms, norms
 from dpx.clipping.norms import rows
 from dpx.clipping.op import ByRow, Op
 from dpx.clipping.probes import evaluated
@@ -124,8 +124,8 @@ class Product(Op):
 
     def squared_norm(self, leaves, record):
         square = norms.of_recorded(self.form, self._flat(record))
-        E = self.sizes()[0]
-        return (square.reshape(square.shape[0] // E, E).sum(1),)
+        by_batch_axis = jax.tree.map(lambda x: x.reshape(-1, self.sizes()[0]), square)
+        return (bounds.together(by_batch_axis, 1),)
 
     def weighted_sum(self, leaves, record, weights):
         (w_U,), shape = weights, leaves["kernel"]

@@ -109,10 +109,11 @@ def _check_record(op: Op, values: Any, one: Any, leaves: tuple[Reference | None,
     if not isinstance(squares, tuple):
         raise ConfigError(f"op {op.name}", "gives squared norms that are not a tuple", "Give a tuple, one array a part")
     shape = (jax.tree.leaves(values)[0].shape[0], units) if op.stacked else (units,)
-    if len(squares) != op.parts or any(square.shape != shape for square in squares):
-        reason = f"gives squared norms {[square.shape for square in squares]} for {op.parts} parts of {units} units"
+    shapes = [square.shape for part in squares for square in jax.tree.leaves(part)]
+    if len(squares) != op.parts or any(own != shape for own in shapes):
+        reason = f"gives squared norms {shapes} for {op.parts} parts of {units} units"
         raise ConfigError(f"op {op.name}", reason, "Give each part one number an example")
-    weights = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for _ in squares)
+    weights = (jax.ShapeDtypeStruct(shape, jnp.float32),) * op.parts
     summed = jax.eval_shape(op.weighted_sum, values, one, weights)
     places = [place for place, name in enumerate(leaf_names(values)) if op.trains(name)]
     is_like_leaves = bool(op.resting) or jax.tree.structure(summed) == jax.tree.structure(values)

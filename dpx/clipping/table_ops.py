@@ -115,7 +115,7 @@ class Decode(Op):
             bias_B = norms.squares(record["bias"])
             return jnp.zeros_like(bias_B), bias_B
         others = [norms.at_least_float32(record["h"])] + [jnp.ones_like(record["h"][:, :, :1])] * (self.parts - 1)
-        return tuple(jnp.maximum(square_B, 0) for square_B in norms.symmetric(record["g"], *others))
+        return norms.symmetric(record["g"], *others)
 
     def weighted_sum(self, leaves, record, weights):
         if not self.trains("table"):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from dpx.clipping.rounding import SMALLEST_CLIPPING_NORM
 from dpx.declaration import declaration, require
 from dpx.mechanism.clip import Clip, Weights, flat_weights
 from dpx.randomness import RootSecret
@@ -16,7 +17,7 @@ from dpx.randomness import RootSecret
 # An example counts +1/2 or -1/2, one that is missing 0.
 COUNT_SENSITIVITY = 0.5
 
-# The norm stays within this factor of the first one: noise alone must not drive it out of float32.
+# The norm stays within this factor of the first one, and never falls below the smallest: noise alone must not drive it out of float32.
 RANGE = 1e6
 
 
@@ -84,7 +85,7 @@ class AdaptiveClip(Clip):
         noise = COUNT_SENSITIVITY * self.count_noise_multiplier * gaussian(key, 1, 1)[0, 0]
         within = (centred + noise) / expected_batch + 0.5
         moved = state * jnp.exp(-self.learning_rate * (within - self.target_quantile))
-        return jnp.clip(moved, self.clipping_norm / RANGE, self.clipping_norm * RANGE)
+        return jnp.clip(moved, max(self.clipping_norm / RANGE, SMALLEST_CLIPPING_NORM), self.clipping_norm * RANGE)
 
     def release(self) -> dict[str, Any]:
         """The norm is each step's own, so the entry names none."""

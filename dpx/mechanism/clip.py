@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from dpx.clipping.rounding import SMALLEST_CLIPPING_NORM
 from dpx.declaration import declaration, require
 from dpx.randomness import RootSecret
 
@@ -69,7 +70,10 @@ class Clip:
 
     def __post_init__(self) -> None:
         require(
-            self.clipping_norm > 0, f"clip.clipping_norm={self.clipping_norm}", "the clipping norm must be positive", "Give a norm above 0"
+            self.clipping_norm >= SMALLEST_CLIPPING_NORM,
+            f"clip.clipping_norm={self.clipping_norm}",
+            "float32 cannot hold gradients to so small a norm" if self.clipping_norm > 0 else "the clipping norm must be positive",
+            f"Give a norm of {SMALLEST_CLIPPING_NORM:g} or more",
         )
 
 

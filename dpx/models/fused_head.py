@@ -64,7 +64,8 @@ class TokenLoss(Op):
             bias_B = norms.squares(record["bias"])
             return jnp.zeros_like(bias_B), bias_B
         others = (record["h"], record["scale"][:, :, None])[: self.parts]
-        return tuple(jnp.maximum(square_B, 0) for square_B in norms.symmetric(record["e"], *others))
+        # An example without a gradient has a scale of zero, and so h of zeros.
+        return norms.symmetric(record["e"], *others, tells_zeros=False)
 
     def masked(self, record, keep_B):
         """e is finite by construction, and too large to copy."""

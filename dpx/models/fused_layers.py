@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from dpx.clipping import norms
+from dpx.clipping import bounds, norms
 from dpx.clipping.norms import rows
 from dpx.clipping.ops import form_of
 from dpx.clipping.probes import Op, ProbeSession, is_probed
@@ -172,13 +172,10 @@ class LayerStack(Op):
         record = {"sums": sums, "kept": {}, "squares": sum(norms.squares(x) for x in jax.tree.leaves(sums))}
         for weight in self.form:
             a, g = self.tokens(factors[f"a_{weight}"]), self.tokens(factors[f"g_{weight}"])
-            if self.form[weight] == "gram":
-                record["squares"] += norms.gram(a, g)
-            else:
-                gradient = norms.per_example(a, g)
-                record["squares"] += norms.squares(gradient)
+            own = norms.recorded(self.form[weight], a, g)
+            record["squares"] += bounds.upper(norms.of_recorded(self.form[weight], own))
             if self.form[weight] == "kept":
-                record["kept"][weight] = gradient
+                record["kept"][weight] = own["kernel"]
             elif weight not in self.over:
                 # No residual of its own dies for it to be written over.
                 record[f"g_{weight}"] = factors[f"g_{weight}"]

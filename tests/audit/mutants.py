@@ -72,8 +72,8 @@ MUTANTS = (
     Mutant(
         "tied cross-term dropped",
         "dpx/clipping/forms.py",
-        "total_B + 2 * _product(*both)",
-        "total_B",
+        "each[0].square + each[1].square + 2 * _product(*both)",
+        "each[0].square + each[1].square",
         "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
     ),
     Mutant(
@@ -318,9 +318,9 @@ MUTANTS = (
     Mutant(
         "local norm under a model axis",
         "dpx/models/fused_layers.py",
-        'record["squares"] += norms.squares(gradient)',
+        'record["squares"] += bounds.upper(norms.of_recorded(self.form[weight], own))',
         'record["squares"] += jax.shard_map(norms.squares, in_specs=jax.P(None, None, "tensor"), out_specs=jax.P(), '
-        'axis_names={"tensor"}, check_vma=False)(gradient)',
+        'axis_names={"tensor"}, check_vma=False)(norms.per_example(a, g))',
         "tests/training/test_step.py::test_a_model_axis_changes_neither_norms_nor_sums",
     ),
     Mutant("noise added by each device (over-noise)", STEP, NOISY, "drawn, deviation * mesh.size**0.5, state.noise", LEAVES),
@@ -364,16 +364,20 @@ MUTANTS = (
     Mutant(
         "products between a unit's rows dropped from fused Grams",
         "dpx/models/fused_layers.py",
-        'record["squares"] += norms.gram(a, g)',
-        'record["squares"] += norms.gram(factors[f"a_{weight}"], factors[f"g_{weight}"]).reshape(-1, self.rows_per_unit).sum(1)',
+        'record["squares"] += bounds.upper(norms.of_recorded(self.form[weight], own))',
+        'by_row = norms.gram(factors[f"a_{weight}"], factors[f"g_{weight}"]).reshape(-1, self.rows_per_unit).sum(1)\n'
+        '            is_gram = self.form[weight] == "gram"\n'
+        '            record["squares"] += by_row if is_gram else bounds.upper(norms.of_recorded(self.form[weight], own))',
         "tests/clipping/test_units.py::test_the_grams_of_fused_layers_hold_products_between_rows",
     ),
     Mutant(
         "products between a unit's rows dropped from fused kept gradients",
         "dpx/models/fused_layers.py",
-        'record["squares"] += norms.squares(gradient)',
-        'apart = norms.per_example(factors[f"a_{weight}"], factors[f"g_{weight}"])\n'
-        '                record["squares"] += norms.squares(apart).reshape(-1, self.rows_per_unit).sum(1)',
+        'record["squares"] += bounds.upper(norms.of_recorded(self.form[weight], own))',
+        'apart = norms.squares(norms.per_example(factors[f"a_{weight}"], factors[f"g_{weight}"]))\n'
+        '            is_formed = self.form[weight] != "gram"\n'
+        "            upper = bounds.upper(norms.of_recorded(self.form[weight], own))\n"
+        '            record["squares"] += apart.reshape(-1, self.rows_per_unit).sum(1) if is_formed else upper',
         "tests/clipping/test_units.py::test_equals_the_float64_gradient_of_each_unit[book_keeping_grams]",
     ),
     Mutant(

@@ -10,6 +10,7 @@ import pytest
 
 import dpx
 from dpx.clipping import forms, joint
+from dpx.clipping.bounds import Bounded
 from dpx.clipping.table_ops import Lookup
 from tests.clipping.batches import batch, bert, float64_gradients, objective, parameters, squared_norm
 
@@ -44,7 +45,8 @@ def test_mutant_that_drops_the_products_between_uses_is_seen(start, monkeypatch)
 
 
 def test_mutant_whose_second_use_overwrites_the_first_norm_is_seen(start, monkeypatch):
-    monkeypatch.setattr(Lookup, "squared_norm", lambda self, leaves, record: (jnp.zeros(record["g"].shape[0]),))
+    nothing = lambda units: Bounded(*(jnp.zeros(units),) * 3)  # noqa: E731
+    monkeypatch.setattr(Lookup, "squared_norm", lambda self, leaves, record: (nothing(record["g"].shape[0]),))
     assert excess(start) > 0.05
 
 

@@ -1,0 +1,85 @@
+"""How far a computed squared norm may be below the true one: error terms, and the upper bound that clipping uses (rounding.py proves it).
+
+B: examples, T: tokens, d: numbers in a row.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dpx.clipping.rounding import CHAIN, SLACK, SUM_CHAIN, SUM_WINDOW
+
+
+class Bounded(NamedTuple):
+    """A squared norm and the errors that it may have, all [..., B].
+
+    The true square is at most `square + of_square`. Beside that, the true norm and the rounding of the example's clipped contribution
+    may come to `of_norm` more.
+    """
+
+    square: Array
+    of_square: Array
+    of_norm: Array
+
+
+def upper(part: Array | Bounded) -> Array:
+    """The squared norm to clip by: the computed one, unless its upper bound is larger by more than `SLACK` of the norm.
+
+    A plain array is the square of a gradient that is kept, whose error is within the margin.
+    """
+    if not isinstance(part, Bounded):
+        return part
+    most = jnp.sqrt(jnp.maximum(part.square + part.of_square, 0)) + part.of_norm
+    return jnp.maximum(part.square, jnp.square((1 - SLACK) * most))
+
+
+def plus(part: Array | Bounded, square: Array | float) -> Array | Bounded:
+    """The squared norm of a part and that of leaves whose gradients are kept."""
+    return part._replace(square=part.square + square) if isinstance(part, Bounded) else part + square
+
+
+def together(part: Array | Bounded, axis: int) -> Array | Bounded:
+    """The squared norm of parts that lie along an axis."""
+    if not isinstance(part, Bounded):
+        return part.sum(axis)
+    return Bounded(part.square.sum(axis), part.of_square.sum(axis), jnp.sqrt(jnp.square(part.of_norm).sum(axis)))
+
+
+def lengths(x: Array, squares: Array | None = None, tells_zeros: bool = True) -> Float[Array, "..."]:
+    """The norms of the rows of `x` [..., d], never too small: squares that are lost below the smallest normal number are counted.
+
+    `squares` are the rows' own, where they are known. A row of zeros has length zero, unless that is not asked for: it takes a pass
+    over `x`.
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    squares = jnp.square(x).sum(-1) if squares is None else squares
+    lost = x.shape[-1] * jnp.finfo(x.dtype).tiny
+    return jnp.sqrt(squares + (jnp.where(jnp.abs(x).max(-1) > 0, lost, 0) if tells_zeros else lost))
+
+
+def unit(*factors: Array) -> float:
+    """The unit roundoff of products and sums of these factors, which are accumulated in float32 or wider at the highest precision.
+
+    Matrix units multiply narrow types exactly and add them up in float32, but cut sums off where others round them.
+    """
+    dtype = jnp.result_type(*factors)
+    return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).eps) / (1 if jnp.finfo(dtype).bits < 32 else 2)
+
+
+def product_depth(terms: int) -> float | Array:
+    """How many roundings a term of an inner product goes through, at most: no order of addition has more than there are terms."""
+    if terms <= CHAIN:
+        return float(terms)
+    return jax.lax.platform_dependent(cpu=lambda: jnp.float32(CHAIN + terms / 256), default=lambda: jnp.float32(terms))
+
+
+def sum_depth(terms: int) -> float | Array:
+    """The same of a sum that is no product."""
+    on_cpu = min(terms, SUM_WINDOW * math.ceil(math.log(max(terms, 2), SUM_WINDOW)))
+    elsewhere = min(terms, SUM_CHAIN)
+    if on_cpu == elsewhere:
+        return float(terms)
+    return jax.lax.platform_dependent(cpu=lambda: jnp.float32(on_cpu), default=lambda: jnp.float32(elsewhere))
