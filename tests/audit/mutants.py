@@ -261,9 +261,9 @@ MUTANTS = (
     Mutant(
         "tied cross terms between different rows of a unit dropped",
         "dpx/clipping/forms.py",
-        "return (gathered_BMT * across_BMT).sum((1, 2))",
+        "return (_gathered(decoded, looked_up) * across_BMT).sum((1, 2))",
         "M, T = (size // 3 for size in across_BMT.shape[1:])\n"
-        "    return (gathered_BMT * across_BMT * jnp.kron(jnp.eye(3), jnp.ones((M, T)))).sum((1, 2))",
+        "    return (_gathered(decoded, looked_up) * across_BMT * jnp.kron(jnp.eye(3), jnp.ones((M, T)))).sum((1, 2))",
         "tests/clipping/test_units.py::test_equals_the_float64_gradient_of_each_unit[book_keeping_grams]",
     ),
     Mutant(
