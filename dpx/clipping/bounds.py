@@ -69,11 +69,15 @@ def unit(*factors: Array) -> float:
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).eps) / (1 if jnp.finfo(dtype).bits < 32 else 2)
 
 
-def product_depth(terms: int) -> float | Array:
-    """How many roundings a term of an inner product goes through, at most: no order of addition has more than there are terms."""
-    if terms <= CHAIN:
+def product_depth(terms: int, by_vector: bool = False) -> float | Array:
+    """How many roundings a term of an inner product goes through, at most, in a product of matrices or `by_vector`.
+
+    No order of addition has more than there are terms.
+    """
+    on_cpu = max(CHAIN + terms / 256, terms / 8 if by_vector else 0)
+    if terms <= on_cpu:
         return float(terms)
-    return jax.lax.platform_dependent(cpu=lambda: jnp.float32(CHAIN + terms / 256), default=lambda: jnp.float32(terms))
+    return jax.lax.platform_dependent(cpu=lambda: jnp.float32(on_cpu), default=lambda: jnp.float32(terms))
 
 
 def sum_depth(terms: int) -> float | Array:

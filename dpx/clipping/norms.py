@@ -143,14 +143,14 @@ def _symmetric(
     return squares
 
 
-def _error_of_a(a_BTp: Array) -> float | Array:
+def _error_of_a(a_BTp: Array, by_vector: bool = False) -> float | Array:
     """Relative to the lengths of two rows of A, the error of their product and of the sum over pairs of tokens."""
     T, p = a_BTp.shape[1:]
-    return (bounds.product_depth(p) + bounds.sum_depth(T * T) + 12) * bounds.unit(a_BTp)
+    return (bounds.product_depth(p, by_vector) + bounds.sum_depth(T * T) + 12) * bounds.unit(a_BTp)
 
 
-def _error_of_g(g_BTd: Array) -> float | Array:
-    return bounds.product_depth(g_BTd.shape[2]) * bounds.unit(g_BTd)
+def _error_of_g(g_BTd: Array, by_vector: bool = False) -> float | Array:
+    return bounds.product_depth(g_BTd.shape[2], by_vector) * bounds.unit(g_BTd)
 
 
 def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
@@ -183,7 +183,7 @@ def bounded_gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     against_BT = jnp.einsum("btd,bd->bt", g_BTd, sum_Bd, precision="highest")
     flat_B = jnp.square(mean_B * sum_B)
     ((square_B, of_square_B, _),) = _symmetric(centred_BTp, alpha_BT, (g_BTd,), (gamma_BT,))
-    of_a, of_g = _error_of_a(centred_BTp), _error_of_g(g_BTd)
+    of_a, of_g = _error_of_a(centred_BTp, by_vector=True), _error_of_g(g_BTd, by_vector=True)
     of_square_B += 2 * of_a * mean_B * (alpha_BT * jnp.abs(against_BT)).sum(1)
     of_square_B += 2 * of_g * sum_B * (gamma_BT * jnp.abs(along_BT)).sum(1)
     magnitude_B, row_B = (alpha_BT * gamma_BT).sum(1), mean_B * gamma_BT.sum(1)

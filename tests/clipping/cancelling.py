@@ -16,12 +16,15 @@ import numpy as np
 
 import dpx
 from dpx.clipping import ops
+from dpx.clipping.probes import ProbeSession, apply, session_of
 from dpx.clipping.rounding import MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.models.fused_head import token_loss
-from tests.clipping.batches import QUICKLY
+from dpx.models.fused_layers import layer_stack
+from tests.clipping.batches import QUICKLY, bert, objective
 
 T, P, D, V = 8, 48, 40, 30
-MARGIN = MARGINS["float32"]
+MODEL = bert(layers=2, width=16)
+LAYERS = jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(objective(MODEL).init, jax.random.PRNGKey(0)))["layers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,19 +33,20 @@ class Case:
     that the float64 gradient is the true one."""
 
     losses: Callable[[Any, Any], Any]
-    shapes: dict[str, tuple[int, ...]]
+    shapes: dict[str, Any]
     rows: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=lambda: {"x": (T, P), "g": (T, D)})
     options: dict[str, Any] = dataclasses.field(default_factory=lambda: {"kept_bytes": 0})
     frozen: tuple[str, ...] = ()
     is_exact: bool = True
+    margin: float = MARGINS["float32"]
 
     @property
     def units(self) -> int:
         return self.options.get("rows_per_unit", 1)
 
-    def params(self, is_frozen: bool = False) -> dict[str, jax.Array]:
-        drawn = np.random.default_rng(5)
-        values = {name: jnp.asarray(drawn.normal(0, 0.3, shape), jnp.float32) for name, shape in self.shapes.items()}
+    def params(self, is_frozen: bool = False) -> dict[str, Any]:
+        drawn, is_shape = np.random.default_rng(5), lambda leaf: isinstance(leaf, tuple)
+        values = jax.tree.map(lambda shape: jnp.asarray(drawn.normal(0, 0.3, shape), jnp.float32), self.shapes, is_leaf=is_shape)
         return {name: value for name, value in values.items() if (name in self.frozen) is is_frozen}
 
 
@@ -79,6 +83,20 @@ def _decoded_and_looked_up(p: Any, b: Any) -> Any:
     return dotted(jnp.concatenate([ops.decode(b["x"], p["table"]), -x], -1), jnp.concatenate([b["g"], b["h"]], -1))
 
 
+def _layers(p: Any, b: Any) -> Any:
+    session = session_of(p)
+    if session is None:
+        # Ascent and truth: bare parameters, and so the forward pass alone.
+        session = ProbeSession({})
+    op = layer_stack(MODEL, p["layers"], b["x"], session)
+    y = apply(op, p["layers"], (b["x"], jnp.full(len(b["x"]), T), None))
+    return dotted(y, b["g"])
+
+
+def _narrow(p: Any, b: Any) -> Any:
+    return dotted(ops.dense(b["x"].astype(jnp.bfloat16), p["kernel"]), b["g"].astype(jnp.bfloat16))
+
+
 def _convolved(p: Any, b: Any) -> Any:
     y = jax.lax.conv_general_dilated(b["x"], p["kernel"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
     return dotted(y, b["g"])
@@ -107,17 +125,18 @@ CASES = {
         MATRIX,
         {"x": (T, P), "y": (T, P), "g": (T, D)},
     ),
+    "dense_by_ghost": Case(
+        lambda p, b: dotted(ops.dense(b["x"], p["kernel"]), b["g"]), MATRIX, options={"method": "ghost", "kept_bytes": 0}
+    ),
+    "dense_in_bfloat16": Case(_narrow, MATRIX, is_exact=False, margin=MARGINS["bfloat16"]),
+    "layers": Case(_layers, {"layers": LAYERS}, {"x": (T, 16), "g": (T, 16)}, is_exact=False),
     "dense_again": Case(_again, {"kernel": (D, D)}, SQUARE, is_exact=False),
     "stacked": Case(_stacked, {"layers": (2, D, D)}, SQUARE, is_exact=False),
-    "low_rank": Case(
-        lambda p, b: dotted(ops.low_rank(b["x"], p["a"], p["b"]), b["g"]), {"a": (P, 2), "b": (2, D)}, is_exact=False
-    ),
+    "low_rank": Case(lambda p, b: dotted(ops.low_rank(b["x"], p["a"], p["b"]), b["g"]), {"a": (P, 2), "b": (2, D)}, is_exact=False),
     "lookup": Case(lambda p, b: dotted(ops.lookup(p["table"], ids(b)), b["g"]), {"table": (V, D)}, {"g": (3 * T, D)}),
     "small_lookup": Case(lambda p, b: dotted(ops.small_lookup(p["table"], ids(b)), b["g"]), {"table": (V, D)}, {"g": (3 * T, D)}),
     "decode": Case(lambda p, b: dotted(ops.decode(b["x"], p["table"]), b["g"]), {"table": (V, D)}, TABLE),
-    "decode_bias": Case(
-        lambda p, b: dotted(ops.decode(b["x"], p["table"], p["bias"]), b["g"]), {"table": (V, D), "bias": (V,)}, TABLE
-    ),
+    "decode_bias": Case(lambda p, b: dotted(ops.decode(b["x"], p["table"], p["bias"]), b["g"]), {"table": (V, D), "bias": (V,)}, TABLE),
     "token_loss": Case(_labelled, {"table": (V, D), "bias": (V,)}, TABLE, is_exact=False),
     "decoded_and_looked_up": Case(_decoded_and_looked_up, {"table": (V, D)}, TABLE | {"h": (T, D)}),
     "layer_norm": Case(
@@ -152,16 +171,19 @@ CASES = {
 
 
 def starts(case: Case, seed: int) -> list[dict[str, np.ndarray]]:
-    """Inputs at random; with a token mean of nearly zero under equal cotangents; and flat, under cotangents of sum nearly zero."""
+    """Inputs at random; with a mean over positions of nearly zero, under equal cotangents; flat, under cotangents of nearly no sum."""
     drawn = np.random.default_rng(seed)
     rows = {name: np.float32(drawn.normal(0, 1, (case.units, *shape))) for name, shape in case.rows.items()}
-    near = lambda x: x - x.mean(-2, keepdims=True) + 1e-4 * np.float32(drawn.normal(0, 1, x.shape))  # noqa: E731
-    flat = lambda x: x.mean(-2, keepdims=True) + 1e-4 * x  # noqa: E731
-    apart = rows | {name: near(x) for name, x in rows.items() if name != "g"} | {"g": flat(rows["g"])}
-    level = rows | {name: flat(x) for name, x in rows.items() if name != "g"} | {"g": near(rows["g"])}
-    # The second input is the first, nearly: two uses of one weight that cancel.
-    same = rows | ({"y": rows["x"] + 3e-4 * rows["y"]} if "y" in rows else {})
-    return [rows, apart, level] + ([same] if "y" in rows else [])
+    near = lambda x, noise: x - x.mean((0, 1)) + noise * np.float32(drawn.normal(0, 1, x.shape))  # noqa: E731
+    flat = lambda x, noise: x.mean((0, 1)) + noise * x  # noqa: E731
+    found = [rows]
+    for noise in np.float32((1e-3, 1e-5)):
+        found.append({name: near(x, noise) if name != "g" else flat(x, noise) for name, x in rows.items()})
+        found.append({name: flat(x, noise) if name != "g" else near(x, noise) for name, x in rows.items()})
+        if "y" in rows:
+            # The second input is nearly the first: two uses of one weight that cancel.
+            found.append(rows | {"y": rows["x"] + noise * rows["y"]})
+    return found
 
 
 def searched(case: Case, seed: int, steps: int, scale: float = 1.0) -> dict[str, jax.Array]:
@@ -199,7 +221,7 @@ def worst(case: Case, rows: Any) -> tuple[float, float]:
     run = jax.jit(lambda rows, limit_N: jax.lax.map(clipped, (rows, limit_N)))
     first = run(rows, jnp.ones(len(next(iter(rows.values())))))
     limit_N = jnp.maximum(jnp.float32(0.37) * first.norms_B[:, 0], SMALLEST_CLIPPING_NORM)
-    result = jax.device_get(run(rows, limit_N * (1 - MARGIN)))
+    result = jax.device_get(run(rows, limit_N * (1 - case.margin)))
     assert result.is_counted_B.all()
     of_limit = float(np.max(_norms(result.total) / np.float64(limit_N)))
     if not case.is_exact:
