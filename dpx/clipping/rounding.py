@@ -21,7 +21,9 @@ M / |g| measures cancellation and has no limit. c is the clip weight. `Bounded` 
 
     |g|^2 <= q + E   up to what e holds,   and   |v| <= c (sqrt(max(q + E, 0)) + e) = c n+.
 
-kept        The gradient is formed once, squared for the norm and multiplied by c for the sum: |v| <= c (1 + u) |g|; E = e = 0.
+kept        The gradient is formed once, squared for the norm and multiplied by c for the sum: |v| <= c (1 + u) |g|; E = e = 0. Here g is
+            the gradient as it was formed. It may differ from sum_t A_t G_t by T u M, but it is what the example contributes. Methods
+            vmap and traced (copies), and the ops of biases, gains and small factors, are of this kind.
 recomputed  It is formed for the norm within T u M. The sum rounds c G once and each term T times more: |v - c g| <= (T + 1) u c M.
             E = 0, e = (2 T + 1) u M.
 Gram        q = sum_ts P_ts Q_ts for the computed products P_ts of rows of A and Q_ts of rows of G. P_ts is within h_p u alpha_t alpha_s,

@@ -43,7 +43,7 @@ def test_an_input_less_its_token_mean_is_clipped():
         g = np.ones((3, WIDTH), np.float32)
         truth = np.linalg.norm(np.float64(x).T @ np.float64(g))
         length, norm, is_counted = contributed(x, g)
-        assert is_counted and truth > 40 and norm >= truth and length <= 1, seed
+        assert is_counted and norm >= truth * (1 - 2.0**-10) and length <= 1, seed
 
 
 def test_flat_inputs_under_cotangents_that_sum_to_nothing_are_clipped():
