@@ -28,8 +28,8 @@ NOT_COVERED = (
 )
 
 MARGIN_COVERS = (
-    "that no example contributes more than the clipping norm is proved for every gradient, up to activations that are computed again "
-    "(see dpx.clipping.rounding)"
+    "that no example contributes more than the clipping norm is proved for every gradient, from stated depths of accumulation and but for "
+    "activations that are computed again (see dpx.clipping.rounding)"
 )
 TWO_PASSES = (
     "clipping=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpx.clipping import bounds, norms
+from dpx.clipping.rounding import CHAIN
 from dpx.cost.traced import temporary_bytes
 from tests.clipping.test_cost import private, shapes
 
@@ -31,6 +32,27 @@ def last(n: int, rows: int):
 @pytest.mark.parametrize(("n", "rows"), [(96, 9), (768, 9), (4096, 9), (norms.WIDE_ROWS + 500, 2), (norms.WIDE_ROWS + 500, 9)])
 def test_no_term_of_an_inner_product_is_rounded_more_often_than_stated(n, rows):
     assert 1 < absorbed(last(n, rows), n) <= bounds.product_depth(n)
+
+
+def _products(jaxpr):
+    """All `dot_general` of a program, those of bodies too."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn
+        for body in (eqn.params.get("jaxpr"), eqn.params.get("call_jaxpr")):
+            if body is not None:
+                yield from _products(getattr(body, "jaxpr", body))
+
+
+def test_wide_rows_are_cut_where_the_compiler_does_not_cut_them():
+    n = norms.WIDE_ROWS + 500
+    x, ones = jax.ShapeDtypeStruct((2, 3, n), jnp.float32), jnp.ones((2, 3, n))
+    (choice,) = [eqn for eqn in jax.make_jaxpr(lambda x: norms.outer(x, ones))(x).eqns if "branches_platforms" in eqn.params]
+    elsewhere = choice.params["branches"][choice.params["branches_platforms"].index(None)]
+    drawn = np.random.default_rng(0).normal(size=(2, 3, n)).astype(np.float32)
+    (found,) = jax.core.eval_jaxpr(elsewhere.jaxpr, elsewhere.consts, jnp.asarray(drawn), ones)
+    np.testing.assert_allclose(found, np.einsum("bmv,bnv->bmn", np.float64(drawn), np.ones((2, 3, n))), rtol=1e-4, atol=1e-3)
+    assert max(eqn.invars[0].aval.shape[-1] for eqn in _products(elsewhere.jaxpr)) <= CHAIN
 
 
 def test_no_term_of_a_product_with_a_vector_is_rounded_more_often_than_stated():
