@@ -65,8 +65,6 @@ def is_stacked(path: str) -> bool:
 def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Array) -> Clipped:
     """Norms and clip weights. Examples that are padding or not finite weigh exactly zero; so do norms of 1e19 and more, whose squares
     overflow float32.
-
-    Squares that include products between uses of a parameter may round below zero; they count as zero then.
     """
     total_B = sum((part.total_B for part in squares), jnp.zeros_like(losses_B))
     is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)

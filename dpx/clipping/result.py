@@ -22,7 +22,8 @@ KEPT_BYTES = 72 * 2**20
 
 class ClippedSum(NamedTuple):
     """`total`: sum_b c_b grad_b (float32, like the parameters). Per example: norms before clipping, losses, counts and whether the
-    example counted; they are zero where it did not (padding, or a non-finite gradient). `norms_B` is None for a plain sum.
+    example counted; they are zero where it did not (padding, or a non-finite gradient). `norms_B` is None for a plain sum. A norm is an
+    upper bound where so much of the gradient cancels that float32 cannot give it (rounding.py).
     Where examples are units of several rows, all of these have one entry a unit, sums over its rows."""
 
     total: Any

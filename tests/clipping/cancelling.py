@@ -172,14 +172,14 @@ CASES = {
 }
 
 
-def starts(case: Case, seed: int) -> list[dict[str, np.ndarray]]:
+def starts(case: Case, seed: int) -> list[dict[str, Any]]:
     """Inputs at random; with a mean over positions of nearly zero, under equal cotangents; flat, under cotangents of nearly no sum."""
     drawn = np.random.default_rng(seed)
-    rows = {name: np.float32(drawn.normal(0, 1, (case.units, *shape))) for name, shape in case.rows.items()}
-    near = lambda x, noise: x - x.mean((0, 1)) + noise * np.float32(drawn.normal(0, 1, x.shape))  # noqa: E731
+    rows: dict[str, Any] = {name: drawn.normal(0, 1, (case.units, *shape)) for name, shape in case.rows.items()}
+    near = lambda x, noise: x - x.mean((0, 1)) + noise * drawn.normal(0, 1, x.shape)  # noqa: E731
     flat = lambda x, noise: x.mean((0, 1)) + noise * x  # noqa: E731
     found = [rows]
-    for noise in np.float32((1e-3, 1e-5)):
+    for noise in (1e-3, 1e-5):
         found.append({name: near(x, noise) if name != "g" else flat(x, noise) for name, x in rows.items()})
         found.append({name: flat(x, noise) if name != "g" else near(x, noise) for name, x in rows.items()})
         if "y" in rows:
@@ -204,7 +204,7 @@ def searched(case: Case, seed: int, steps: int, scale: float = 1.0) -> dict[str,
 
     sizes = jnp.asarray(np.geomspace(0.5, 1e-7, steps), jnp.float32)
     search = jax.jit(lambda rows: jax.lax.scan(step, rows, sizes)[1], compiler_options=QUICKLY)
-    found = [search(jax.tree.map(jnp.asarray, start)) for start in starts(case, seed)]
+    found = [search(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start)) for start in starts(case, seed)]
     return jax.tree.map(lambda *each: scale * jnp.concatenate(each), *found)
 
 

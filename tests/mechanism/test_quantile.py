@@ -67,6 +67,13 @@ def test_noise_alone_cannot_drive_the_norm_out_of_range():
     assert following(0.1 * RANGE, 1e6, 1e6) == pytest.approx(0.1 * RANGE)
 
 
+def test_the_norm_stops_at_the_smallest():
+    clip = AdaptiveClip(clipping_norm=1e-5, learning_rate=1.0)
+    counts = {"units": jnp.float32(1e6), "clipped": jnp.float32(0), "non_finite": jnp.float32(0)}
+    moved = clip.next_clipping_norm(jnp.float32(1e-5), counts, jnp.asarray(clip.draw(SECRET, 0, jnp.float32(1e-5))), BATCH)
+    assert float(moved) == pytest.approx(1e-6)
+
+
 def test_only_an_adaptive_norm_of_a_private_run_is_state(micro):
     _, objective = micro
     for changes in ({}, {"clip": CLIP, "mechanism": NoPrivacy()}, {"clip": CLIP}):
