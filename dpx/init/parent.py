@@ -14,6 +14,7 @@ from dpx.claim.caveats import vocabulary_source
 from dpx.claim.reasons import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
 from dpx.claim.seals import STATEMENT, seal
 from dpx.data import manifests
+from dpx.data.declarations import Data
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init.declarations import FromRun
@@ -21,6 +22,7 @@ from dpx.init.weights import PARAMS, Shapes, facts_beside
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy import ledger
+from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, of_released
 from dpx.privacy.segments import SEGMENTS
@@ -83,7 +85,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             identity=entered.identity,
             segments=entered.own_segments(),
             reasons=_reasons(experiment, known, entered, document),
-            claim=_claim(experiment, document, audit_state(experiment.audit, entered.verdict)),
+            claim=_claim(experiment.data, experiment.privacy, document, audit_state(experiment.audit, entered.verdict)),
             vocabulary={"source": vocabulary_source(experiment.data.vocabulary, None), "sha256": _vocabulary(known, document)},
             data=entered.data,
             is_checked=True,
@@ -129,7 +131,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {seal(document)}",
         segments=ledger.join(stated.get(SEGMENTS) or []),
         reasons=reasons,
-        claim=_claim(experiment, document, (document.get("audit") or {}).get("verdict")),
+        claim=_claim(experiment.data, experiment.privacy, document, (document.get("audit") or {}).get("verdict")),
         vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
     )
     further = [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
@@ -179,13 +181,12 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     return list(dict.fromkeys([*reasons, *stated]))
 
 
-def _claim(experiment: Experiment, document: dict[str, Any], audit: str | None) -> dict[str, Any]:
+def _claim(data: Data, privacy: Privacy, document: dict[str, Any], audit: str | None) -> dict[str, Any]:
     """What the parent states and declares of its units; `audit` is the state of its audit, `None` where it has none."""
     stated = {name: document[name] for name in ("guarantee", "epsilon", "steps") if name in document}
-    privacy = experiment.privacy
     declared = {"unit": privacy.unit, "adjacency": privacy.adjacency, "delta": privacy.delta}
     audited = {"audit": audit} if audit else {}
-    return stated | declared | audited | {"units": UnitFacts.of(experiment.data, privacy).as_json()}
+    return stated | declared | audited | {"units": UnitFacts.of(data, privacy).as_json()}
 
 
 def _vocabulary(known: list[Any], document: dict[str, Any]) -> str | None:

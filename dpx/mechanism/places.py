@@ -19,6 +19,7 @@ Bounds on exact sums need none of this: the order of real numbers does not chang
 sums are stated to be rounded (`Mechanism.floating_point`), counts of `clip=quantile` and clamped values of `telemetry=released`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dpx.declaration import require
@@ -34,16 +35,15 @@ class Mover(NamedTuple):
     fix: str
 
 
-def movers(declared: Declared) -> list[Mover]:
-    """Everything in `declared` that moves other units where one changes."""
+def movers(adjacency: str, widths: Sequence[int]) -> list[Mover]:
+    """Everything declared that moves other units where one changes; `widths` are the lengths that texts are padded to."""
     found = []
-    if declared.privacy.adjacency == "add_remove":
+    if adjacency == "add_remove":
         reason = "one more moves others to another number, and so to another step or microbatch"
         found.append(Mover("privacy.adjacency=add_remove", True, reason, "Use privacy.adjacency=zero_out"))
-    if len(declared.widths) > 1:
-        widths = ", ".join(map(str, declared.widths))
+    if len(widths) > 1:
         reason = "the length of one text moves others to another microbatch"
-        found.append(Mover(f"length_buckets=[{widths}]", False, reason, "Use length_buckets=null"))
+        found.append(Mover(f"length_buckets=[{', '.join(map(str, widths))}]", False, reason, "Use length_buckets=null"))
     return found
 
 
@@ -57,7 +57,7 @@ def needs_fixed_places(mechanism: Mechanism) -> bool:
 def check(mechanism: Mechanism, declared: Declared) -> None:
     """Raises `ConfigError` where the proof of `mechanism`, or of the sampler of `declared`, needs units to stay that may be moved."""
     sampler = declared.sampler
-    for mover in movers(declared):
+    for mover in movers(declared.privacy.adjacency, declared.widths):
         for name, needs_staying in (
             (f"mechanism={mechanism.name}", needs_fixed_places(mechanism)),
             (f"sampler={sampler.name}", sampler.needs_fixed_numbers and mover.moves_numbers),

@@ -96,11 +96,13 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
     (said,) = [line for line in explain(audited, 10_000, stated)["words"] if "The audit of this run" in line]
     (on_card,) = [line for line in card(stated, name="a", architecture="b", trained="all", command="c").splitlines() if "audit:" in line]
     assert words in said and words in on_card and verdict in on_card
-    parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited, stated, verdict))
+    parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited.data, audited.privacy, stated, verdict))
     assert words in in_words(parent.as_released()) and "its audit" in in_words(parent.as_released())
     unaudited = statement.build(experiment, None, calibrate(experiment, 10_000))
     assert "- audit:" not in card(unaudited, name="a", architecture="b", trained="all", command="c")
-    assert "its audit" not in in_words(Origin(kind="run", name="a", identity="0", claim=_claim(audited, unaudited, None)).as_released())
+    assert "its audit" not in in_words(
+        Origin(kind="run", name="a", identity="0", claim=_claim(audited.data, audited.privacy, unaudited, None)).as_released()
+    )
 
 
 def test_what_a_run_stated_is_said_whatever_the_config_beside_it_declares(experiment):
