@@ -18,12 +18,10 @@ from dpx.clipping import weights as by_norm
 from dpx.clipping.by_example import ByExample, Taken
 from dpx.clipping.methods import check_untracked
 from dpx.clipping.result import KEPT_BYTES, batch_size
-from dpx.clipping.rounding import MARGINS
+from dpx.clipping.rounding import MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.clipping.units import check_rows, flags
 from dpx.declaration import ConfigError, require
 
-# Below this, what float32 loses to underflow could count.
-SMALLEST_NORM = 1e-6
 METHODS = ("book_keeping", "ghost", "vmap")
 # How far one unit can move a clipped sum, in clipping norms.
 MOVES = {"zero_out": 1, "add_remove": 1, "replace_one": 2}
@@ -178,7 +176,7 @@ class ClippedGrad(WeightedGrad):
         if not isinstance(self.clipping_norm, Tracer):
             return by_norm.flat(limit)
         # A norm that nobody could look at: one that would be refused lets nothing through.
-        return by_norm.flat(jnp.where(self.clipping_norm >= SMALLEST_NORM, limit, 0))
+        return by_norm.flat(jnp.where(self.clipping_norm >= SMALLEST_CLIPPING_NORM, limit, 0))
 
 
 def clipped_grad(
@@ -234,7 +232,7 @@ def _check_norm(norm: Any) -> None:
     is_scalar = dtype is not None and getattr(norm, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
     require(is_number or is_scalar, f"clipping_norm={norm!r}", "is not one real number", "Give a number above zero")
     if not isinstance(norm, Tracer):
-        is_in_range, reason = SMALLEST_NORM <= float(norm) < math.inf, f"is not finite and at least {SMALLEST_NORM:g}"
+        is_in_range, reason = SMALLEST_CLIPPING_NORM <= float(norm) < math.inf, f"is not finite and at least {SMALLEST_CLIPPING_NORM:g}"
         require(is_in_range, f"clipping_norm={norm}", reason, "Scale the loss and the norm")
 
 

@@ -77,7 +77,7 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
         square_B = norms.squares(sum(others, whole))
         return bounds.upper(_of_uses(square_B, jnp.zeros_like(square_B), [of_formed(use.form) for use in uses], len(uses)))
     each, both = [], []
-    for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.bounded_lookup(*form))):
+    for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.lookup(*form))):
         if alike:
             both.append(_concatenated(alike))
             own = alike[0].own_B if len(alike) == 1 else None
@@ -135,7 +135,7 @@ def _outer_square(form: Outer) -> Bounded:
         # As wide as a vocabulary: centring would take another pass over it.
         return norms.symmetric(form.a, form.g)[0]
     if norms.choose(T, p, d, False) == "gram":
-        return norms.bounded_gram(form.a, form.g)
+        return norms.gram(form.a, form.g)
     return norms.formed(form.a, form.g, norms.per_example(form.a, form.g))
 
 

@@ -159,12 +159,7 @@ def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
     return jnp.where((alpha_B > 0) & (gamma_B > 0), lost_B, 0)
 
 
-def gram(a_BTp: Array, g_BTd: Array) -> Float[Array, " B"]:
-    """|A^T G|^2 by the centred Gram form, without its errors."""
-    return jnp.maximum(bounded_gram(a_BTp, g_BTd).square, 0)
-
-
-def bounded_gram(a_BTp: Array, g_BTd: Array) -> Bounded:
+def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     """|A^T G|^2 by the centred Gram form."""
     g_BTd = at_least_float32(g_BTd)
     gamma_BT = bounds.lengths(g_BTd)
@@ -222,7 +217,7 @@ def of_recorded(form: Form, record: dict[str, Array]) -> Array | Bounded:
     if form == "kept":
         return squares(record["kernel"])
     if form == "gram":
-        return bounded_gram(record["a"], record["g"])
+        return gram(record["a"], record["g"])
     return formed(record["a"], record["g"], per_example(record["a"], record["g"]))
 
 
@@ -247,12 +242,7 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
     return jax.lax.platform_dependent(x_BMV, y_BNV, cpu=one_by_one, default=cut)
 
 
-def lookup(id_BT: Array, g_BTd: Array) -> Float[Array, " B"]:
-    """Squared norm of a table's gradient, without its errors."""
-    return jnp.maximum(bounded_lookup(id_BT, g_BTd).square, 0)
-
-
-def bounded_lookup(id_BT: Array, g_BTd: Array) -> Bounded:
+def lookup(id_BT: Array, g_BTd: Array) -> Bounded:
     """Squared norm of a table's gradient: rows of equal id add up before they are squared: sum over id_t = id_s of g_t.g_s."""
     gamma_BT, (T, d) = bounds.lengths(g_BTd), g_BTd.shape[1:]
 
