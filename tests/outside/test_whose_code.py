@@ -91,7 +91,7 @@ ROADS = {
     "statement of a ledger alone": lambda experiment, job, path: said(stated(experiment, entered(experiment, path, job))),
     "plan": lambda experiment, job, path: said(plan.plan(experiment)),
     "search": lambda experiment, job, path: "+".join(Search.of(trials.experiment("composition", 1)).by),
-    "fingerprint": lambda experiment, job, path: "+".join(fingerprint.fingerprint(experiment, "data", 8, job)["packages"]),
+    "fingerprint": lambda experiment, job, path: "+".join(fingerprint.fingerprint(experiment, "data", 8, job=job)["packages"]),
     "explanation": lambda experiment, job, path: BY if BY in json.dumps(explain.explain(experiment, SIZE, None)["words"]) else None,
 }
 

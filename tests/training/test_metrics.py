@@ -87,9 +87,8 @@ def test_a_record_that_failed_leaves_nothing_of_itself(tmp_path, monkeypatch):
     assert (tmp_path / "lines").read_bytes() == b"start\none\ntwo\n" and file.dropped == 2
 
 
-def test_a_device_that_is_full_is_no_fault_of_the_run(tmp_path):
-    (tmp_path / "lines").symlink_to("/dev/full")
-    file = LossyFile(tmp_path / "lines")
+def test_a_device_that_is_full_is_no_fault_of_the_run():
+    file = LossyFile(Path("/dev/full"))
     for _ in range(3):
         file.append(b"lost\n")
     assert (file.dropped, file.fault) == (3, "no space left on device")
