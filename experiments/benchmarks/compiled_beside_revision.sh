@@ -15,7 +15,8 @@ import json, sys
 import jax
 import numpy as np
 
-from dpx import config, recipes
+from dpx import config
+from dpx.config import recipes
 from dpx.benchmark import sums
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
