@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rich.console import Console
+import rich.console
 
 from dpx.declaration import ConfigError
 
@@ -40,12 +40,11 @@ def closed_pipe() -> ConfigError:
     return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
 
 
-def _refuse_closed_pipe(self: Console) -> NoReturn:
-    raise closed_pipe()
+class Console(rich.console.Console):
+    """A console of Rich that raises `closed_pipe` where its reader has gone. Rich itself leaves with exit code 1 without a word."""
 
-
-# Rich's own answer is exit code 1 without a word.
-Console.on_broken_pipe = _refuse_closed_pipe
+    def on_broken_pipe(self) -> NoReturn:
+        raise closed_pipe()
 
 
 class _Lossy:

@@ -1,22 +1,56 @@
 """A run's code is named where git can name it, and not where it cannot."""
 
-import re
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dpx.launch import commit
 
+from .processes import CHECKOUT, environment
 
-def test_hash_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"rev-parse": "0123456789ab", "status": ""}
-    monkeypatch.setattr(commit, "_CHECKOUT", Path(__file__).parent)
-    monkeypatch.setattr(commit, "_git", lambda name, *_: answers[name])
-    assert commit.commit() is None, "no .git here"
-    monkeypatch.setattr(Path, "exists", lambda _: True)
-    assert commit.commit() == "0123456789ab"
-    answers["status"] = " M dpx/mesh.py"
-    assert re.fullmatch("[0-9a-f]{12}\\+", commit.commit() or "")
+
+def git(*arguments: str, at: Path) -> str:
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run(["git", *arguments], cwd=at, env=alone, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def told(checkout: Path) -> str:
+    """What `commit` is in a process that imports dpx from `checkout`."""
+    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from dpx.launch.commit import commit; print(commit())"
+    environ = environment(PYTHONPATH=str(checkout))
+    return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A commit of the packages that tell the commit, checked out anew."""
+    source = tmp_path / "source"
+    for name in ("dpx/__init__.py", "dpx/launch/__init__.py", "dpx/launch/commit.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text((CHECKOUT / name).read_text())
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    git("init", "--quiet", at=source)
+    git("add", ".", at=source)
+    git(*author, "commit", "--quiet", "-m", "first", at=source)
+    git("clone", "--quiet", str(source), str(tmp_path / "clone"), at=tmp_path)
+    return tmp_path / "clone"
+
+
+def test_a_clone_names_its_commit_and_whether_its_code_was_changed(clone: Path) -> None:
+    head = git("rev-parse", "HEAD", at=clone)[:12]
+    (clone / "notes.txt").write_text("not code")
+    assert told(clone) == head
+    with (clone / "dpx" / "launch" / "commit.py").open("a") as file:
+        file.write("# changed\n")
+    assert told(clone) == f"{head}+"
+
+
+def test_what_is_no_checkout_names_nothing(clone: Path) -> None:
+    (clone / ".git").rename(clone / "git")
+    assert told(clone) == "None"
 
 
 def test_git_that_fails_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

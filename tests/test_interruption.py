@@ -156,13 +156,18 @@ def test_a_second_signal_of_either_kind_ends_whatever_waits(tmp_path: Path, prog
         assert process.wait(timeout=60) in ends
 
 
-_BEFORE = "import dpx.__main__\n"
+# The first module that `main` imports hangs.
+_BEFORE = """
+import ctypes, sys, dpx.__main__ as m
+class Hangs:
+    find_spec = lambda *_: exec({hang!r})
+sys.meta_path.insert(0, Hangs())
+m.main()
+"""
 _AFTER = "import atexit, sys, dpx.__main__ as m\natexit.register(lambda: exec({hang!r}))\nsys.argv = ['dpx', '--hydra-help']\nm.main()\n"
 
 
-@pytest.mark.parametrize(
-    "program", [_BEFORE + _HANG.format(kind="PyDLL"), _AFTER.format(hang=_HANG.format(kind="PyDLL"))], ids=["before", "after"]
-)
+@pytest.mark.parametrize("program", [part.format(hang=_HANG.format(kind="PyDLL")) for part in (_BEFORE, _AFTER)], ids=["before", "after"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_the_interpreter_starts_and_ends_the_first_signal_ends_it(tmp_path: Path, program: str, number: signal.Signals) -> None:
     with _hanging(tmp_path, program) as process:

@@ -101,6 +101,16 @@ def test_a_checkout_whose_dependencies_are_missing_says_so(tmp_path: Path) -> No
     assert done.stderr.startswith("error: hydra: is not installed for") and "pip install -c requirements.lock -e ." in done.stderr
 
 
+def test_importing_the_command_line_changes_nothing_in_the_process(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, rich.console as rich; handled = [*signal.valid_signals()]\n"
+        "def state(): return [signal.getsignal(one) for one in handled], dict(os.environ), dict(vars(rich.Console))\n"
+        "before = state(); import dpx.__main__, dpx.console, dpx.launch.command; assert state() == before"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_traceback_goes_to_the_private_log_alone(answered) -> None:
     _, folder = answered[NO_EPSILON]
     (log,) = folder.glob("outputs/main-*/private/dpx.log")

@@ -12,9 +12,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from dpx.console import Console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import REACH

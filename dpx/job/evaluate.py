@@ -1,8 +1,8 @@
 """`job=evaluate`: held-out loss and accuracy of a trained run's released parameters, beside their baselines."""
 
-from rich.console import Console
 from rich.table import Table
 
+from dpx.console import Console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder, read_json, write_json

@@ -3,14 +3,13 @@
 import dataclasses
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from dpx import config, packages
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
-from dpx.console import wide_console
+from dpx.console import Console, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.job.plan import Plan

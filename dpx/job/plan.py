@@ -3,7 +3,6 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from dpx.audit.declarations import Canaries
@@ -12,6 +11,7 @@ from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
 from dpx.claim.caveats import assumptions, not_covered
 from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_epsilon
+from dpx.console import Console
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.declaration import ConfigError, declaration

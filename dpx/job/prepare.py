@@ -1,7 +1,6 @@
 """`job=prepare`: the record store alone, so that training starts at once or on a machine without the source text."""
 
-from rich.console import Console
-
+from dpx.console import Console
 from dpx.data.prepare import prepare, say_stage
 from dpx.declaration import declaration
 from dpx.experiment import Experiment

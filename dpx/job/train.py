@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from dpx.claim import rests_on
-from dpx.console import figure
+from dpx.console import Console, figure
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
 from dpx.one_process import require_one_process

@@ -3,7 +3,9 @@
 import subprocess
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[1]
+import dpx
+
+_CHECKOUT = Path(dpx.__file__).resolve().parents[1]
 
 
 def commit() -> str | None:

@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +91,6 @@ class Launcher:
                     return self._record(path, point, "finished before", status.read().get(SCORE))
             if self.is_sweep:
                 self._check_sweep(cfg, settings, point)
-            _check_noise(cfg, point)
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
@@ -132,6 +130,7 @@ class Launcher:
         experiment, job = build(cfg)
         if cfg.run is None:
             # Of new work alone: a run that was made is answered for whatever it was.
+            _check_noise(experiment, point)
             experiment.lr_schedule.require_fits(experiment.steps)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
         began, code = time.monotonic(), commit()
@@ -277,13 +276,13 @@ def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None
     )
 
 
-def _check_noise(cfg: DictConfig, overrides: tuple[str, ...]) -> None:
+def _check_noise(experiment: Experiment, overrides: tuple[str, ...]) -> None:
     """Noise asked for beside a mechanism that adds none is a slip that would cost the guarantee."""
     asked = [override for override in overrides if override.lstrip("+").startswith(("noise.", "noise="))]
     require(
-        not asked or not re.fullmatch(r"dpx\..*\.NoPrivacy", str(OmegaConf.select(cfg, "mechanism._target_"))),
+        not asked or experiment.is_private,
         ", ".join(asked),
-        "mechanism=none adds no noise and gives no guarantee",
+        f"mechanism={experiment.mechanism.name} adds no noise and gives no guarantee",
         "Leave one of them out",
     )
 

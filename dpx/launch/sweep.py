@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpx.console import Console
 from dpx.durable import held
 from dpx.run_folder import RunFolder, write_json
 

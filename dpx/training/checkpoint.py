@@ -6,9 +6,11 @@ the sampler and independent noise have no state of their own, being functions of
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +34,9 @@ from dpx.training.state import State, restored
 FILES = "files.json"
 # Among the facts of a checkpoint: the checksum of each part of its state.
 VALUES = "values"
-_OF_A_FULL_DISK = ("No space left", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED")
+# What the operating system answers where a disk or a quota is full, or a file may not grow further.
+_OF_A_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NUMBER_IN_TEXT = re.compile(r"os_error_code='(\d+)'")
 # Words of faults that say nothing about the file: other permissions, more memory or more open files are what is needed.
 _OF_THE_MACHINE = ("RESOURCE_EXHAUSTED", "MemoryError", "PERMISSION_DENIED", "PermissionError", "Too many open files")
 _COMMITTED = "commit_success.txt"
@@ -44,14 +48,28 @@ def _storage_faults(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as fault:
-        text = f"{fault} {fault.__cause__ or ''}"
-        if any(word in text for word in _OF_A_FULL_DISK):
+        if _is_of_a_full_disk(fault):
             raise ConfigError(
                 directory,
                 "the disk is full, the checkpoint was not written",
                 "Free space and run the same command: it goes on from the last one",
             ) from fault
         raise
+
+
+def _is_of_a_full_disk(fault: BaseException | None) -> bool:
+    """Whether `fault`, or one that caused it, is the operating system's answer of a full disk.
+
+    It is told by the system's error number, which TensorStore writes into the text of its faults. The status of such a fault,
+    RESOURCE_EXHAUSTED, is also that of a device without memory.
+    """
+    chain: list[BaseException] = []
+    while fault is not None and fault not in chain:
+        chain.append(fault)
+        fault = fault.__cause__ or fault.__context__
+    numbers = {link.errno for link in chain if isinstance(link, OSError)}
+    numbers |= {int(number) for link in chain for number in _NUMBER_IN_TEXT.findall(str(link))}
+    return bool(numbers & _OF_A_FULL_DISK)
 
 
 class Damaged(ConfigError):

@@ -1,6 +1,7 @@
 """Checkpoints are loaded only where they hold what was saved: every byte of one is changed in turn, or cut, or lost."""
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -140,6 +141,30 @@ def test_where_the_machine_is_the_cause_no_checkpoint_is_called_damaged(copied, 
     with pytest.raises(ConfigError, match="checkpoints/4: could not be read") as caught:
         Checkpoints(copied, 3).newest_whole(state_of(0))
     assert not isinstance(caught.value, Damaged)
+
+
+@pytest.fixture
+def files_of_64_kib_at_most():
+    """The operating system then answers a larger write as it answers where the disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path, files_of_64_kib_at_most):
+    noise = np.random.default_rng(0).random((500, 500), np.float32)
+    with pytest.raises(ConfigError, match="params: the disk is full, the checkpoint was not written"):
+        export(tmp_path / "params", {"kernel": noise}, {})
+
+
+def test_a_device_without_memory_is_not_called_a_full_disk(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.")
+
+    monkeypatch.setattr(checkpoint.ocp, "save", refused)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
+        export(tmp_path / "params", {}, {})
 
 
 def test_a_whole_checkpoint_of_another_form_is_not_called_damaged(saved):

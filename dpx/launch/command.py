@@ -1,0 +1,74 @@
+"""The command line once everything is imported: compose, run, and answer what cannot stand with one line. Starts no jax."""
+
+import logging
+import sys
+
+import hydra
+
+from dpx import config, interruption, packages
+from dpx.config import search_path
+from dpx.config.command_line import as_refused
+from dpx.console import closed_pipe, require_standard_streams, tell, wide_console
+from dpx.launch import resolvers, sweep
+from dpx.launch.launcher import CloseStudy, Launcher
+
+
+def run() -> None:
+    """Runs the command line of this process; exit codes as in `dpx.__main__.main`."""
+    require_standard_streams()
+    interruption.install()
+    try:
+        _run()
+    finally:
+        interruption.release()
+
+
+def _run() -> None:
+    # A log that cannot be written (a full disk) must not bury the one line below.
+    logging.raiseExceptions = False
+    config.register_resolvers()
+    resolvers.register_resolvers()
+    search_path.register()
+    launcher = Launcher()
+    CloseStudy.failures = launcher.failures
+
+    def one_job(cfg):
+        return launcher(cfg)
+
+    parts = (
+        hydra.main(config_path=str(packages.conf_directory()), config_name="config", version_base="1.3")(one_job),
+        lambda: _show_sweep(launcher),
+        sys.stdout.flush,
+    )
+    for part in parts:
+        try:
+            part()
+        except interruption.Interrupted as interrupted:
+            tell(str(interrupted))
+            sys.exit(interrupted.exit_code)
+        except resolvers.NothingLeft as complete:
+            CloseStudy().on_multirun_end(complete.config)
+        except BrokenPipeError:
+            launcher.failures.append(closed_pipe())
+        except Exception as error:
+            launcher.failures.append(error)
+    if launcher.failures:
+        # One line for a reason that stopped every point.
+        sys.exit(max(_answer(error) for error in {str(error): error for error in launcher.failures}.values()))
+
+
+def _show_sweep(launcher: Launcher) -> None:
+    """A search ends with a table of its own: of all trials, also those of earlier launches."""
+    if launcher.is_sweep and launcher.study is None:
+        sweep.show(launcher.outcomes, wide_console())
+
+
+def _answer(error: Exception) -> int:
+    """Prints the line for one error; the exit code it asks for."""
+    refused = as_refused(error)
+    if refused is not None:
+        tell(f"error: {refused}")
+        return 2
+    words = " ".join(str(error).split()) or "no message"
+    tell(f"error: {type(error).__name__}: {words}. The traceback is in the run's private/dpx.log.")
+    return 1
