@@ -56,7 +56,7 @@ def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     for steps in (1, 2):
         name = recipes.compose(["model=micro", f"steps={steps}"], with_hydra=True).hydra.sweep.subdir
         for arguments in (FINISHED_BEFORE, CLOSES):
-            Status(folders[lines.index(arguments)] / "outputs" / name, "train").write("finished", objective=0.25)
+            Status(folders[lines.index(arguments)] / "outputs" / name, "train").write("finished", score=0.25)
     write_durably(folders[lines.index(CLOSES)] / "outputs" / "studies" / "main" / "private" / "trials", "no chain")
     outputs = folders[lines.index(NOTHING_LEFT)] / "outputs"
     with opened(outputs, outputs / "studies" / "main") as record:

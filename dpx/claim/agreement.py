@@ -14,8 +14,7 @@ from typing import Any
 from dpx.claim.seals import STATEMENT, seal
 from dpx.declaration import ConfigError, require, several
 from dpx.privacy.chain import RESTORE, Mark, mark_of
-from dpx.privacy.ledger import Ledger, Segments, decode
-from dpx.privacy.segments import SEGMENTS
+from dpx.privacy.ledger import Ledger
 from dpx.run_folder import CONFIG, read_json
 
 LEDGER = "private/ledger"
@@ -49,8 +48,8 @@ def check(folder: Path) -> Ledger | None:
             return None
         raise _disagreement(folder, "is not there", held)
     ledger = Ledger(folder / LEDGER)
-    for name, mark, content in artefacts:
-        missing = _unmarked(ledger, content) if mark is None else ledger.missing(mark)
+    for name, mark, _ in artefacts:
+        missing = "is a chain, and that names no line of it" if mark is None else ledger.missing(mark)
         if missing:
             raise _disagreement(folder, missing, [name])
     _require_sealed(folder, ledger, artefacts)
@@ -68,21 +67,21 @@ def before_training(folder: Path) -> Ledger | None:
 
 def check_copy(release: Path) -> None:
     """Raises `ConfigError` where the statement or the config in a copy of a run's `release/` is not the one that its weights were released
-    with. Weights of a version that sealed nothing, and a release without weights, show nothing."""
-    told = _facts_beside(release / "params")
-    statement, config = release / STATEMENT, release / CONFIG
+    with. A release without weights shows nothing."""
+    weights, statement, config = release / "params", release / STATEMENT, release / CONFIG
+    if not weights.is_dir():
+        return
+    told = _facts_beside(weights)
     if statement.is_file():
-        fits = told.get("statement") in (None, seal(read_json(statement, OR_COPY)))
+        fits = told.get("statement") == seal(read_json(statement, OR_COPY))
         require(fits, statement, "is not the statement these weights were released with", OR_COPY)
     if config.is_file():
-        fits = told.get("config") in (None, seal(config.read_text(errors="replace")))
+        fits = told.get("config") == seal(config.read_text(errors="replace"))
         require(fits, config, "is not the config these weights were trained with", OR_COPY)
 
 
 def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:
     """Raises `ConfigError` for a statement or a config that may not lie there: one that was edited, or put back."""
-    if ledger.was_unchained and not ledger.statements:
-        return
     for name, _, content in artefacts:
         fits = content is None or seal(content) in ledger.statements
         # A run that goes on may have stated it anew since it was read.
@@ -166,17 +165,3 @@ def _facts_beside(weights: Path) -> dict[str, Any]:
 def _dict(document: dict[str, Any], name: str) -> dict[str, Any]:
     held = document.get(name)
     return held if isinstance(held, dict) else {}
-
-
-def _unmarked(ledger: Ledger, content: Any) -> str | None:
-    """Why an artefact without a mark does not follow from `ledger`, in words; `None` where it may. A statement from before there were
-    chains still lists its steps."""
-    if not ledger.was_unchained:
-        return "is a chain, and that names no line of it"
-    of_ledger = _dict(content or {}, "ledger")
-    stated: Segments = of_ledger.get(SEGMENTS, [])
-    identity = of_ledger.get("identity")
-    if identity not in (None, ledger.identity):
-        return f"is another one ({ledger.identity}) than the one it states ({identity})"
-    lost = {(origin, step) for origin, step, _ in decode(stated)} - {(origin, step) for origin, step, _ in decode(ledger.segments())}
-    return f"lacks {len(lost)} of the steps it states" if lost else None

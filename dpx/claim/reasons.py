@@ -69,9 +69,7 @@ def unlike_units(entered: Ledger | None) -> list[str]:
     """Why charges of one ledger are not about one unit: its steps were entered under different records of their units."""
     if entered is None:
         return []
-    # Of lines from before there were chains nothing is known, which the statement says by itself (`spent.chain_facts`).
-    units = [facts for facts in entered.units if facts is not None or not entered.was_unchained]
-    return [unlike_in_words(units)] if len(units) > 1 else []
+    return [unlike_in_words(entered.units)] if len(entered.units) > 1 else []
 
 
 def unlike_in_words(units: Sequence[UnitFacts | None]) -> str:

@@ -12,7 +12,7 @@ from dpx.declaration import require
 from dpx.privacy import ledger, origins, relations
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.segments import SEGMENTS, Segments
+from dpx.privacy.segments import Segments
 from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.run_folder import read_json
 
@@ -60,7 +60,7 @@ def _of_statement(path: Path) -> Source:
     _require_sealed(path, document)
     units = UnitFacts.listed(document.get("units"), path)
     stated = document.get("ledger")
-    segments: Any = stated.get(SEGMENTS) if isinstance(stated, dict) else None
+    segments: Any = stated.get("segments") if isinstance(stated, dict) else None
     require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
     return Source(
         name=str(path),
@@ -79,19 +79,22 @@ def _require_sealed(path: Path, document: dict[str, Any]) -> None:
     """Holds a statement against the folder of a run or of a study that it lies in, or against the weights beside it."""
     from dpx.tuning.record import CHAIN, Record
 
-    sealed: set[str] | None = None
     for folder in path.absolute().parents[1:3]:
         if (folder / agreement.LEDGER).is_file():
             entered = agreement.check(folder)
-            sealed = entered.statements if entered is not None and not entered.was_unchained else None
+            sealed = set() if entered is None else entered.statements
         elif (folder / "private" / CHAIN).is_file():
             record = Record(folder.parents[1], folder)
             record.chain.close()
-            sealed = None if record.was_unchained else record.sealed
+            sealed = record.sealed
         else:
             continue
-        fits = sealed is None or seal(document) in sealed
-        require(fits, path, f"is not the statement that was sealed in {folder.name}", f"Restore the file, or name {folder.name} itself")
+        require(
+            seal(document) in sealed,
+            path,
+            f"is not the statement that was sealed in {folder.name}",
+            f"Restore the file, or name {folder.name} itself",
+        )
         return
     agreement.check_copy(path.parent)
 

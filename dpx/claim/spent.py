@@ -10,7 +10,7 @@ from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.event_json import describe
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.origins import Origin
-from dpx.privacy.segments import SEGMENTS, left
+from dpx.privacy.segments import left
 
 CHAIN_SHOWS = (
     "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found, "
@@ -76,7 +76,7 @@ def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> 
     """What ran, the events that the headline composes, and the line all this follows from."""
     identity = entered.identity if entered is not None else None
     return {
-        SEGMENTS: segments,
+        "segments": segments,
         "rates_rounded_up": whole.rounding(),
         "events": whole.events(),
         "identity": identity,
@@ -115,7 +115,6 @@ def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from:
 
 def chain_facts(entered: Ledger | None) -> dict[str, Any]:
     """Which line of the ledger a statement follows from, and what such marks can show."""
-    if entered is None or entered.mark is None:
-        return {"mark": None, "chain": "unchained: nothing can be held against this ledger"}
-    late = "begun late: lines from before there were chains could not be checked. " if entered.was_unchained else ""
-    return {"mark": entered.mark.as_json(), "chain": late + CHAIN_SHOWS}
+    if entered is None:
+        return {"mark": None, "chain": "there is no ledger yet, so nothing can be held against it"}
+    return {"mark": entered.mark.as_json(), "chain": CHAIN_SHOWS}

@@ -18,14 +18,13 @@ from dpx.data.declarations import Data
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init.declarations import FromRun
-from dpx.init.weights import PARAMS, Shapes, facts_beside
+from dpx.init.weights import PARAMS, Shapes
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy import ledger
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, of_released
-from dpx.privacy.segments import SEGMENTS
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import CONFIG, RunFolder, read_json
 from dpx.task.declarations import Task
@@ -117,19 +116,16 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     require((release / STATEMENT).is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
     agreement.check_copy(release)
     document, experiment = read_json(release / STATEMENT), _declared(asked, release / CONFIG)
-    told = facts_beside(place)
     is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
     reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
     if "tuning" in document:
         reasons.append(of_a_trial([document["tuning"].get("charge")]))
-    if not {"statement", "config"} <= told.keys():
-        reasons.append("its release/ is of a version that did not seal statements, so nothing shows whether steps are missing from it")
     stated = document.get("ledger", {})
     origin = Origin(
         kind="run",
         name=experiment.name,
         identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {seal(document)}",
-        segments=ledger.join(stated.get(SEGMENTS) or []),
+        segments=ledger.join(stated.get("segments") or []),
         reasons=reasons,
         claim=_claim(experiment.data, experiment.privacy, document, (document.get("audit") or {}).get("verdict")),
         vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
@@ -168,7 +164,7 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
     began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]
     if any(claim != claim_checksum(experiment) for claim in began_with):
-        reasons.append("its config.yaml is not the config that its ledger began with, or is of another version")
+        reasons.append("its config.yaml is not the config that its ledger began with")
     reasons += reasons_against(experiment, manifest) + seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
     # A run goes on under commands that leave the search out; what its ledger and its statement say of it stays.
     charges = [trial.charge for trial in entered.trials] + ([document["tuning"].get("charge")] if "tuning" in document else [])

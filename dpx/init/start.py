@@ -280,7 +280,7 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
     theirs = origin.vocabulary.get("sha256")
     if theirs is None:
         fix = "Begin from its own folder and on the same prepared data, or train it again"
-        raise ConfigError(parent.asked, "was made by a version that did not record its vocabulary", fix)
+        raise ConfigError(parent.asked, "does not say which vocabulary it was trained with", fix)
     fix = "Bring its vocabulary.txt, which lies in its data's folder, by data.vocabulary.path"
     _require_vocabulary_of(store, parent.asked, theirs, fix)
 

@@ -33,7 +33,7 @@ from dpx.interruption import Interrupted
 from dpx.job.train import Train
 from dpx.launch import finished, search_space, sweep
 from dpx.launch.commit import commit
-from dpx.launch.sweep import SCORE, Outcome, Status
+from dpx.launch.sweep import Outcome, Status
 from dpx.mesh import simulate_devices
 from dpx.one_process import require_one_process
 from dpx.run_folder import RunFolder
@@ -88,7 +88,7 @@ class Launcher:
                 is_left_alone = status.read().get("state") == "finished"
                 if is_left_alone:
                     self._adopt(cfg, path, status, point)
-                    return self._record(path, point, "finished before", status.read().get(SCORE))
+                    return self._record(path, point, "finished before", status.read().get("score"))
             if self.is_sweep:
                 self._check_sweep(cfg, settings, point)
             if cfg.run is not None:
@@ -113,7 +113,7 @@ class Launcher:
             # A finished run that a search may not count has still finished, and what another process trains has not failed.
             words = self._note_failed(error, None if is_left_alone else status)
             return self._record(path, point, "failed", error=words)
-        return self._record(path, point, "finished", status.read().get(SCORE))
+        return self._record(path, point, "finished", status.read().get("score"))
 
     def _note_failed(self, error: Exception, status: Status | None) -> str:
         """Keeps the error, notes it where `status` is the failed job's own, and returns it in words."""
@@ -137,7 +137,7 @@ class Launcher:
         with self._trial(experiment, job, path, status, point, cfg.get("fork")) as experiment:
             status.write("running", pid=os.getpid(), commit=code)
             job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
-            status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, **{SCORE: _score(path)})
+            status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, score=_score(path))
 
     @contextlib.contextmanager
     def _trial(

@@ -17,9 +17,6 @@ from dpx.console import Console
 from dpx.durable import held
 from dpx.run_folder import RunFolder, write_json
 
-# A score's key in `private/status.json` and in records of searches, which are on users' disks from before it was called a score.
-SCORE = "objective"
-
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError, declaration, require
-from dpx.durable import naming, put_in_place, write_durably
+from dpx.durable import naming, write_durably
 
 DIGEST_BYTES = 16
 RESTORE = "Restore the file. A new run goes into a folder of its own (replicate=1), and what was spent here stays spent"
@@ -36,7 +36,7 @@ class Mark:
 
 
 def mark_of(node: Any) -> Mark | None:
-    """The mark that `as_json` was written for; `None` for anything else, as in files from before there were marks."""
+    """The mark that `as_json` was written for; `None` for anything else."""
     try:
         return Mark(**node)
     except Exception:
@@ -44,29 +44,23 @@ def mark_of(node: Any) -> Mark | None:
 
 
 class Chain:
-    """The chain at `path`; a new one, whose first line also holds `facts`, is made durably where there is none.
+    """The chain at `path`; a new one is made durably where there is none.
 
-    `lines` are the JSON values after the first line. A last line without its line feed was never acknowledged and is dropped.
-    Raises `ConfigError` for a file that is no chain, or whose lines do not follow from each other.
+    `formats`, by name, stand in the first line: in that of a file that is there already too. `lines` are the JSON values after the first
+    line. A last line without its line feed was never acknowledged and is dropped. Raises `ConfigError` for a file that is no chain or is in
+    another format, and for lines that do not follow from each other.
     """
 
-    def __init__(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None):
+    def __init__(self, path: str | os.PathLike[str], formats: dict[str, int] | None = None):
         self.path = Path(path)
         self._handle: int | None = None
+        formats = formats or {}
         if not self.path.exists():
-            write_durably(self.path, _first_line({"chain": secrets.token_hex(8)} | (facts or {})))
+            write_durably(self.path, _first_line({"chain": secrets.token_hex(8)} | formats))
         self._read()
-
-    @classmethod
-    def carried_over(cls, path: Path, first: dict[str, Any], lines: Iterable[Any]) -> "Chain":
-        """The chain of `lines` from before there were chains, put at `path` in one move; its first line says that it was begun late."""
-        draft = path.with_name(f".{path.name}.chained")
-        draft.unlink(missing_ok=True)
-        chain = cls(draft, first | {"unchained": True})
-        chain.append(lines)
-        chain.close()
-        put_in_place(draft, path)
-        return cls(path)
+        for name, known in formats.items():
+            found = self.first.get(name)
+            require(found == known, self.path, f"is in format {found}, not {known}", "Use the version of dpx that wrote it")
 
     @property
     def mark(self) -> Mark:

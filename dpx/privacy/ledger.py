@@ -12,7 +12,6 @@ A release is identified by (ledger it was first entered in, noise epoch by numbe
 the same bits and charged once; entered in several epochs or branches it is charged each time.
 """
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from dpx.privacy import events
 from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint
-from dpx.privacy.origins import Origin, charged, merged, of_line
+from dpx.privacy.origins import Origin, charged, merged
 from dpx.privacy.segments import LedgerEntry, Segments, encode, join
 from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
@@ -72,7 +71,6 @@ class Ledger:
     """An append-only ledger at `path`, created durably when absent. Raises `ConfigError` for a file that is no ledger.
 
     `statements` are checksums of the statements that may lie in the run's folder, `configs` those of its configs (`dpx.claim.seals`).
-    A ledger from before there were chains is read as it is (`is_chained` is false) and made a chain by the first line appended.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -91,30 +89,18 @@ class Ledger:
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
         self._known: set[tuple[str, int, LedgerEntry]] = set()
-        old = _lines_without_chain(self.path)
-        self._chain = Chain(self.path, {"ledger": FORMAT}) if old is None else None
-        if self._chain:
-            _require_format(self.path, self._chain.first.get("ledger"), FORMAT)
-        self.identity = self._chain.name if self._chain else str(old[0]["ledger"]) if old else ""
-        self._read(self._chain.lines if self._chain else old[1:] if old else [])
+        self._chain = Chain(self.path, {"ledger": FORMAT})
+        self.identity = self._chain.name
+        self._read(self._chain.lines)
 
     @property
-    def is_chained(self) -> bool:
-        return self._chain is not None
-
-    @property
-    def was_unchained(self) -> bool:
-        """Whether it has lines that were written before there were chains."""
-        return self._chain is None or "unchained" in self._chain.first
-
-    @property
-    def mark(self) -> Mark | None:
-        """The place after everything entered so far; `None` for a ledger that is not chained."""
-        return self._chain.mark if self._chain else None
+    def mark(self) -> Mark:
+        """The place after everything entered so far."""
+        return self._chain.mark
 
     def missing(self, mark: Mark) -> str | None:
         """Why the ledger does not reach `mark`, in words; `None` where it does."""
-        return self._chain.missing(mark) if self._chain else "is from before ledgers were chained"
+        return self._chain.missing(mark)
 
     def append(self, step: int, entry: LedgerEntry) -> None:
         """Enters `step`; on disk when this returns."""
@@ -195,8 +181,7 @@ class Ledger:
     @property
     def data(self) -> list[str | None]:
         """Checksums of the prepared data that its steps drew from; `None` stands for unknown data."""
-        own = [epoch.fingerprint.get("data") for epoch in self.epochs] or [None]
-        return list(dict.fromkeys([*own, *([None] if self.was_unchained else [])]))
+        return list(dict.fromkeys(epoch.fingerprint.get("data") for epoch in self.epochs)) or [None]
 
     def own_segments(self) -> Segments:
         """Run-length encoding of the releases entered here."""
@@ -249,7 +234,7 @@ class Ledger:
         elif "trial_of" in line:
             self.trials.append(TrialOf(**line["trial_of"]))
         elif "from" in line:
-            self.origins = merged(self.origins, [of_line(line["from"])])
+            self.origins = merged(self.origins, [Origin(**line["from"])])
         elif "verdict" in line:
             self.verdict = line["verdict"]
         elif "sealed" in line:
@@ -270,36 +255,12 @@ class Ledger:
         self._add(*lines)
 
     def _add(self, *lines: Any) -> None:
-        if self._chain is None:
-            # The same ledger as a chain, put in the place of the old file in one move.
-            before = (_lines_without_chain(self.path) or [])[1:]
-            self._chain = Chain.carried_over(self.path, {"ledger": FORMAT, "chain": self.identity}, before)
         self._chain.append(lines)
         self._read(lines)
 
     def close(self) -> None:
         """Gives the file handle back; a later append opens it again."""
-        if self._chain:
-            self._chain.close()
-
-
-def _lines_without_chain(path: Path) -> list[Any] | None:
-    """The JSON lines of a ledger from before there were chains, its first line included; `None` for anything else."""
-    if not path.exists():
-        return None
-    *whole, _ = path.read_bytes().split(b"\n")
-    if not whole or not whole[0].startswith(b'{"ledger"'):
-        return None
-    try:
-        lines = [json.loads(line) for line in whole]
-    except ValueError as error:
-        raise ConfigError(path, "is not a ledger, or was changed by hand", "Restore the file") from error
-    _require_format(path, lines[0].get("format"), 1)
-    return lines
-
-
-def _require_format(path: Path, found: Any, known: int) -> None:
-    require(found == known, path, f"is in format {found}, not 1 or {FORMAT}", "Use the version of dpx that wrote it")
+        self._chain.close()
 
 
 def releases(segments: Segments) -> list[tuple[Release, int]]:

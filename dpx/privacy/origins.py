@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.segments import SEGMENTS, join
+from dpx.privacy.segments import join
 from dpx.privacy.unit_facts import UnitFacts
 
 # Declared, never found: a relation that one row of the data could change would tell of that row.
@@ -70,8 +70,7 @@ class Origin:
 
     def as_line(self) -> dict[str, Any]:
         """As a ledger holds it."""
-        line = {SEGMENTS if name == "segments" else name: value for name, value in dataclasses.asdict(self).items()}
-        return json.loads(json.dumps(line))
+        return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def as_released(self) -> dict[str, Any]:
         """As a statement holds it, without checksums of the data."""
@@ -83,15 +82,10 @@ class Origin:
         return {name: value for name, value in line.items() if name not in ("data", "provenance")} | {"composed": self.is_composed}
 
 
-def of_line(line: dict[str, Any]) -> Origin:
-    """The origin that `as_line` wrote."""
-    return Origin(**{"segments" if name == SEGMENTS else name: value for name, value in line.items()})
-
-
 def of_released(node: dict[str, Any]) -> Origin:
     """The origin that `as_released` wrote, for a run that knows nothing else about it: its data counts as unknown."""
-    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "is_fork", "against", "data", "is_checked"} | {SEGMENTS}
-    return of_line({name: value for name, value in node.items() if name in names})
+    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "is_fork", "against", "data", "is_checked"}
+    return Origin(**{name: value for name, value in node.items() if name in names})
 
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:

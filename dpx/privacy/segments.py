@@ -8,8 +8,6 @@ from dpx.declaration import declaration, require
 
 # One dictionary per event, with the steps that it cost.
 Segments = list[dict[str, Any]]
-# Their key in ledgers, statements and studies, which are on users' disks from before they were called segments.
-SEGMENTS = "runs"
 
 # Fields of an entry that are there only where code from outside the tree takes part.
 _OF_PACKAGES = ("event", "by")

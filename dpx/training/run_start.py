@@ -53,7 +53,6 @@ class Epochs:
         """A new epoch with a fresh secret; both durable when this returns. Its number is one that nothing here has used."""
         used = [epoch.number for epoch in self.ledger.epochs]
         used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
-        used += [entry.epoch for _, entry in self.ledger.entries()] if self.ledger.was_unchained else []
         number = max(used, default=-1) + 1
         secret = RootSecret.create(self._path(number)) if self.seed is None else self._seeded(number)
         epoch = Epoch(
@@ -96,16 +95,15 @@ class Epochs:
 
 def facts_of(ledger: Ledger, epoch: Epoch) -> dict[str, Any]:
     """What is saved beside a state: the ledger line it follows from, and the epoch its last step was of."""
-    assert ledger.mark is not None
     return {"ledger": ledger.mark.as_json(), "epoch": epoch.name}
 
 
 def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
     """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns. A new run begins from `start`."""
     folder, ledger = epochs.folder, epochs.ledger
-    if not ledger.epochs and ledger.is_chained:
+    if not ledger.epochs:
         return _fork(epochs, checkpoints, step, start) if folder.fork else _fresh(epochs, step, start)
-    changed = differences(ledger.epochs[-1].fingerprint, epochs.fingerprint) if ledger.epochs else []
+    changed = differences(ledger.epochs[-1].fingerprint, epochs.fingerprint)
     require(
         "claim" not in changed,
         folder.path,
@@ -158,8 +156,6 @@ def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | No
 
 def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[str, Any] | None) -> str | None:
     """Why the newest epoch cannot go on from this state, in words; `None` where it can."""
-    if not epochs.ledger.epochs:
-        return "this run is from before its ledger was a chain"
     epoch = epochs.ledger.epochs[-1]
     if changed:
         return f"{', '.join(changed)} changed since this run began"

@@ -14,7 +14,6 @@ from dpx.privacy.accounting import Charges
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
 from dpx.tuning.record import Record, Trial
-from dpx.tuning.search import Search
 
 # Two steps that agree in all else cost the same.
 _NO_COST = ("origin", "epoch", "epoch_name", "clipping_norm", "by")
@@ -51,17 +50,13 @@ def planned(experiment: Experiment) -> Segments | None:
     return calibration.planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
 
 
-def of(trial: Trial, record: Record, search: Search) -> Cost:
+def of(trial: Trial, record: Record) -> Cost:
     """What `trial` costs: its plan, and all that its ledger holds or is known to have held; its folder need not exist."""
     entered, units, lost, disagrees = trial.entered, trial.units, True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
         held, of_held, disagrees = _believed(record.outputs / trial.folder, trial)
         entered, units, lost = ledger.join(entered, held), [*units, *of_held], False
-    plan = trial.plan
-    if plan is None and entered:
-        # An old record has no plans; what the first step was charged at tells the rest.
-        plan = search.planned_at(entered[0]["size"], entered[0]["noise_multiplier"])
-    return Cost(union(plan or [], entered, f"planned/{trial.number}"), entered, plan, lost, disagrees, distinct(units))
+    return Cost(union(trial.plan or [], entered, f"planned/{trial.number}"), entered, trial.plan, lost, disagrees, distinct(units))
 
 
 def known(trial: Trial, record: Record) -> dict[str, Any]:
@@ -75,7 +70,7 @@ def known(trial: Trial, record: Record) -> dict[str, Any]:
         return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None, "units": trial.units}
     # A ledger that does not reach as far as the one noted before is no progress: the older mark keeps telling.
     reached = trial.ledger if trial.ledger and entered.missing(trial.ledger) else entered.mark
-    noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached.as_json() if reached else None}
+    noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached.as_json()}
     return noted | {"units": distinct([*trial.units, *_units(entered)])}
 
 

@@ -9,7 +9,6 @@ from dpx.claim.seals import STATEMENT
 from dpx.declaration import ConfigError
 from dpx.privacy import accounting, events, ledger, selection
 from dpx.privacy.accounting import Charges
-from dpx.privacy.segments import SEGMENTS
 from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.run_folder import read_json
 from dpx.tuning import charges, rules
@@ -32,10 +31,6 @@ _SCORE_READS = (
     "outside reads for that score is not charged either"
 )
 _DECLARED = "the number of trials was declared before the first, and none was started again because of what it had come to"
-_UNCHAINED = (
-    "this record was begun before records were chained: that nothing of it was lost or changed by then, and that the number of trials was "
-    "declared before the first, is assumed"
-)
 
 Costs = list[tuple[Trial, Cost]]
 
@@ -66,11 +61,11 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
         # Folders of the others would tell how many there are.
         "score": _score(search),
         "winner": None if winner is None else "winner" if secret else winner.folder,
-        "assumptions": _assumptions(search, record),
+        "assumptions": [_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])],
         "not_covered": [_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *statement.NOT_COVERED[2:]],
         **_draws(record, secret),
-        "ledger": {"repeated": _repeated_events(search, record)} if secret else {SEGMENTS: ledger.join(*(c.segments for _, c in costs))},
-        "record": {"mark": _mark(record, secret), "unchained": record.was_unchained},
+        "ledger": {"repeated": _repeated_events(search, record)} if secret else {"segments": ledger.join(*(c.segments for _, c in costs))},
+        "record": {"mark": _mark(record, secret)},
     }
 
 
@@ -88,7 +83,7 @@ def _draws(record: Record, secret: bool) -> dict[str, Any]:
 def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
     """Every trial that began, whatever became of it; of an uncharged search the winner alone, whose epsilon is no bound."""
     counted = record.trials if search.tune.charge != "uncharged" else [winner] if winner else []
-    return [(trial, charges.of(trial, record, search)) for trial in counted]
+    return [(trial, charges.of(trial, record)) for trial in counted]
 
 
 def _mark(record: Record, secret: bool) -> dict[str, Any]:
@@ -100,11 +95,6 @@ def _mark(record: Record, secret: bool) -> dict[str, Any]:
 def _trials(search: Search, record: Record, costs: Costs) -> dict[str, Any]:
     lost = [trial.folder for trial, cost in costs if cost.lost] if search.is_private else []
     return {"declared": record.declared or search.tune.trials, "begun": len(record.trials), "charged_by_plan_alone": lost}
-
-
-def _assumptions(search: Search, record: Record) -> list[str]:
-    declared = [_DECLARED] if search.tune.charge == "composition" else []
-    return [_ASSUMED[search.tune.charge], *declared, *([_UNCHAINED] if record.was_unchained else [])]
 
 
 def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
@@ -176,7 +166,7 @@ def _without_bounds(beside: dict[str, Any], by: tuple[str, ...]) -> dict[str, An
 def _against_composition(search: Search, record: Record, costs: Costs) -> list[str]:
     reasons = [cost.disagrees for _, cost in costs if cost.disagrees]
     if any(cost.planned is None for _, cost in costs):
-        reasons.append("nothing is left of a trial that began before plans were recorded, so what it cost is not known")
+        reasons.append("the plan of a trial is not recorded, so what it cost is not known")
     budget = rules.filter_of(search)
     if budget is None:
         reasons += record.raised

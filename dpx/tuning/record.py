@@ -15,14 +15,13 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dpx.claim.seals import STATEMENT, seal
 from dpx.declaration import ConfigError, require, several
 from dpx.durable import locked, make_private, write_durably
-from dpx.launch.sweep import SCORE
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.privacy.segments import Segments
 from dpx.run_folder import RunFolder, read_json, write_json
@@ -32,8 +31,6 @@ from dpx.tuning.distribution import TrialDistribution
 CHAIN, TRIAL = "trials", "private/trial.json"
 FORMAT = 1
 STATEMENTS = (STATEMENT, f"winner/{STATEMENT}")
-# Files from before the record was a chain.
-_OLD_TRIALS, _OLD_NUMBER, _OLD_SHARED = "trials.jsonl", "number_of_trials.json", "study.json"
 _RESTORE = "Restore the study's folder, or give the study another name: what its trials spent stays spent"
 
 
@@ -41,7 +38,7 @@ _RESTORE = "Restore the study's folder, or give the study another name: what its
 class Trial:
     """`state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial drawn anew may share with a lost one.
 
-    `plan` is what its whole schedule is charged, `None` without privacy or in an old record; `entered` what its ledger held at the last
+    `plan` is what its whole schedule is charged, `None` without privacy; `entered` what its ledger held at the last
     end, and `ledger` the mark of that; `units` what those steps protect, as JSON (`dpx.privacy.unit_facts`); `reasons` are those for which
     its own statement had no guarantee then.
     """
@@ -56,7 +53,6 @@ class Trial:
     entered: Segments = dataclasses.field(default_factory=list)
     ledger: Mark | None = None
     reasons: tuple[str, ...] = ()
-    is_unchained: bool = False
     units: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
 
 
@@ -78,14 +74,9 @@ class Record:
         self.chain = self._opened(followers)
         for line in self.chain.lines:
             self._take(line)
-        for place, mark, content in followers:
-            self._require(place, mark, content)
+        for place, mark, _ in followers:
+            self._require(place, mark)
         self._require_sealed(followers)
-
-    @property
-    def was_unchained(self) -> bool:
-        """Whether it has lines that were written before records were chains."""
-        return "unchained" in self.chain.first
 
     @property
     def tune(self) -> Tune | None:
@@ -130,10 +121,8 @@ class Record:
         """The trial whose run lies in `folder`; `None` where none began there, or where what began there was lost."""
         newest = self.newest_in(folder.name)
         noted = self.noted_in(folder)
-        if newest is None or (noted.get("study"), noted.get("trial")) == (self.path.name, newest.number):
-            return newest
-        # Trials of an old record left no note in their folders.
-        return newest if newest.is_unchained and (folder / "private" / "ledger").is_file() else None
+        is_noted = newest is not None and (noted.get("study"), noted.get("trial")) == (self.path.name, newest.number)
+        return newest if is_noted else None
 
     def noted_in(self, folder: Path) -> dict[str, Any]:
         """What `folder` says of the trial that it is; empty where it says nothing."""
@@ -149,27 +138,21 @@ class Record:
 
     def _opened(self, followers: "list[Follower]") -> Chain:
         path = self.path / "private" / CHAIN
-        old = self.path / "private" / _OLD_TRIALS
-        if path.is_file():
-            return Chain(path)
-        lost = [place for place, mark, _ in followers if mark is not None or not old.is_file()]
+        lost = [] if path.is_file() else [place for place, _, _ in followers]
         require(not lost, path, f"is lost, but {several(lost)} follow{'s' if len(lost) == 1 else ''} from it", _RESTORE)
-        return _carried_over(self.path / "private") if old.is_file() else Chain(path, {"trials": FORMAT})
+        return Chain(path, {"trials": FORMAT})
 
-    def _require(self, place: str, mark: "Mark | str | None", content: Any) -> None:
+    def _require(self, place: str, mark: "Mark | str | None") -> None:
         if isinstance(mark, Mark):
             missing = self.chain.missing(mark)
         elif isinstance(mark, str):
             missing = None if _holds(self.chain, mark) else "has no line that this names"
         else:
-            stated = content.get("trials", {}).get("begun", 0)
-            missing = None if self.was_unchained and stated <= len(self.trials) else "is not the record that this was stated from"
+            missing = "is a chain, and that names no line of it"
         require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
 
     def _require_sealed(self, followers: "list[Follower]") -> None:
         """Raises `ConfigError` for a statement of the study that may not lie there."""
-        if self.was_unchained and not self.sealed:
-            return
         for place, _, content in followers:
             fits = place.endswith(TRIAL) or seal(content) in self.sealed
             require(fits, f"{self.path.parent / place}", "is not the statement that the study's record sealed", _RESTORE)
@@ -186,8 +169,6 @@ class Record:
         elif "ended" in line:
             facts = {key: value for key, value in line.items() if key != "ended"}
             self._change(line["ended"], **(facts | {"ledger": mark_of(line.get("ledger")), "reasons": tuple(line.get("reasons", ()))}))
-        elif "unchained" in line:
-            self._take_old(line["unchained"])
         elif "began_with" in line:
             self.began_with = line["began_with"]
         elif "drawn" in line:
@@ -209,15 +190,7 @@ class Record:
         self.declared = number
 
     def _change(self, number: int, **facts: Any) -> None:
-        named = {"score" if key == SCORE else key: value for key, value in facts.items()}
-        self.trials[number] = dataclasses.replace(self.trials[number], **named)
-
-    def _take_old(self, line: dict[str, Any]) -> None:
-        known = next((trial for trial in self.trials if trial.folder == line["folder"]), None)
-        if known is None:
-            known = Trial(line["folder"], number=len(self.trials), is_unchained=True)
-            self.trials.append(known)
-        self._change(known.number, **(line | {"point": tuple(line.get("point", known.point))}))
+        self.trials[number] = dataclasses.replace(self.trials[number], **facts)
 
 
 @contextlib.contextmanager
@@ -263,20 +236,3 @@ def _holds(chain: Chain, digest: str) -> bool:
 
 def _json(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
-
-
-def _carried_over(private: Path) -> Chain:
-    """The chain of a record from before there were chains."""
-    chain = Chain.carried_over(private / CHAIN, {"trials": FORMAT}, _old_lines(private))
-    for name in (_OLD_TRIALS, _OLD_NUMBER, _OLD_SHARED):
-        (private / name).unlink(missing_ok=True)
-    return chain
-
-
-def _old_lines(private: Path) -> Iterable[dict[str, Any]]:
-    drawn, shared = _json(private / _OLD_NUMBER), _json(private / _OLD_SHARED)
-    # A line cut short by a kill is that of a trial that had not started.
-    trials = [json.loads(line) for line in (private / _OLD_TRIALS).read_text().splitlines() if line.endswith("}")]
-    lines = [{"drawn": drawn["trials"]}] if drawn else []
-    lines += [{"began_with": shared}] if shared else []
-    return lines + [{"unchained": line} for line in trials]

@@ -18,7 +18,7 @@ from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.durable import not_following, put_in_place
 from dpx.experiment import Experiment
-from dpx.launch.sweep import SCORE, Status
+from dpx.launch.sweep import Status
 from dpx.run_folder import CONFIG, LOCK, RunFolder, read_json, write_json
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution
@@ -214,7 +214,7 @@ class Study:
             return
         finished = _came_to(folder)
         if finished is not None:
-            self._end(record, search, trial, "finished", finished.get(SCORE))
+            self._end(record, search, trial, "finished", finished.get("score"))
         elif trial.state == "begun":
             self._end(record, search, trial, "failed", error="killed")
 
@@ -235,7 +235,7 @@ class Study:
         # Before the end is noted: a trial that was killed between the two has not ended, and is withheld at the next launch.
         if is_secret:
             _withhold(folder)
-        record.end(trial, state=state, error=error, reasons=claim.reasons_at_end(folder), **known, **{SCORE: score})
+        record.end(trial, state=state, score=score, error=error, reasons=claim.reasons_at_end(folder), **known)
         if not is_secret:
             self._state(search, record)
 

@@ -122,7 +122,7 @@ def main() -> None:
     given = parser.parse_args()
     config = yaml.safe_load((given.run / "release" / "config.yaml").read_text())
     claim = json.loads((given.run / "release" / "privacy.json").read_text())
-    (entered,) = claim["ledger"]["runs"]
+    (entered,) = claim["ledger"]["segments"]
     tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
     train, dev = (rows(given.data / f"{name}.tsv.gz", tokenizer, config["data"]["sequence_length"]) for name in ("train", "dev"))
     assert len(train) == entered["size"], f"{len(train)} rows here, {entered['size']} in the run"

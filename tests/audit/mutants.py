@@ -453,7 +453,7 @@ MUTANTS = (
     Mutant(
         "parts of a folder not held against its ledger",
         "dpx/claim/agreement.py",
-        "_unmarked(ledger, content) if mark is None else ledger.missing(mark)",
+        '"is a chain, and that names no line of it" if mark is None else ledger.missing(mark)',
         "None",
         ACCIDENTS + "test_nothing_looks_at_a_run_whose_ledger_falls_short[cut-account]",
     ),

@@ -159,7 +159,7 @@ def test_data_whose_manifest_cannot_be_believed_is_not_searched(place, parent, t
         rewritten(path, lambda held: held.update(json.loads((_kept(other, tmp_path)).read_text())))
     word = ("init=run", f"init.run={copied}", "init.disjoint_from=[main]")
     if how == "lost":
-        with pytest.raises(ConfigError, match="did not record its vocabulary"):
+        with pytest.raises(ConfigError, match="does not say which vocabulary it was trained with"):
             rewritten(copied / "release" / "privacy.json", lambda document: document.pop("vocabulary"))
             sealed_anew(copied)
             began(place, *word, text="other")
@@ -189,9 +189,9 @@ def test_a_lost_ledger_is_refused(place, copied):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda document: document["ledger"].update(runs=[]),
-        lambda document: document["ledger"]["runs"][0].update(steps=[[0, 1]]),
-        lambda document: document["ledger"]["runs"][0].update(noise_multiplier=20.0),
+        lambda document: document["ledger"].update(segments=[]),
+        lambda document: document["ledger"]["segments"][0].update(steps=[[0, 1]]),
+        lambda document: document["ledger"]["segments"][0].update(noise_multiplier=20.0),
         lambda document: document.pop("init"),
     ],
     ids=["deleted", "shortened", "more noise", "no origins"],
@@ -211,7 +211,8 @@ def test_a_handed_config_that_was_edited_is_not_that_of_the_weights(place, hande
 
 def test_weights_without_a_seal_or_a_statement(place, handed):
     rewritten(handed / PARAMS / "_CHECKPOINT_METADATA", lambda held: held["custom_metadata"].pop("statement"))
-    assert "did not seal statements" in reasons(began(place, "init=run", f"init.run={handed}"))
+    with pytest.raises(ConfigError, match="not the statement these weights were released with"):
+        began(place, "init=run", f"init.run={handed}")
     (handed / "privacy.json").unlink()
     with pytest.raises(ConfigError, match="weights without their statement"):
         began(place, "init=run", f"init.run={handed}")

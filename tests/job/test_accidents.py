@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.claim import agreement
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.evaluate import Evaluate
@@ -23,7 +22,6 @@ from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
 
 from ..composed import composed
-from ..privacy.unchained import unchain
 from ..processes import micro_run
 from ..training.sharing import run_job
 
@@ -257,27 +255,6 @@ def test_a_release_that_was_handed_on_is_answered_for_and_called_unchecked(data,
         assert "UNCHECKED" in capsys.readouterr().out
     assert not dpx.load(copy).is_checked
     assert not (copy / "private").exists()
-
-
-def test_a_run_from_before_the_chain_goes_on_in_a_new_noise_epoch(data, tmp_path, drawn):
-    path = tmp_path / "run"
-    train(data, path, until=5)
-    unchain(path / "private" / "ledger")
-    for saved in (path / "private" / "checkpoints").iterdir():
-        facts = agreement.facts_of_checkpoint(saved)
-        assert facts is not None
-        unmarked = agreement.sealed({checkpoint.VALUES: facts[checkpoint.VALUES]})
-        held = json.loads((saved / agreement.METADATA).read_text()) | {"custom_metadata": unmarked}
-        (saved / agreement.METADATA).write_text(json.dumps(held))
-        (saved / checkpoint.FILES).unlink()
-    old = claim_of(path)
-    for new in ("mark", "chain"):
-        old["ledger"].pop(new)
-    (path / "release" / "privacy.json").write_text(json.dumps(old))
-    claim = train(data, path)
-    assert len(drawn) == charged(path) == 5 + 4 and len({secret for secret, _ in drawn}) == 2
-    assert claim["ledger"]["chain"].startswith("begun late") and claim["guarantee"] == "dp"
-    assert claim["epsilon"]["rdp"] > claim["planned"]["epsilon"]["rdp"]
 
 
 @pytest.mark.parametrize(

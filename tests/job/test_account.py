@@ -82,7 +82,7 @@ def test_branches_are_accounted_jointly(run, tmp_path):
 def test_a_statement_is_as_good_as_its_ledger(run):
     run.release.mkdir()
     entered = Ledger(run.private / "ledger")
-    seals.write_statement(run, entered, {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}})
+    seals.write_statement(run, entered, {"ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}})
     assert read(run.release / "privacy.json").segments == read(run.private / "ledger").segments == read(run.path).segments
     assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
 
@@ -91,7 +91,7 @@ def test_why_a_source_guarantees_nothing_is_said_first(run, experiment, tmp_path
     entered = Ledger(run.private / "ledger")
     run.release.mkdir(parents=True, exist_ok=True)
     stated = {"guarantee": "none", "reasons": ["seed=7: anybody can draw the same noise"]}
-    stated |= {"ledger": {"runs": entered.segments()} | spent.chain_facts(entered), "units": [FACTS.as_json()]}
+    stated |= {"ledger": {"segments": entered.segments()} | spent.chain_facts(entered), "units": [FACTS.as_json()]}
     seals.write_statement(run, entered, stated)
     for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
         assert read(source).reasons == tuple(stated["reasons"])
@@ -113,7 +113,7 @@ def test_a_statement_without_ledger_is_refused(tmp_path):
         read(tmp_path / "privacy.json")
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"ledger": [1]}', '{"ledger": {"runs": 3}}'])
+@pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"ledger": [1]}', '{"ledger": {"segments": 3}}'])
 def test_a_file_that_is_no_statement_is_refused_in_a_line(text, tmp_path):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError, match=r"a\.json: .*Name the statement of a private run"):
@@ -127,7 +127,7 @@ def _stated(folder, adjacency, delta):
     facts = dataclasses.replace(FACTS, adjacency=adjacency)
     entered.note_units(facts)
     entered.append(0, ENTRY)
-    said = {"ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}, "adjacency": adjacency, "delta": delta}
+    said = {"ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}, "adjacency": adjacency, "delta": delta}
     said["units"] = [facts.as_json()]
     seals.write_statement(RunFolder(folder), entered, said)
     return folder

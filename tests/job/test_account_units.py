@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dpx import config
-from dpx.claim import calibration, reasons, seals, spent, statement
+from dpx.claim import calibration, seals, spent, statement
 from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
@@ -19,7 +19,6 @@ from dpx.run_folder import RunFolder
 from tests.composed import composed
 from tests.privacy.test_ledger import forked
 from tests.privacy.test_unit_facts import MANIFEST, changed, facts_of
-from tests.privacy.unchained import unchain
 
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=2.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
 FACTS, DOCUMENTS = facts_of(), facts_of("privacy.unit=document", "privacy.rows_per_unit_max=4")
@@ -43,7 +42,7 @@ def source(folder, facts: UnitFacts | None, entry: LedgerEntry = ENTRY, steps: i
         entered.note_units(facts)
     for step in range(steps):
         entered.append(step, entry)
-    said = {"guarantee": "dp", "reasons": [], "ledger": {"runs": entered.segments(), **spent.chain_facts(entered)}}
+    said = {"guarantee": "dp", "reasons": [], "ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}}
     said |= {} if facts is None else {"units": [facts.as_json()], "adjacency": facts.adjacency}
     seals.write_statement(RunFolder(folder), entered, said)
     entered.close()
@@ -206,11 +205,3 @@ def test_another_relation_is_asked_of_every_source(place, tmp_path):
     assert "is not a neighbouring relation" in refusal(tmp_path, sources, adjacency="nearby")
     assert stated_at([read(one) for one in sources], None, "replace_one", EXPERIMENT.privacy)[1] == "replace_one"
     assert stated_at([read(sources[0])], None, None, EXPERIMENT.privacy)[1] == "replace_one"
-
-
-def test_a_run_from_before_ledgers_were_chained_goes_on_as_it_did(tmp_path):
-    source(tmp_path / "old", None)
-    unchain(tmp_path / "old" / "private" / "ledger")
-    found = Ledger(tmp_path / "old" / "private" / "ledger")
-    found.note_units(FACTS)
-    assert found.units == [None, FACTS] and reasons.unlike_units(found) == []

@@ -67,7 +67,7 @@ def test_any_one_part_makes_the_claim_its_packages(site, part, tmp_path):
     (facts,) = document["rests_on"]
     key = {"data": "data.source"}.get(part.partition("=")[0], part.partition("=")[0])
     assert (facts["package"], facts["version"]) == ("dpx_pond", "0.3.1") and facts["parts"][key].startswith("dpx_pond.")
-    assert {run["by"] for run in document["ledger"]["runs"]} == {"dpx_pond"}
+    assert {run["by"] for run in document["ledger"]["segments"]} == {"dpx_pond"}
     no_bound(plan.plan(experiment) | {"planned": {}, "spent": {}})
 
 
@@ -80,7 +80,7 @@ def unimported():
 def test_dpx_alone_is_dp_and_its_ledger_says_nothing_of_packages(site, unimported, tmp_path):
     document = stated(experiment := built(*OWN), entered(experiment, tmp_path))
     assert document["guarantee"] == "dp" and document["epsilon"]["rdp"] > 0 and "rests_on" not in document
-    assert not {"by", "event"} & {name for run in document["ledger"]["runs"] for name in run}
+    assert not {"by", "event"} & {name for run in document["ledger"]["segments"] for name in run}
     assert not {"by", "event"} & calibration.plan_of(experiment, calibration.calibrate(experiment, SIZE)).keys()
     assert '"by"' not in (tmp_path / "ledger").read_text()
 

@@ -16,8 +16,6 @@ from dpx.privacy.joint import joint, remaining
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import Shuffled
 
-from .unchained import unchain
-
 N = 10_000
 CLIP = AdaptiveClip(clipping_norm=0.5, count_noise_multiplier=2.0)
 
@@ -91,14 +89,3 @@ def test_the_statement_says_what_is_released_and_recomputes(small, tmp_path):
     assert any("clipping norm" in line for line in mechanism["releases"])
     (item,) = document["ledger"]["events"]
     assert item["event"]["event"]["noise_multiplier"] == pytest.approx(joint(1.0, 2.0))
-
-
-def test_an_older_ledger_without_counts_is_read(tmp_path, small):
-    found = entered(small(), tmp_path / "ledger", 2)
-    found.close()
-    unchain(tmp_path / "ledger")
-    text = (tmp_path / "ledger").read_text().replace(', "count_noise_multiplier": null', "")
-    (tmp_path / "ledger").write_text(text)
-    assert ledger.releases(Ledger(tmp_path / "ledger").segments()) == [
-        (Release(noise_multiplier=1.0, sampling_probability=64 / N, size=N), 2)
-    ]

@@ -17,8 +17,6 @@ from dpx.privacy.chain import Chain
 from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
 from dpx.privacy.origins import Origin
 
-from .unchained import unchain
-
 PLAIN = {"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5}
 
 
@@ -95,7 +93,7 @@ def test_what_is_no_ledger_is_refused(tmp_path, text):
 @pytest.mark.parametrize("facts", [{"ledger": 2}, {"trials": 1}])
 def test_a_chain_of_another_format_is_no_ledger(tmp_path, facts):
     Chain(tmp_path / "ledger", facts).close()
-    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 1 or 3"):
+    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 3"):
         Ledger(tmp_path / "ledger")
 
 
@@ -280,20 +278,6 @@ def test_the_digest_that_leaves_is_keyed(tmp_path):
     assert one is not None and other is not None
     assert one.position == other.position and one.digest != other.digest
     assert (tmp_path / "a").read_text().count('"key"') == 1
-
-
-def test_a_ledger_from_before_the_chain_is_read_and_chained_by_its_next_line(tmp_path):
-    path = tmp_path / "ledger"
-    fill(path, range(5)).close()
-    unchain(path)
-    old = Ledger(path)
-    assert not old.is_chained and old.mark is None and old.steps(0) == set(range(5))
-    before = path.read_bytes()
-    assert Ledger(path).segments() == old.segments() and path.read_bytes() == before, "reading changes nothing"
-    old.append(5, entry())
-    again = Ledger(path)
-    assert again.is_chained and again.was_unchained and again.identity == old.identity and again.steps(0) == set(range(6))
-    assert counted(again.segments()) == [(0.01, 6)]
 
 
 def test_epochs_sums_and_plans_are_read_back(tmp_path):

@@ -78,7 +78,7 @@ def test_what_is_released_tells_nothing_of_the_data_and_says_least_to_the_next()
     assert "data" not in released and released["composed"] is False
     again = of_released(released)
     assert (again.relation, again.data, again.against, again.is_checked) == ("unknown", (None,), (), False)
-    assert again.segments == released["runs"] and again.is_composed
+    assert again.segments == released["segments"] and again.is_composed
 
 
 def test_another_neighbouring_relation_is_refused_where_it_would_be_composed(small):

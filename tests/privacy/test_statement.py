@@ -55,7 +55,7 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
     assert document["epsilon"]["pld"] == pytest.approx(theirs, rel=1e-9)
     listed = statement.recompute(document, dp_accounting_alone)
     assert listed == pytest.approx(theirs, rel=1e-9)
-    (entered,) = document["ledger"]["runs"]
+    (entered,) = document["ledger"]["segments"]
     assert (entered["q"], entered["noise_multiplier"], entered["steps"]) == (64 / N, 1.0, [[0, 7]])
 
 

@@ -94,7 +94,7 @@ def test_the_loss_that_is_released_is_the_mean_with_noise(whole):
 
 def test_everything_released_is_charged_as_one_release(whole):
     claim = json.loads((whole[0] / "release" / "privacy.json").read_text())
-    (run,) = claim["ledger"]["runs"]
+    (run,) = claim["ledger"]["segments"]
     assert (run["count_noise_multiplier"], run["telemetry_noise_multiplier"], run["steps"]) == (4.0, 2.0, [[0, STEPS]])
     (item,) = claim["ledger"]["events"]
     assert item["count"] == STEPS

@@ -77,7 +77,7 @@ def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinat
     if not experiment.is_private:
         return
     assert document["spent"]["steps"] == document["spent"]["charged_steps"] == STEPS
-    assert document["ledger"]["runs"] == segments
+    assert document["ledger"]["segments"] == segments
     own = calibration.accountant_of(experiment.accountant)[0]
     if own == "pld" and document["epsilon"]:
         relation = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}[document["adjacency"]]

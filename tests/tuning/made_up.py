@@ -93,7 +93,7 @@ def stated(study: Study) -> dict:
 
 def steps_of(said: dict) -> int:
     """How many steps a study's statement charges for the trials that began."""
-    return sum(count for run in said["ledger"]["runs"] for _, count in run["steps"])
+    return sum(count for run in said["ledger"]["segments"] for _, count in run["steps"])
 
 
 def event(count: int, q: float = BATCH / SIZE, sigma: float = SIGMA) -> dp_event.DpEvent:

@@ -146,7 +146,7 @@ def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path)
     enter(folder, of, range(2))
     assert [one.state for one in study.close(of)] == ["failed"]
     enter(folder, of, range(2, STEPS))
-    Status(folder, "resume").write("finished", objective=0.4)
+    Status(folder, "resume").write("finished", score=0.4)
     (finished,) = study.close(of)
     assert (finished.state, finished.score) == ("finished", 0.4) and steps_of(stated(study)) == STEPS
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from dpx.privacy.chain import Chain
 from dpx.tuning import record
 from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study
-from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
+from tests.tuning.made_up import STEPS, begin, experiment, folder_of, stated, trial
 
 
 def _refuses_everything(study: Study, words: str) -> None:
@@ -66,7 +65,7 @@ def test_an_edited_statement_of_a_study_is_refused_by_the_study_and_by_an_accoun
     trial(study, of, 2, 0.1)
     newest = path.read_text()
     lower = json.loads(newest)
-    lower["ledger"]["runs"] = []
+    lower["ledger"]["segments"] = []
     for text in (older, json.dumps(lower), json.dumps(json.loads(newest) | {"delta": 1e-12})):
         path.write_text(text)
         _refuses_everything(study, "s/release/privacy.json: is not the statement that the study's record sealed")
@@ -110,7 +109,7 @@ def test_an_edited_record_is_no_chain(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     trial(study, experiment("composition"), 1, 0.1)
     path = study.private / "trials"
-    path.write_bytes(path.read_bytes().replace(b'"objective": 0.1', b'"objective": 0.9'))
+    path.write_bytes(path.read_bytes().replace(b'"score": 0.1', b'"score": 0.9'))
     _refuses_everything(study, r"line \d+ was changed")
 
 
@@ -132,44 +131,25 @@ def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
     assert noted["study"] == "s" and Chain(study.private / "trials").mark.as_json() == noted["mark"]
 
 
-def _as_before_chains(study: Study, trials: list[dict], charge: str) -> None:
+def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
     study.private.mkdir(parents=True)
-    (study.private / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in trials) + '{"folder": "cut sh')
-    of = experiment(charge)
-    shared = {"charge": charge} | {"data": {}, "privacy": {}, "task": {}}
-    shared |= json.loads(json.dumps({name: asdict(of)[name] for name in ("data", "privacy", "task")}, default=str))
-    (study.private / "study.json").write_text(json.dumps(shared))
+    Chain(study.private / "trials", {"trials": 2}).close()
+    _refuses_everything(study, r"private/trials: is in format 2, not 1\. Use the version of dpx that wrote it\.$")
 
 
-def test_a_record_from_before_chains_is_carried_over_and_called_so(tmp_path: Path) -> None:
+def test_a_trial_whose_plan_is_not_recorded_has_an_unknown_cost(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
-    names = [folder_of(study, number).name for number in (1, 2)]
-    begun = [{"folder": name, "point": ["a=1"], "state": "begun", "objective": None, "error": None} for name in names]
-    _as_before_chains(
-        study, [begun[0], {"folder": names[0], "state": "finished", "objective": 0.2, "error": None}, begun[1]], "composition"
-    )
-    enter(folder_of(study, 1), of, range(STEPS))
-    enter(folder_of(study, 2), of, range(2))
-    assert [one.state for one in study.close(of)] == ["finished", "failed"]
-    said = stated(study)
-    assert said["record"]["unchained"] and "is assumed" in said["assumptions"][-1]
-    assert said["guarantee"] == "dp" and steps_of(said) == 2 * STEPS, "its plan follows from what the trial entered"
-    assert not (study.private / "trials.jsonl").exists()
-    trial(study, of, 3, 0.3)
-    assert stated(study)["trials"]["begun"] == 3
-
-
-def test_an_old_trial_that_left_nothing_has_an_unknown_cost(tmp_path: Path) -> None:
-    study, of = Study(tmp_path, "s"), experiment("composition")
-    _as_before_chains(study, [{"folder": "gone", "point": [], "state": "finished", "objective": 0.2, "error": None}], "composition")
+    with record.opened(study.outputs, study.path) as begun:
+        begun.begin(folder_of(study, 1), (), None)
     study.close(of)
     said = stated(study)
     assert said["guarantee"] == "none" and "what it cost is not known" in said["reasons"][0]
 
 
-def test_an_old_statement_tells_of_trials_that_its_record_lacks(tmp_path: Path) -> None:
+def test_a_statement_that_names_no_line_does_not_follow_from_a_record(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
-    _as_before_chains(study, [{"folder": "a", "point": [], "state": "failed", "objective": None, "error": None}], "composition")
-    study.release.mkdir()
-    (study.release / "privacy.json").write_text(json.dumps({"trials": {"begun": 2}}))
-    _refuses_everything(study, "is not the record that this was stated from")
+    trial(study, experiment("composition"), 1, 0.1)
+    path = study.release / "privacy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"record": {}}))
+    _refuses_everything(study, "beside s/release/privacy.json: is a chain, and that names no line of it")

@@ -128,7 +128,7 @@ def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: 
         _killed(study, of)
         study.close(of)
         enter(folder_of(study, 2), of, range(2, STEPS))
-        Status(folder_of(study, 2), "resume").write("finished", objective=0.2)
+        Status(folder_of(study, 2), "resume").write("finished", score=0.2)
 
     study = Study(tmp_path, "s")
     said = _complete(study, last)
@@ -141,7 +141,7 @@ def test_a_kill_while_a_trial_is_noted_as_finished_costs_nothing(tmp_path: Path,
     def last(study: Study, of: Experiment) -> None:
         _killed(study, of)
         enter(folder_of(study, 2), of, range(2, STEPS))
-        Status(folder_of(study, 2), "train").write("finished", objective=0.2)
+        Status(folder_of(study, 2), "train").write("finished", score=0.2)
         with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
             killed.setattr(place, Mock(side_effect=KeyboardInterrupt))
             study.end(of, folder_of(study, 2), "finished", 0.2)
@@ -231,7 +231,7 @@ def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: P
     enter(folder, of, range(STEPS))
     (folder / "private" / "results.json").write_text(json.dumps({"metric": "accuracy", "heldout": {"accuracy": 0.4}}))
     status = Status(folder, "train")
-    status.write("finished", objective=0.4)
+    status.write("finished", score=0.4)
     monkeypatch.setattr("dpx.launch.launcher.build", lambda cfg: (of, None))
     monkeypatch.setattr("dpx.launch.launcher.prepare", lambda data, privacy: None)
     monkeypatch.setattr("dpx.launch.launcher.HydraConfig.get", lambda: type("Settings", (), {"sweeper": {}}))

@@ -48,7 +48,7 @@ def test_a_search_launched_again_goes_on_to_its_number_and_not_past_it(tmp_path:
     said = json.loads((_study(tmp_path) / "release" / "privacy.json").read_text())
     alone = json.loads((_runs(tmp_path)[0] / "release" / "privacy.json").read_text())
     assert said["guarantee"] == "dp" and said["trials"]["begun"] == 3
-    assert sum(count for run in said["ledger"]["runs"] for _, count in run["steps"]) == 6, "entered steps are those of the plans"
+    assert sum(count for run in said["ledger"]["segments"] for _, count in run["steps"]) == 6, "entered steps are those of the plans"
     assert said["epsilon"] == {"rdp": 20.0} and alone["tuning"]["charge"] == "composition"
 
 

@@ -213,7 +213,7 @@ def test_a_copied_trial_of_a_sum_is_charged_as_one_trial_more(tmp_path: Path) ->
     enter(folder_of(study, 9), of, range(STEPS), epoch=1)
     study.end(of, folder_of(study, 9), "finished", 0.3)
     said = stated(study)
-    assert said["trials"]["begun"] == 2 and sum(n for run in said["ledger"]["runs"] for _, n in run["steps"]) == 2 * STEPS
+    assert said["trials"]["begun"] == 2 and sum(n for run in said["ledger"]["segments"] for _, n in run["steps"]) == 2 * STEPS
     shutil.copytree(folder_of(study, 0), folder_of(study, 10))
     with pytest.raises(ConfigError, match="has had all its trials"):
         begin(study, of, folder_of(study, 10))

@@ -71,7 +71,7 @@ def test_repeat_and_select_releases_the_winner_alone(tmp_path: Path, monkeypatch
     reference = _by_renyi(dp_event.RepeatAndSelectDpEvent(event(STEPS), 8, 1.0))
     assert said["guarantee"] == "dp" and said["epsilon"] == {"rdp": pytest.approx(reference, rel=1e-6)}
     # The number of trials is as secret as the noise.
-    assert said["trials"] == {"mean": 8, "shape": "1.0"} and said["winner"] == "winner" and "runs" not in said["ledger"]
+    assert said["trials"] == {"mean": 8, "shape": "1.0"} and said["winner"] == "winner" and "segments" not in said["ledger"]
     assert [one["count"] for one in said["ledger"]["repeated"]] == [STEPS]
     assert (study.release / "winner" / "privacy.json").read_text() == (study.release / "privacy.json").read_text()
 
