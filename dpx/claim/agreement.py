@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.seals import STATEMENT, seal
+from dpx.claim.seals import STATEMENT, read_statement, seal
 from dpx.declaration import ConfigError, require, several
 from dpx.privacy.chain import RESTORE, Mark, mark_of
 from dpx.privacy.ledger import Ledger
@@ -73,7 +73,7 @@ def check_copy(release: Path) -> None:
         return
     told = _facts_beside(weights)
     if statement.is_file():
-        fits = told.get("statement") == seal(read_json(statement, OR_COPY))
+        fits = told.get("statement") == seal(read_statement(statement, OR_COPY))
         require(fits, statement, "is not the statement these weights were released with", OR_COPY)
     if config.is_file():
         fits = told.get("config") == seal(config.read_text(errors="replace"))
@@ -138,7 +138,7 @@ def _artefacts(folder: Path) -> Iterator[Found]:
 def _released(folder: Path, place: str) -> Iterator[Found]:
     statement, params, telemetry = (folder / place / name for name in (STATEMENT, "params", "telemetry.jsonl"))
     if statement.is_file():
-        document = read_json(statement, OR_MOVE)
+        document = read_statement(statement, OR_MOVE)
         yield f"{place}/{STATEMENT}", mark_of(_dict(document, "ledger").get("mark")), document
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_params(params / METADATA), None

@@ -7,18 +7,30 @@ that was sealed since: no order of kills makes a run's own statement an edited o
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
+from dpx.declaration import require
 from dpx.durable import write_durably
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import CONFIG, RunFolder
+from dpx.run_folder import CONFIG, RunFolder, read_json
 
 STATEMENT = "privacy.json"
+# Of the statement of a run and of a study.
+FORMAT = 2
 
 
 def seal(content: Any) -> str:
     """A checksum of a statement, as the value of its JSON, or of the text of a config."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_statement(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
+    """The statement at `path`; raises `ConfigError` where it is none, or is in another format."""
+    document = read_json(path, fix)
+    found = document.get("format", FORMAT)
+    require(found == FORMAT, path, f"is in format {found}, not {FORMAT}", "Use the version of dpx that wrote it")
+    return document
 
 
 def write_statement(folder: RunFolder, entered: Ledger, document: dict[str, Any]) -> None:

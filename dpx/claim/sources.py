@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dpx.claim import agreement, rests_on
 from dpx.claim.reasons import chosen_late, unlike_in_words
-from dpx.claim.seals import STATEMENT, seal
+from dpx.claim.seals import STATEMENT, read_statement, seal
 from dpx.declaration import require
 from dpx.privacy import ledger, origins, relations
 from dpx.privacy.declarations import Privacy
@@ -56,7 +56,7 @@ def read(path: Path) -> Source:
 
 
 def _of_statement(path: Path) -> Source:
-    document = read_json(path, "Name the statement of a private run")
+    document = read_statement(path, "Name the statement of a private run")
     _require_sealed(path, document)
     units = UnitFacts.listed(document.get("units"), path)
     stated = document.get("ledger")

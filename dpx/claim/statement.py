@@ -12,6 +12,7 @@ from dpx.claim.calibration import Calibrated, auxiliary
 from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
 from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_source
 from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded, unlike_units
+from dpx.claim.seals import FORMAT
 from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
 from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
@@ -24,8 +25,6 @@ from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin
 from dpx.privacy.unit_facts import UnitFacts
-
-FORMAT = 1
 
 
 def build(

@@ -7,7 +7,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpx.config.aliases import with_first_keys
 from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError
 from dpx.interop import shape
@@ -46,16 +45,8 @@ def run_name(root: DictConfig) -> str:
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that says which run it is; how and where it is computed, and groups that do nothing, are left out."""
-    told = {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and not _does_nothing(key, value)}
-    return with_first_keys(told)
-
-
-def _does_nothing(key: str, value: Any) -> bool:
-    default = {"telemetry": ".SecretTelemetry", "train": ".Everything", "init": ".RandomStart"}.get(key, "")
-    target = str(value["_target_"]) if default else ""
-    # A package's class of the same name may do something.
-    return (key == "analysis" and value is None) or (bool(default) and target.startswith("dpx.") and target.endswith(default))
+    """The part of a resolved config that says which run it is; how and where it is computed is left out."""
+    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME}
 
 
 def _short_hash(plain: Any) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import packages
-from dpx.config.aliases import now_called, with_present_keys
 from dpx.config.identity import resolved
 from dpx.config.node import checked_arguments, unknown_key
 from dpx.declaration import ConfigError, is_declaration, require
@@ -76,13 +75,13 @@ def make(node: Any, path: str) -> Any:
     if "_target_" not in node:
         return {key: make(value, f"{path}.{key}") for key, value in node.items()}
     declared = _declared(f"{path}._target_={node['_target_']}", node["_target_"])
-    return _construct(declared, {key: value for key, value in with_present_keys(node).items() if key != "_target_"}, path)
+    return _construct(declared, {key: value for key, value in node.items() if key != "_target_"}, path)
 
 
 def _declared(value: str, target: Any) -> Any:
     """The declaration that `target` names, `value` being the assignment as the user sees it. Only modules of dpx and of listed packages are
     imported; raises `ConfigError` for anything else before it is."""
-    module, _, name = now_called(str(target)).rpartition(".")
+    module, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module:
         raise ConfigError(value, "is no name of a declaration", "Write <package>.<module>.<class>")
     package = module.partition(".")[0]

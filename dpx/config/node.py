@@ -12,7 +12,6 @@ from typing import Any
 from beartype import BeartypeConf
 from beartype.door import is_bearable
 
-from dpx.config.aliases import renamed
 from dpx.declaration import ConfigError
 
 _TOWER = BeartypeConf(is_pep484_tower=True)
@@ -29,8 +28,6 @@ def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
     """The refusal of a key nobody reads, with the nearest one that is read."""
     parent, _, key = path.rpartition(".")
     known = sorted(known)
-    if (present := renamed(key)) in known:
-        return ConfigError(path, "unknown key, of a former version", f"Write {parent}.{present}")
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if close:
         return ConfigError(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))

@@ -5,6 +5,7 @@ weights can tell whether its own data is other text. They tell of the data, so t
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from dpx.data.store import Manifest, Store, open_store
@@ -18,7 +19,7 @@ def keep(private: Path, store: Store) -> None:
     """Writes down which store a run draws from; on disk when this returns."""
     path = _path(private, store.manifest.checksum)
     if not path.exists():
-        held = {"store": str(store.folder.absolute()), "manifest": store.manifest.as_json()}
+        held = {"store": str(store.folder.absolute()), "manifest": asdict(store.manifest)}
         write_durably(path, json.dumps(held, indent=1) + "\n")
 
 
@@ -32,7 +33,7 @@ def inherit(private: Path, other: Path) -> None:
 def manifest(private: Path, checksum: str) -> Manifest | None:
     """The manifest of that checksum; `None` where it is not there, or is not the one that the checksum was of."""
     try:
-        held = Manifest.of_json(json.loads(_path(private, checksum).read_text())["manifest"])
+        held = Manifest(**json.loads(_path(private, checksum).read_text())["manifest"])
         return held if held.checksum == held.with_checksum().checksum == checksum else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -38,8 +38,8 @@ from dpx.privacy.declarations import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
-# Raised whenever the same text under the same settings comes to other rows: what was prepared before is then prepared anew.
-FORMAT = 1
+# Raised whenever the same text under the same settings comes to other rows or another manifest: it is then prepared anew.
+FORMAT = 2
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 

@@ -36,10 +36,6 @@ _READ_AHEAD_BYTES = 2**30
 _LENGTHS_AT_ONCE = 65_536
 
 
-# The checksum, which ledgers name, covers the keys: a field that is called otherwise now keeps the one it had.
-_IN_FILES = {"ids_in_use": "pieces"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a store holds. `checksum` covers every array, the form of the rows and what privacy was promised of them.
@@ -81,7 +77,7 @@ class Manifest:
 
     def with_checksum(self) -> "Manifest":
         """This manifest, `checksum` filled in; what only says where the content came from is left out of it."""
-        content = {name: value for name, value in self.as_json().items() if name not in {"key", "settings", "checksum"}}
+        content = {name: value for name, value in asdict(self).items() if name not in {"key", "settings", "checksum"}}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return replace(self, checksum=digest)
 
@@ -90,24 +86,14 @@ class Manifest:
         """SHA-256 of the vocabulary, one token a line."""
         return self.files[VOCABULARY]["sha256"]
 
-    def as_json(self) -> dict[str, Any]:
-        """As `manifest.json` holds it."""
-        return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
-
-    @staticmethod
-    def of_json(document: dict[str, Any]) -> "Manifest":
-        """What `as_json` was of; raises `TypeError` for another document."""
-        known = {name: key for key, name in _IN_FILES.items()}
-        return Manifest(**{known.get(name, name): value for name, value in document.items()})
-
     def write(self, path: Path) -> None:
-        write_durably(path, json.dumps(self.as_json(), indent=1, sort_keys=True) + "\n")
+        write_durably(path, json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
 
     @staticmethod
     def read(folder: Path) -> "Manifest":
         """Raises `ConfigError` where the folder holds no whole manifest."""
         try:
-            manifest = Manifest.of_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+            manifest = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(folder, f"is not a finished store ({type(error).__name__})", AGAIN) from None
         require(manifest.with_checksum().checksum == manifest.checksum, folder / MANIFEST, "was changed after it was written", AGAIN)

@@ -1,7 +1,7 @@
 """The mechanism, its clip, telemetry and noise under the names that configs give them.
 
-`_target_: dpx.mechanism.declarations.<name>` stands in the configs of finished runs and in the hash that names their folders, so these
-names stay whatever file a declaration moves to. What is new is named by its own file and needs no line here.
+Configs name them `dpx.mechanism.declarations.<name>`, whatever file a declaration lies in. What is new is named by its own file and needs
+no line here.
 """
 
 from typing import Literal

@@ -31,7 +31,7 @@ from dpx.privacy.segments import until as until
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.sampler import IN_PASSES, steps_per_pass
 
-FORMAT = 3
+FORMAT = 4
 
 # Of a verdict, what decides and what a statement names.
 _OF_VERDICT = ("passes", "primary", "others")

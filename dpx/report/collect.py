@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.claim import agreement
 from dpx.config import recipes
-from dpx.config.aliases import with_present_keys
 from dpx.declaration import ConfigError, require
 from dpx.privacy.ledger import Ledger
 from dpx.report.rows import FINAL, Row, by_run, models_timed
@@ -140,7 +139,7 @@ def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, dict):
-            for key, value in with_present_keys(node).items():
+            for key, value in node.items():
                 walk(value, path if key == "_target_" else f"{path}.{key}".lstrip("."))
         elif any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS):
             flat[path] = node.rpartition(".")[2] if isinstance(node, str) and node.startswith("dpx.") else _text(node)

@@ -18,7 +18,6 @@ import numpy as np
 import dpx
 from dpx import packages
 from dpx.claim import rests_on
-from dpx.config.aliases import with_first_keys
 from dpx.experiment import Experiment
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
@@ -48,19 +47,6 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     """The declaration as plain data, less reporting and the way it is computed."""
     plain = dataclasses.asdict(experiment)
     plain["data"].pop("directory")
-    # A run from before there was a choice trained everything, from random parameters.
-    if experiment.train.is_all:
-        plain.pop("train")
-    elif plain["train"].get("head") is False:
-        plain["train"].pop("head")
-    if experiment.init.is_random:
-        plain.pop("init")
-    # Nor was there any other pooling.
-    if plain["model"].get("pool") == "cls":
-        plain["model"].pop("pool")
-    task = type(experiment.task)
-    plain["task"] = with_first_keys({"_target_": f"{task.__module__}.{task.__qualname__}"} | plain["task"])
-    plain["task"].pop("_target_")
     # Two classes may hold the same values; of dpx's own the values tell which it is.
     if outside := rests_on.parts(experiment):
         plain["rests_on"] = {part.key: part.kind for part in outside}

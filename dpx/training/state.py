@@ -6,9 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Under these names checkpoints hold the parts of a state; one that a run does not have is not there.
-SAVED_AS = {"params": "params", "moments": "moments", "clip": "clipping_norm", "noise": "past_noise"}
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +25,10 @@ class State:
         return dataclasses.replace(self, noise=jax.tree.map(jnp.zeros_like, self.noise))
 
     def saved(self) -> dict[str, Any]:
-        """The parts that this run has, by their names in a checkpoint."""
-        parts = {name: getattr(self, field) for field, name in SAVED_AS.items()}
-        return {name: part for name, part in parts.items() if part is not None}
+        """The parts that this run has, by name."""
+        return {field.name: part for field in dataclasses.fields(self) if (part := getattr(self, field.name)) is not None}
 
 
 def restored(saved: dict[str, Any]) -> State:
     """The state whose `saved` this is."""
-    return State(**{field: saved.get(name) for field, name in SAVED_AS.items()})
+    return State(**saved)

@@ -5,7 +5,7 @@ from typing import Any
 
 from dpx.claim import agreement, calibration, rests_on, statement
 from dpx.claim.reasons import unlike_in_words
-from dpx.claim.seals import STATEMENT
+from dpx.claim.seals import FORMAT, STATEMENT
 from dpx.declaration import ConfigError
 from dpx.privacy import accounting, events, ledger, selection
 from dpx.privacy.accounting import Charges
@@ -45,7 +45,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
     by = _by(search, record, costs) if search.is_private else ()
     why = reasons or rests_on.words(by)
     return {
-        "format": statement.FORMAT,
+        "format": FORMAT,
         "study": record.path.name,
         "charge": tune.charge,
         "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else _trials(search, record, costs),

@@ -29,7 +29,7 @@ from dpx.tuning.declarations import Budget, Tune
 from dpx.tuning.distribution import TrialDistribution
 
 CHAIN, TRIAL = "trials", "private/trial.json"
-FORMAT = 1
+FORMAT = 2
 STATEMENTS = (STATEMENT, f"winner/{STATEMENT}")
 _RESTORE = "Restore the study's folder, or give the study another name: what its trials spent stays spent"
 

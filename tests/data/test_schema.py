@@ -147,8 +147,8 @@ SOURCE = """'''The file is opened. It is read, line by line:
 .. note:: None of the lines is in the file twice.
 '''
 """
-# By format. Where rows come out otherwise, raise FORMAT and write its digest beside the old one.
-DIGESTS = {1: "355881500ba510fc"}
+# By format. Where rows come out otherwise, raise FORMAT and write the new digest here.
+DIGESTS = {2: "355881500ba510fc"}
 
 
 def test_other_rows_have_another_format(tmp_path: Path):

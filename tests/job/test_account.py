@@ -113,6 +113,15 @@ def test_a_statement_without_ledger_is_refused(tmp_path):
         read(tmp_path / "privacy.json")
 
 
+def test_a_statement_in_another_format_is_refused(run):
+    run.release.mkdir()
+    entered = Ledger(run.private / "ledger")
+    seals.write_statement(run, entered, {"format": 1, "ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}})
+    for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
+        with pytest.raises(ConfigError, match=r"privacy\.json: is in format 1, not 2\. Use the version of dpx that wrote it\.$"):
+            read(source)
+
+
 @pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"ledger": [1]}', '{"ledger": {"segments": 3}}'])
 def test_a_file_that_is_no_statement_is_refused_in_a_line(text, tmp_path):
     (tmp_path / "a.json").write_text(text)

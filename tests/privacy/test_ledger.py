@@ -90,10 +90,10 @@ def test_what_is_no_ledger_is_refused(tmp_path, text):
         Ledger(tmp_path / "ledger")
 
 
-@pytest.mark.parametrize("facts", [{"ledger": 2}, {"trials": 1}])
+@pytest.mark.parametrize("facts", [{"ledger": 3}, {"trials": 4}])
 def test_a_chain_of_another_format_is_no_ledger(tmp_path, facts):
     Chain(tmp_path / "ledger", facts).close()
-    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 3"):
+    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 4"):
         Ledger(tmp_path / "ledger")
 
 

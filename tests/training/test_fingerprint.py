@@ -8,8 +8,8 @@ import pytest
 
 import dpx
 from dpx.experiment import Schedule
-from dpx.init.declarations import FromFile, FromRun
-from dpx.training.fingerprint import claim_of, code_of, differences, fingerprint, processor
+from dpx.init.declarations import FromRun
+from dpx.training.fingerprint import code_of, differences, fingerprint, processor
 
 from .conftest import declare
 
@@ -47,10 +47,6 @@ def test_what_differs_is_named(monkeypatch):
     assert differences(first, fingerprint(declare(init=FromRun(run="another")), "data", 4)) == ["claim"]
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     assert differences(first, fingerprint(declare(), "data", 4)) == ["environment"]
-
-
-def test_a_default_that_came_later_leaves_older_runs_theirs():
-    assert {"train", "init"}.isdisjoint(claim_of(declare())) and "init" in claim_of(declare(init=FromFile(file="weights.npz")))
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"])

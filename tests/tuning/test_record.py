@@ -117,7 +117,7 @@ def test_a_new_record_under_an_old_name_is_another_one(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     trial(study, of, 1, 0.1)
     (study.private / "trials").unlink()
-    Chain(study.private / "trials", {"trials": 1}).close()
+    Chain(study.private / "trials", {"trials": record.FORMAT}).close()
     _refuses_everything(study, "is another one")
 
 
@@ -134,8 +134,8 @@ def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
 def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     study.private.mkdir(parents=True)
-    Chain(study.private / "trials", {"trials": 2}).close()
-    _refuses_everything(study, r"private/trials: is in format 2, not 1\. Use the version of dpx that wrote it\.$")
+    Chain(study.private / "trials", {"trials": 1}).close()
+    _refuses_everything(study, r"private/trials: is in format 1, not 2\. Use the version of dpx that wrote it\.$")
 
 
 def test_a_trial_whose_plan_is_not_recorded_has_an_unknown_cost(tmp_path: Path) -> None:

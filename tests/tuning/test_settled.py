@@ -9,6 +9,7 @@ import pytest
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.privacy.chain import Chain
+from dpx.tuning import record
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import TrialDistribution, different_keys
 from dpx.tuning.rules import check_space
@@ -192,7 +193,7 @@ def _without(study: Study, kind: str) -> None:
     """The record as it would be had a line of that kind not been written."""
     lines = [line for line in Chain(study.private / "trials").lines if kind not in line]
     (study.private / "trials").unlink()
-    rewritten = Chain(study.private / "trials", {"trials": 1})
+    rewritten = Chain(study.private / "trials", {"trials": record.FORMAT})
     rewritten.append(lines)
     rewritten.close()
 
