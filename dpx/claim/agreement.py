@@ -49,7 +49,7 @@ def check(folder: Path) -> Ledger | None:
         raise _disagreement(folder, "is not there", held)
     ledger = Ledger(folder / LEDGER)
     for name, mark, _ in artefacts:
-        missing = "is a chain, and that names no line of it" if mark is None else ledger.missing(mark)
+        missing = ledger.missing(mark)
         if missing:
             raise _disagreement(folder, missing, [name])
     _require_sealed(folder, ledger, artefacts)

@@ -67,8 +67,10 @@ class Chain:
         """The place after the last line."""
         return Mark(chain=self.name, position=len(self._digests), digest=self._digests[-1].hex())
 
-    def missing(self, mark: Mark) -> str | None:
-        """Why `mark` is no place in this chain, in words; `None` where it is one."""
+    def missing(self, mark: Mark | None) -> str | None:
+        """Why `mark` is no place in this chain, in words; `None` where it is one. What has no mark does not follow from a chain."""
+        if mark is None:
+            return "is a chain, and that names no line of it"
         if mark.chain != self.name:
             return f"is another one ({self.name}) than the one it names ({mark.chain})"
         if mark.position < 1:

@@ -98,7 +98,7 @@ class Ledger:
         """The place after everything entered so far."""
         return self._chain.mark
 
-    def missing(self, mark: Mark) -> str | None:
+    def missing(self, mark: Mark | None) -> str | None:
         """Why the ledger does not reach `mark`, in words; `None` where it does."""
         return self._chain.missing(mark)
 

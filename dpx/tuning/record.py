@@ -143,12 +143,10 @@ class Record:
         return Chain(path, {"trials": FORMAT})
 
     def _require(self, place: str, mark: "Mark | str | None") -> None:
-        if isinstance(mark, Mark):
-            missing = self.chain.missing(mark)
-        elif isinstance(mark, str):
+        if isinstance(mark, str):
             missing = None if _holds(self.chain, mark) else "has no line that this names"
         else:
-            missing = "is a chain, and that names no line of it"
+            missing = self.chain.missing(mark)
         require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
 
     def _require_sealed(self, followers: "list[Follower]") -> None:

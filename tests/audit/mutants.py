@@ -453,8 +453,8 @@ MUTANTS = (
     Mutant(
         "parts of a folder not held against its ledger",
         "dpx/claim/agreement.py",
-        '"is a chain, and that names no line of it" if mark is None else ledger.missing(mark)',
-        "None",
+        "missing = ledger.missing(mark)",
+        "missing = None",
         ACCIDENTS + "test_nothing_looks_at_a_run_whose_ledger_falls_short[cut-account]",
     ),
     Mutant(
@@ -467,8 +467,8 @@ MUTANTS = (
     Mutant(
         "trials without results not charged",
         "dpx/tuning/claim.py",
-        "return [(trial, charges.of(trial, record, search)) for trial in counted]",
-        "return [(trial, charges.of(trial, record, search)) for trial in counted if trial.score is not None]",
+        "return [(trial, charges.of(trial, record)) for trial in counted]",
+        "return [(trial, charges.of(trial, record)) for trial in counted if trial.score is not None]",
         "tests/tuning/test_composition.py::test_a_trial_that_left_nothing_is_charged_its_plan_and_named",
     ),
     Mutant(
