@@ -46,7 +46,8 @@ def run_name(root: DictConfig) -> str:
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
     """The part of a resolved config that says which run it is; how and where it is computed is left out."""
-    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME}
+    # Some jobs have a place for an analysis, which others have not.
+    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
 
 
 def _short_hash(plain: Any) -> str:

@@ -31,4 +31,4 @@ class State:
 
 def restored(saved: dict[str, Any]) -> State:
     """The state whose `saved` this is."""
-    return State(**saved)
+    return State(**{field.name: saved.get(field.name) for field in dataclasses.fields(State)})
