@@ -80,8 +80,8 @@ def test_a_comma_list_names_both_things_it_could_be() -> None:
 @pytest.mark.parametrize(("overrides", "refused"), [(["noise.epsilon=2"], True), (["noise=multiplier"], True), (["steps=3"], False)])
 def test_noise_beside_a_mechanism_without_noise_is_refused(overrides: list[str], refused: bool) -> None:
     with pytest.raises(ConfigError, match="mechanism=none adds no noise") if refused else contextlib.nullcontext():
-        _check_noise(composed("mechanism=none", *overrides)[0], ("mechanism=none", *overrides))
-    _check_noise(composed(*overrides)[0], tuple(overrides))
+        _check_noise(composed("mechanism=none", *overrides)[0].mechanism, ("mechanism=none", *overrides))
+    _check_noise(composed(*overrides)[0].mechanism, tuple(overrides))
 
 
 def test_paths_with_two_dots_survive() -> None:

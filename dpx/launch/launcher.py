@@ -34,6 +34,7 @@ from dpx.job.train import Train
 from dpx.launch import finished, search_space, sweep
 from dpx.launch.commit import commit
 from dpx.launch.sweep import Outcome, Status
+from dpx.mechanism.protocol import Mechanism
 from dpx.mesh import simulate_devices
 from dpx.one_process import require_one_process
 from dpx.run_folder import RunFolder
@@ -130,7 +131,7 @@ class Launcher:
         experiment, job = build(cfg)
         if cfg.run is None:
             # Of new work alone: a run that was made is answered for whatever it was.
-            _check_noise(experiment, point)
+            _check_noise(experiment.mechanism, point)
             experiment.lr_schedule.require_fits(experiment.steps)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
         began, code = time.monotonic(), commit()
@@ -276,13 +277,13 @@ def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None
     )
 
 
-def _check_noise(experiment: Experiment, overrides: tuple[str, ...]) -> None:
+def _check_noise(mechanism: Mechanism, overrides: tuple[str, ...]) -> None:
     """Noise asked for beside a mechanism that adds none is a slip that would cost the guarantee."""
     asked = [override for override in overrides if override.lstrip("+").startswith(("noise.", "noise="))]
     require(
-        not asked or experiment.is_private,
+        not asked or mechanism.is_private,
         ", ".join(asked),
-        f"mechanism={experiment.mechanism.name} adds no noise and gives no guarantee",
+        f"mechanism={mechanism.name} adds no noise and gives no guarantee",
         "Leave one of them out",
     )
 
