@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpx.claim import agreement, rests_on
-from dpx.claim.reasons import chosen_late, unlike_in_words
+from dpx.claim.reasons import chosen_late, refuted, seeded, unlike_in_words
 from dpx.claim.seals import STATEMENT, read_statement, seal
 from dpx.declaration import require
 from dpx.privacy import ledger, origins, relations
@@ -102,9 +102,8 @@ def _require_sealed(path: Path, document: dict[str, Any]) -> None:
 def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) -> Source:
     """`run` is the folder that the ledger stands in, whose statement says what else is known of it."""
     privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
-    file = run / "release" / STATEMENT if run is not None else None
-    stated = (read_json(file).get("reasons") or ()) if file is not None and file.is_file() else ()
-    known = [*stated, *chosen_late(entered), *origins.reasons(entered.origins), *_of_units(entered.units)]
+    known = [*_stated_reasons(entered, run), *seeded(entered), *chosen_late(entered), *refuted(entered.verdict)]
+    known += [*origins.reasons(entered.origins), *_of_units(entered.units)]
     return Source(
         name=str(path),
         segments=entered.segments(),
@@ -115,6 +114,15 @@ def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) 
         units=tuple(entered.units),
         reasons=tuple(dict.fromkeys(known)),
     )
+
+
+def _stated_reasons(entered: Ledger, run: Path | None) -> list[str]:
+    """What the statement of a run says against its guarantee; where the statement is gone, that nobody knows this."""
+    places = [] if run is None else [run / place / STATEMENT for place in agreement.RELEASES]
+    found = [read_json(file) for file in places if file.is_file()]
+    if not found and entered.statements:
+        return ["the statement of this ledger is not beside it, so what else takes its guarantee away is not known"]
+    return [reason for stated in found for reason in stated.get("reasons") or ()]
 
 
 def _of_units(units: Sequence[UnitFacts | None]) -> list[str]:

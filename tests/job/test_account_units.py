@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,11 @@ from dpx.claim import calibration, seals, spent, statement
 from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.durable import put_in_place
 from dpx.job.account import Account
 from dpx.mechanism import places
 from dpx.privacy import events, relations
-from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import RunFolder
 from tests.composed import composed
@@ -90,6 +93,25 @@ def test_a_source_that_does_not_say_what_it_protects_is_accounted_alone_without_
     assert str(silent) in refusal(tmp_path, [silent, tmp_path / "one"])
     said = accounted(tmp_path / "alone", [silent])
     assert said["unit"] is None and "not recorded" in " ".join(said["no_guarantee"])
+
+
+def test_what_takes_a_guarantee_away_is_said_of_a_ledger_whose_statement_is_withheld_or_gone(tmp_path):
+    folder = source(tmp_path / "run", FACTS)
+    bound = {"epsilon": 9.0, "delta": 1e-5, "estimator": "one_run", "score": "update", "claim": 1.0, "refutes": True}
+    entered = Ledger(folder / "private" / "ledger")
+    entered.note_verdict({"passes": False, "primary": bound, "others": []})
+    epoch = {"name": "a", "from_step": 0, "start": None, "secret_tag": "", "fingerprint": {}, "why": "the run begins"}
+    entered.open_epoch(Epoch(number=0, secret_place=None, **epoch))
+    said = {"guarantee": "none", "reasons": ["labels: learnt"], "ledger": {"mark": entered.mark.as_json()}}
+    seals.write_statement(RunFolder(folder), entered, said)
+    alone = shutil.copy(folder / "private" / "ledger", tmp_path / "ledger")
+    for reasons_of in (read(folder).reasons, read(Path(alone)).reasons):
+        assert {reason.partition(":")[0] for reason in reasons_of} >= {"audit", "fixed_seed"}
+    put_in_place(folder / "release", folder / "private" / "withheld")
+    assert "labels: learnt" in read(folder).reasons
+    (folder / "private" / "withheld" / "privacy.json").unlink()
+    for path in (folder, folder / "private" / "ledger", Path(alone)):
+        assert "the statement of this ledger is not beside it" in read(path).reasons[0]
 
 
 def test_a_vocabulary_that_nobody_prepared_is_unlike_any(tmp_path):
