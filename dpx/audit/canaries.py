@@ -7,7 +7,6 @@ Shape legend: M canaries (G gradient canaries, then S sequences), n things asked
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from jaxtyping import Bool, Int
 
 from dpx.audit.declarations import Canaries
 from dpx.data.store import Manifest, Store
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
+from dpx.durable import write_durably
 from dpx.privacy.declarations import Privacy
 from dpx.randomness import RootSecret
-from dpx.run_folder import write_json
+from dpx.run_folder import read_json, write_json
 
 COINS = "audit_canaries.json"
 
@@ -34,18 +34,37 @@ class Planted:
     label_S: Int[np.ndarray, " S"] | None = None
 
 
-def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret, fork: str | None) -> Planted:
+def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret | None) -> Planted:
     """Coins and texts: those of an earlier start (a fork's parent's too), else drawn from the root secret and made durable.
 
-    Raises `ConfigError` for a fork of a run that was not audited alike: its state knows other canaries.
+    `secret` is `None` where the run's steps met canaries of another secret. Raises `ConfigError` where those are lost, damaged, or not as
+    many as `audit` declares: the number of places is part of what is drawn from.
     """
     path = private / COINS
     if not path.exists():
-        write_json(path, _drawn(audit, manifest, secret) if fork is None else _of_parent(fork, audit))
-    known = json.loads(path.read_text())
+        if secret is None:
+            raise ConfigError(path, "is lost, and the coins of this run's canaries cannot be tossed again", "Restore the file")
+        write_json(path, _drawn(audit, manifest, secret))
+    known = read_json(path)
+    try:
+        planted = _planted(known, audit, manifest)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(path, "was changed by hand, or is of another audit", "Restore the file") from error
+    is_whole = (planted.gradients, len(planted.is_in_M)) == (audit.gradients, audit.count)
+    require(is_whole, path, f"holds {len(planted.is_in_M)} canaries where the audit declares {audit.count}", "Restore the file")
+    return planted
+
+
+def _planted(known: dict[str, Any], audit: Canaries, manifest: Manifest) -> Planted:
     tokens_ST = np.asarray(known["tokens"], np.int32).reshape(audit.sequences, *manifest.schema["tokens"].shape)
-    label_S = np.asarray(known["labels"], np.int32) if "labels" in known else None
-    return Planted(known["gradients"], np.asarray(known["coins"], bool), tokens_ST, label_S)
+    label_S = np.asarray(known["labels"], np.int32).reshape(audit.sequences) if "label" in manifest.schema else None
+    return Planted(known["gradients"], np.asarray(known["coins"], bool).reshape(-1), tokens_ST, label_S)
+
+
+def inherit(private: Path, parent: Path) -> None:
+    """Takes over the canaries that the state of a fork's parent knows, where there are any."""
+    if (parent / COINS).exists():
+        write_durably(private / COINS, (parent / COINS).read_bytes())
 
 
 def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str, Any]:
@@ -58,22 +77,18 @@ def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str,
     return drawn | {"labels": generator.integers(0, manifest.schema["label"].below, audit.sequences).tolist()}
 
 
-def require_same_audit(fork: str, audit: Any) -> None:
-    """Checks that a fork has the same `audit` (canaries or none) as its parent, the run named in `fork` ("<folder>@<step>").
+def require_same_audit(fork: str, parent: Path, audit: Any) -> None:
+    """Checks that a fork has the same `audit` (canaries or none) as the run that `fork` names, whose private tree is `parent`.
 
-    Raises `ConfigError` where it differs."""
-    if isinstance(audit, Canaries):
-        _of_parent(fork, audit)
-    elif (Path(fork.rpartition("@")[0]) / "private" / COINS).exists():
-        raise ConfigError(f"fork={fork}", "its state holds canaries", "Give the audit=canaries of the parent")
-
-
-def _of_parent(fork: str, audit: Canaries) -> dict[str, Any]:
-    path = Path(fork.rpartition("@")[0]) / "private" / COINS
-    known = json.loads(path.read_text()) if path.exists() else {"gradients": 0, "coins": []}
-    if (known["gradients"], len(known["coins"])) != (audit.gradients, audit.count):
-        raise ConfigError(f"fork={fork}", f"its {len(known['coins'])} canaries are not those of this audit", "Give the audit of the parent")
-    return known
+    Raises `ConfigError` where it differs: the parent's state knows other canaries."""
+    path = parent / COINS
+    if not isinstance(audit, Canaries):
+        require(not path.exists(), f"fork={fork}", "its state holds canaries", "Give the audit=canaries of the parent")
+        return
+    known = read_json(path) if path.exists() else {"gradients": 0, "coins": []}
+    coins = known.get("coins")
+    is_same = isinstance(coins, list) and (known.get("gradients"), len(coins)) == (audit.gradients, audit.count)
+    require(is_same, f"fork={fork}", "its canaries are not those of this audit", "Give the audit of the parent")
 
 
 def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator) -> Int[np.ndarray, "S ..."]:

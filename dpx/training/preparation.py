@@ -57,8 +57,8 @@ def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
     audit, trained = experiment.audit, objective
     if isinstance(audit, Canaries):
         trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
-    if folder.fork and known is None:
-        require_same_audit(folder.fork, audit)
+    if folder.fork and begins_from.private is not None:
+        require_same_audit(folder.fork, begins_from.private, audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
     step = make_step(experiment, trained, mesh, microbatch)
     return Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)

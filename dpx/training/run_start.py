@@ -11,6 +11,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from dpx.audit import canaries
 from dpx.claim import agreement
 from dpx.claim.calibration import differing
 from dpx.data import manifests
@@ -213,6 +214,7 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
         raise ConfigError(folder.path, "its checkpoints are gone, and its parent was not read", "Run the same command again")
     state = _state_of_parent(folder.fork, start.private, start.step, _form(step))
     manifests.inherit(folder.private, start.private)
+    canaries.inherit(folder.private, start.private)
     rests = resting.inherit(folder.private, start.private, step)
     note_plan(ledger, epochs.plan, start.plan)
     # Everything that the parent ever entered is charged before anything follows from its state.

@@ -94,7 +94,10 @@ class Session:
             ledger.note_units(UnitFacts.of(experiment.data, experiment.privacy, store.manifest))
             if experiment.tune is not None:
                 ledger.note_trial(experiment.name, experiment.tune.charge)
-            planted = plant(folder.private, audit, store.manifest, run_start.secret, folder.fork) if isinstance(audit, Canaries) else None
+            # Another secret tosses other coins than those that steps have met.
+            is_untouched = folder.fork is None and (run_start.epoch == ledger.epochs[0] or next(ledger.entries(), None) is None)
+            tossing = run_start.secret if is_untouched else None
+            planted = plant(folder.private, audit, store.manifest, tossing) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, run_start.first_step)))
             writer.describe(folder.config_yaml, _hparams(experiment, calibrated))
             spending = Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger)

@@ -10,7 +10,7 @@ import pytest
 
 from dpx.audit import canaries, in_run, scores
 from dpx.audit.canaries import Planted, WithCanaries, plant
-from dpx.audit.declarations import Canaries, Primary
+from dpx.audit.declarations import Canaries, NoCanaries, Primary
 from dpx.audit.verdict import judge
 from dpx.batch_schedule import Constant
 from dpx.claim.calibration import calibrate
@@ -124,17 +124,34 @@ def test_coins_are_drawn_once_and_a_fork_keeps_its_parents(experiment, tmp_path)
     private = [tmp_path / name / "private" for name in ("parent", "child")]
     for folder in private:
         folder.mkdir(parents=True)
-    first = plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(1), None)
+    first = plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(1))
     assert 0.4 < first.is_in_M.mean() < 0.6 and first.tokens_ST.shape == (100, 16)
-    for found in (
-        plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(2), None),
-        plant(private[1], AUDIT, store.manifest, RootSecret.from_seed(3), f"{tmp_path}/parent@1"),
-    ):
+    with pytest.raises(ConfigError, match="audit_canaries.json: is lost, and the coins .* cannot be tossed again"):
+        plant(private[1], AUDIT, store.manifest, None)
+    canaries.inherit(private[1], private[0])
+    for folder, secret in ((private[0], RootSecret.from_seed(2)), (private[0], None), (private[1], None)):
+        found = plant(folder, AUDIT, store.manifest, secret)
         np.testing.assert_array_equal(found.is_in_M, first.is_in_M)
         np.testing.assert_array_equal(found.tokens_ST, first.tokens_ST)
-    other = dataclasses.replace(AUDIT, gradients=500)
-    with pytest.raises(ConfigError, match="^fork=.*canaries are not those of this audit"):
-        canaries.require_same_audit(f"{tmp_path}/parent@1", other)
+    canaries.require_same_audit("parent@1", private[0], AUDIT)
+    for other in (dataclasses.replace(AUDIT, gradients=500), NoCanaries()):
+        with pytest.raises(ConfigError, match="^fork=parent@1.*canaries"):
+            canaries.require_same_audit("parent@1", private[0], other)
+
+
+@pytest.mark.parametrize("changed", ["{", "[]", "{}", {"coins": [1]}, {"tokens": [[1]]}, {"gradients": 1}, {"coins": {"a": 1}}])
+def test_canaries_that_were_damaged_or_planted_are_refused_in_a_line(experiment, tmp_path, changed):
+    """Fewer places than declared would be drawn from more often than is charged."""
+    store = prepare(experiment().data, ROW)
+    plant(tmp_path, AUDIT, store.manifest, RootSecret.from_seed(1))
+    path = tmp_path / canaries.COINS
+    path.write_text(changed if isinstance(changed, str) else json.dumps(json.loads(path.read_text()) | changed))
+    for refused in (
+        lambda: plant(tmp_path, AUDIT, store.manifest, RootSecret.from_seed(1)),
+        lambda: canaries.require_same_audit("parent@1", tmp_path, AUDIT) or plant(tmp_path, AUDIT, store.manifest, None),
+    ):
+        with pytest.raises(ConfigError):
+            refused()
 
 
 def run(experiment, path, **changes):

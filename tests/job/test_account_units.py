@@ -102,7 +102,7 @@ def test_what_takes_a_guarantee_away_is_said_of_a_ledger_whose_statement_is_with
     entered.note_verdict({"passes": False, "primary": bound, "others": []})
     epoch = {"name": "a", "from_step": 0, "start": None, "secret_tag": "", "fingerprint": {}, "why": "the run begins"}
     entered.open_epoch(Epoch(number=0, secret_place=None, **epoch))
-    said = {"guarantee": "none", "reasons": ["labels: learnt"], "ledger": {"mark": entered.mark.as_json()}}
+    said = {"guarantee": "none", "reasons": ["labels: learnt"], "ledger": spent.chain_facts(entered)}
     seals.write_statement(RunFolder(folder), entered, said)
     alone = shutil.copy(folder / "private" / "ledger", tmp_path / "ledger")
     for reasons_of in (read(folder).reasons, read(Path(alone)).reasons):
