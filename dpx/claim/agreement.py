@@ -13,6 +13,7 @@ from typing import Any
 
 from dpx.claim.seals import STATEMENT, read_statement, seal
 from dpx.declaration import ConfigError, require, several
+from dpx.durable import write_durably
 from dpx.privacy.chain import RESTORE, Mark, mark_of
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import CONFIG, read_json
@@ -78,6 +79,15 @@ def check_copy(release: Path) -> None:
     if config.is_file():
         fits = told.get("config") == seal(config.read_text(errors="replace"))
         require(fits, config, "is not the config these weights were trained with", OR_COPY)
+
+
+def seal_winner(release: Path, document: dict[str, Any]) -> None:
+    """Makes `document`, the statement of a search, the one that the weights in `release` are released with: their trial's own does not
+    charge the choice."""
+    metadata = release / "params" / METADATA
+    if metadata.is_file():
+        told = read_json(metadata)
+        write_durably(metadata, json.dumps(told | {"custom_metadata": _dict(told, "custom_metadata") | {"statement": seal(document)}}))
 
 
 def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:

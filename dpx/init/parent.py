@@ -121,11 +121,14 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     if "tuning" in document:
         reasons.append(of_a_trial([document["tuning"].get("charge")]))
     stated = document.get("ledger", {})
+    segments = ledger.join(stated.get("segments") or [])
+    if is_claimed and not segments:
+        reasons.append("its statement lists no steps whose cost could be added to others, as that of a search's winner")
     origin = Origin(
         kind="run",
         name=experiment.name,
         identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {seal(document)}",
-        segments=ledger.join(stated.get("segments") or []),
+        segments=segments,
         reasons=reasons,
         claim=_claim(experiment.data, experiment.privacy, document, (document.get("audit") or {}).get("verdict")),
         vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},

@@ -126,16 +126,21 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
-    """Raises `ConfigError` where what was asked for holds a parameter that a run in one of the folders `outputs` trained and released."""
+    """Raises `ConfigError` where what was asked for holds a parameter that a run in one of the folders `outputs` trained and released, or
+    would release if it had won its search."""
     held = {digest: path for path, digest in checksums(leaves).items()}
-    for params in sorted({metadata.parent for folder in outputs for metadata in folder.glob(f"*/release/{PARAMS}/{METADATA}")}):
+    places = ("*/release", "*/private/withheld", "studies/*/release/winner")
+    released = {metadata.parent for folder in outputs for place in places for metadata in folder.glob(f"{place}/{PARAMS}/{METADATA}")}
+    for params in sorted(released):
         known = facts_beside(params)
+        # A run's folder, and that of a search's winner or of what it withholds.
+        place = params.parents[1] if params.parent.name == "release" else params.parent
+        run = place if place != params.parent else params.parents[2]
         for path in known.get("trained", ()):
             digest = (known.get("weights") or {}).get(path, "")
-            run = params.parent.parent
             require(
                 digest not in held,
                 asked,
                 f"holds, as {held.get(digest)}, what the run {run.name} released as {path}",
-                f"Begin from that run, with what it cost: init=run init.run={run}",
+                f"Begin from that run, with what it cost: init=run init.run={place}",
             )

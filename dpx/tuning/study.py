@@ -4,6 +4,7 @@ A trial is written down, with its plan, before it starts and once more when it e
 folder is deleted, has begun and is charged.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -13,12 +14,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import rests_on
+from dpx.claim import agreement, rests_on
 from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.durable import not_following, put_in_place
 from dpx.experiment import Experiment
 from dpx.launch.sweep import Status
+from dpx.privacy.ledger import Ledger
 from dpx.run_folder import CONFIG, LOCK, RunFolder, read_json, write_json
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution
@@ -56,8 +58,6 @@ class Study:
         Raises `ConfigError` where the folder's note or the study is lost: the study could not learn what the trial comes to.
         """
         if not (folder / TRIAL).is_file():
-            from dpx.privacy.ledger import Ledger
-
             ledger = folder / "private" / "ledger"
             named = [trial.study for trial in Ledger(ledger).trials] if ledger.is_file() else []
             words = f"is lost, but the run's ledger says that it is a trial of the study {', '.join(named)}"
@@ -139,6 +139,7 @@ class Study:
             shared = _check_same(record, search.tune, dataclasses.asdict(experiment) | _classes(experiment))
             if trial is not None:
                 record.begin_again(trial)
+                _note_in_ledger(folder, experiment.name, search.tune.charge)
                 return
             if search.tune.charge == "repeat_and_select":
                 check_draw(record, folder, point, compose)
@@ -154,6 +155,7 @@ class Study:
             if search.tune.charge != "repeat_and_select" and search.tune.trials > (record.declared or 0):
                 record.note({"declared": search.tune.trials})
             record.begin(folder, point, plan)
+            _note_in_ledger(folder, experiment.name, search.tune.charge)
 
     def end(self, experiment: Experiment, folder: Path, state: str, score: float | None = None, error: str | None = None) -> None:
         """Notes what a trial came to; what it would release is withheld, or the study stated anew."""
@@ -250,7 +252,16 @@ class Study:
         if withheld.is_dir():
             RunFolder(self.outputs / best.folder).require_no_links()
             shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATEMENT))
-            write_json(shown / STATEMENT, read_json(self.release / STATEMENT))
+            stated = read_json(self.release / STATEMENT)
+            write_json(shown / STATEMENT, stated)
+            agreement.seal_winner(shown, stated)
+
+
+def _note_in_ledger(folder: Path, name: str, charge: str) -> None:
+    """A run that was trained before it became a trial says so from now on to whatever begins from it."""
+    if (folder / agreement.LEDGER).is_file():
+        with RunFolder(folder).read_by_another(), contextlib.closing(Ledger(folder / agreement.LEDGER)) as entered:
+            entered.note_trial(name, charge)
 
 
 def _left(record: Record, tune: Tune) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.claim import agreement
 from dpx.claim.agreement import CHECKPOINTS
 from dpx.claim.calibration import calibrate
 from dpx.claim.spent import require_bound
@@ -341,6 +342,13 @@ def test_released_weights_are_not_public_in_another_file(place, parent, weights,
         began(place, *public, f"init.file={saved(tmp_path / 'one.npz', one)}")
 
 
+@pytest.mark.parametrize(("kept", "name"), [("trial/private/withheld", "trial"), ("studies/search/release/winner", "search")])
+def test_weights_of_a_search_are_not_public_in_another_file(parent, tmp_path, kept, name):
+    shutil.copytree(parent / "release", tmp_path / "outputs" / kept)
+    with pytest.raises(ConfigError, match=f"what the run {name} released as .*init.run={tmp_path}/outputs/{kept}"):
+        require_no_known_release("init.file=a", by_path(dpx.load(parent).params), [tmp_path / "outputs"])
+
+
 def _without_first(leaves):
     return {path: leaf for path, leaf in leaves.items() if path != "embeddings/norm/bias"}
 
@@ -523,6 +531,19 @@ def test_a_fork_of_a_trial_keeps_the_charge_and_has_no_guarantee(place, parent, 
     said = statement(place.train("trial_fork", fork=f"{trial}@1"))
     assert said["guarantee"] == "none" and said["epsilon"] == {}
     assert any("one trial of a search (tune.charge=repeat_and_select)" in reason for reason in said["reasons"])
+
+
+def test_the_winner_of_a_search_is_loaded_under_its_statement_and_leaves_none(place, handed, tmp_path):
+    """Its cost is that of the best of a secret number of trials, and no list of steps."""
+    winner = shutil.copytree(handed, tmp_path / "winner" / "release")
+    stated = {"guarantee": "dp", "study": "search", "reasons": [], "epsilon": {"rdp": 1.0}, "ledger": {"repeated": []}}
+    stated["vocabulary"] = json.loads((winner / "privacy.json").read_text())["vocabulary"]
+    (winner / "privacy.json").write_text(json.dumps(stated))
+    with pytest.raises(ConfigError, match="is not the statement these weights were released with"):
+        dpx.load(winner.parent)
+    agreement.seal_winner(winner, stated)
+    assert dpx.load(winner.parent).privacy == stated
+    assert "lists no steps whose cost could be added to others" in reasons(began(place, "init=run", f"init.run={winner}"))
 
 
 def test_a_charged_search_begins_from_random_parameters(place, parent):

@@ -9,11 +9,16 @@ from unittest.mock import Mock
 import pytest
 
 from dpx import config
+from dpx.claim import agreement
+from dpx.claim.agreement import LEDGER, METADATA
+from dpx.claim.spent import chain_facts
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.launch import launcher as launch
 from dpx.launch.sweep import Status
+from dpx.privacy.ledger import Ledger, TrialOf
+from dpx.run_folder import write_json
 from dpx.tuning.study import Study
 from tests.tuning.made_up import DRAWN, STEPS, begin, enter, experiment, folder_of, stated, trial, units_of
 
@@ -179,6 +184,22 @@ def test_nothing_released_tells_how_many_trials_there_were(tmp_path: Path, monke
     assert sorted(path.name for path in study.release.rglob("*")) == ["privacy.json", "privacy.json", "winner"]
 
 
+def test_the_winners_weights_carry_the_seal_of_the_statement_that_they_are_released_under(tmp_path: Path) -> None:
+    study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
+    for number in range(3):
+        folder = folder_of(study, number)
+        begin(study, of, folder, (f"optimizer.weight_decay={number}",))
+        enter(folder, of, range(STEPS))
+        told = {"custom_metadata": {"statement": "of the trial", "weights": {}, "ledger": chain_facts(Ledger(folder / LEDGER))["mark"]}}
+        write_json(folder / "release" / "params" / METADATA, told)
+        study.end(of, folder, "finished", 0.1 * number)
+    study.close(of)
+    with pytest.raises(ConfigError, match="is not the statement these weights were released with"):
+        agreement.check_copy(folder_of(study, 0) / "private" / "withheld")
+    agreement.check_copy(study.release / "winner")
+    assert stated(study)["guarantee"] == "dp"
+
+
 def _complete_with_one(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 1)
     study, of = Study(outputs, "s"), experiment("repeat_and_select", 8)
@@ -241,3 +262,4 @@ def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: P
         launcher._adopt(recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic"]), folder, status, ("a=1",))
     (adopted,) = Study(tmp_path, of.name).trials()
     assert (adopted.folder, adopted.state, adopted.score, adopted.point) == (folder.name, "finished", 0.4, ("a=1",))
+    assert Ledger(folder / LEDGER).trials == [TrialOf(study=of.name, charge="composition")], "what begins from it learns that it was chosen"
