@@ -111,9 +111,10 @@ def sealed(facts: dict[str, Any]) -> dict[str, Any]:
 def facts_of_checkpoint(checkpoint: Path) -> dict[str, Any] | None:
     """The facts that were saved beside a checkpoint; `None` where they are missing, cut short, or not as `sealed` made them."""
     try:
-        facts = dict(json.loads((checkpoint / METADATA).read_text())["custom_metadata"])
+        # What is no file, such as a named pipe in a folder from elsewhere, may never come to an end.
+        facts = dict(json.loads((checkpoint / METADATA).read_text())["custom_metadata"]) if (checkpoint / METADATA).is_file() else {}
         return facts if facts.pop(SEAL) == seal(facts) else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
@@ -154,8 +155,8 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
         yield f"{place}/params", _mark_of_params(params / METADATA), None
     if telemetry.is_file():
         # A last line cut short by a kill was not whole when it could be seen, and its step is charged with the others.
-        *whole, _ = telemetry.read_text().split("\n")
         try:
+            *whole, _ = telemetry.read_text().split("\n")
             lines = [json.loads(line) for line in whole]
             marks = {json.dumps(line.get("ledger")): mark_of(line.get("ledger")) for line in lines}
         except (ValueError, AttributeError) as error:

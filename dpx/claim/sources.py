@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dpx.claim import agreement, rests_on
 from dpx.claim.reasons import chosen_late, refuted, seeded, unlike_in_words
 from dpx.claim.seals import STATEMENT, read_statement, seal
-from dpx.declaration import require
+from dpx.declaration import ConfigError, require
 from dpx.privacy import ledger, origins, relations
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
@@ -16,6 +16,7 @@ from dpx.privacy.segments import Segments
 from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.run_folder import read_json
 
+_NAME = "Name the statement of a private run"
 _ALONE = "account for each by itself"
 
 
@@ -56,15 +57,24 @@ def read(path: Path) -> Source:
 
 
 def _of_statement(path: Path) -> Source:
-    document = read_statement(path, "Name the statement of a private run")
+    document = read_statement(path, _NAME)
     _require_sealed(path, document)
+    try:
+        return _stated(path, document)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"ledger={path}", "is no statement that can be read", _NAME) from error
+
+
+def _stated(path: Path, document: dict[str, Any]) -> Source:
     units = UnitFacts.listed(document.get("units"), path)
     stated = document.get("ledger")
     segments: Any = stated.get("segments") if isinstance(stated, dict) else None
-    require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", "Name the statement of a private run")
+    require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", _NAME)
     return Source(
         name=str(path),
-        segments=segments,
+        segments=ledger.join(segments),
         is_checked=False,
         by=rests_on.of_guarantee(document.get("guarantee", "dp")) or (),
         before=origins.charged_in(document),

@@ -116,6 +116,17 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     require((release / STATEMENT).is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
     agreement.check_copy(release)
     document, experiment = read_json(release / STATEMENT), _declared(asked, release / CONFIG)
+    try:
+        origins = (_stated_origin(experiment, document), *_stated_further(document))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(release / STATEMENT, "holds no statement of a run that can be read", agreement.OR_COPY) from error
+    return Parent(asked, *_trained(experiment), origins, None, place, None)
+
+
+def _stated_origin(experiment: Experiment, document: dict[str, Any]) -> Origin:
+    """A run as its statement tells of it."""
     is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
     reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
     if "tuning" in document:
@@ -124,7 +135,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     segments = ledger.join(stated.get("segments") or [])
     if is_claimed and not segments:
         reasons.append("its statement lists no steps whose cost could be added to others, as that of a search's winner")
-    origin = Origin(
+    return Origin(
         kind="run",
         name=experiment.name,
         identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {seal(document)}",
@@ -133,8 +144,11 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         claim=_claim(experiment.data, experiment.privacy, document, (document.get("audit") or {}).get("verdict")),
         vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
     )
-    further = [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
-    return Parent(asked, *_trained(experiment), (origin, *further), None, place, None)
+
+
+def _stated_further(document: dict[str, Any]) -> list[Origin]:
+    """The runs and files before it that a statement names."""
+    return [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
 
 
 def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:

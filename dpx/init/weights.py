@@ -63,8 +63,9 @@ def facts(params: Any, trained: Iterable[str]) -> dict[str, Any]:
 def facts_beside(params: Path) -> dict[str, Any]:
     """What was written beside released weights; empty where nothing was."""
     try:
-        told = json.loads((params / METADATA).read_text())
-    except (OSError, ValueError):
+        # What is no file, such as a named pipe in a folder from elsewhere, may never come to an end.
+        told = json.loads((params / METADATA).read_text()) if (params / METADATA).is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     facts = told.get("custom_metadata") if isinstance(told, dict) else None
     return facts if isinstance(facts, dict) else {}

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ import dpx
 from dpx.claim import agreement
 from dpx.claim.agreement import CHECKPOINTS
 from dpx.claim.calibration import calibrate
+from dpx.claim.sources import read
 from dpx.claim.spent import require_bound
 from dpx.data import manifests
 from dpx.data.prepare import prepare
@@ -201,6 +203,32 @@ def test_a_statement_that_was_edited_is_not_that_of_the_weights(place, handed, c
     rewritten(handed / "privacy.json", change)
     with pytest.raises(ConfigError, match="not the statement these weights were released with"):
         began(place, "init=run", f"init.run={handed}")
+
+
+@pytest.mark.parametrize("change", [{"ledger": []}, {"ledger": {"runs": [{}]}}, {"tuning": 1}, {"init": {"origins": [{}]}}, {"audit": "a"}])
+def test_a_statement_that_cannot_be_read_ends_in_a_line(place, handed, change):
+    rewritten(handed / "privacy.json", lambda document: document.update(change))
+    (handed / "params" / METADATA.rpartition("/")[2]).unlink()
+    with pytest.raises(ConfigError, match="privacy.json: holds no statement of a run that can be read"):
+        began(place, "init=run", f"init.run={handed}")
+    if change.keys() == {"ledger"}:
+        with pytest.raises(ConfigError, match="is (no statement that can be read|a statement without a ledger)"):
+            read(handed / "privacy.json")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    for folder in (tmp_path / "release" / "params", tmp_path / "private" / CHECKPOINTS / "1"):
+        folder.mkdir(parents=True)
+        os.mkfifo(folder / METADATA.rpartition("/")[2])
+        assert facts_beside(folder) == {} and agreement.facts_of_checkpoint(folder) is None
+    with pytest.raises(ConfigError, match="beside private/checkpoints/1: is not there"):
+        agreement.check(tmp_path)
+
+
+def test_released_values_that_are_no_text_end_in_a_line(copied):
+    (copied / "release" / "telemetry.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ConfigError, match="telemetry.jsonl: was changed by hand"):
+        agreement.check(copied)
 
 
 def test_a_handed_config_that_was_edited_is_not_that_of_the_weights(place, handed):
