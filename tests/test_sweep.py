@@ -34,3 +34,13 @@ def test_jobs_of_several_threads_keep_their_entries(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     assert [job.read()["step"] for job in jobs] == [19] * 4
+
+
+def test_a_status_that_was_damaged_says_nothing(tmp_path: Path) -> None:
+    status = Status(tmp_path, "train")
+    status.write("finished")
+    for damaged in ("[]", "3", '{"train": 1}', "{"):
+        (tmp_path / "private" / "status.json").write_text(damaged)
+        assert status.read() == {}
+    status.write("finished")
+    assert status.read()["state"] == "finished"

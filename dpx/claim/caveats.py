@@ -98,6 +98,10 @@ def assumptions(
         come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
         premises.append(f"train={experiment.train.kind}: what rests {come}")
     premises += origins.assumptions(begins_from)
+    if any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1):
+        what = f"one {privacy.unit} has one name: one that was renamed is another {privacy.unit}"
+        what = "one row is cut from the same text: text that was moved is another row's" if privacy.unit == "row" else what
+        premises.append(f"in all data that charged steps drew from, {what}")
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
         premises.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")

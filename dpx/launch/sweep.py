@@ -38,7 +38,8 @@ class Status:
 
     def read(self) -> dict[str, Any]:
         """This job's entry; empty where it has never run here, or where what is there cannot be read."""
-        return self._all().get(self.job, {})
+        entry = self._all().get(self.job)
+        return entry if isinstance(entry, dict) else {}
 
     def write(self, state: str, **facts: Any) -> None:
         entry = {"state": state, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | facts
@@ -47,9 +48,10 @@ class Status:
 
     def _all(self) -> dict[str, Any]:
         try:
-            return json.loads(self._path.read_text())
+            found = json.loads(self._path.read_text())
         except (OSError, ValueError):
             return {}
+        return found if isinstance(found, dict) else {}
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:

@@ -88,8 +88,9 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
     if declared != "auto":
         return declared
     path = private / "microbatch.json"
-    if path.exists():
-        return int(json.loads(path.read_text())["microbatch"])
+    kept = _noted(path)
+    if kept is not None:
+        return kept
     chosen = choose(workload)
     make_private(private)
     write_durably(path, json.dumps({"microbatch": chosen}))
@@ -99,8 +100,8 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
 def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
     """The fastest of `candidates` that fits `mesh.memory_bytes`; raises `ConfigError` where none does."""
     path = (cache or _cache()) / f"{_key(workload, candidates)}.json"
-    if path.exists():
-        chosen = int(json.loads(path.read_text())["microbatch"])
+    chosen = _noted(path)
+    if chosen is not None:
         logger.info("microbatch=auto: %d, found before on this device", chosen)
         return chosen
     rates = _rates(workload, candidates)
@@ -111,6 +112,15 @@ def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Pa
     logger.info("microbatch=auto: %d, examples/s by size %s", chosen, {size: round(rate, 1) for size, rate in rates.items()})
     write_durably(path, json.dumps({"microbatch": chosen, "examples_per_s": rates}))
     return chosen
+
+
+def _noted(path: Path) -> int | None:
+    """The size that was written to `path`; `None` where there is none, or none that can be used: it is then found anew."""
+    try:
+        size = json.loads(path.read_text())["microbatch"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return size if type(size) is int and size > 0 else None
 
 
 def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:

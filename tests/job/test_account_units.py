@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpx import config
-from dpx.claim import calibration, seals, spent, statement
+from dpx.claim import calibration, caveats, seals, spent, statement
 from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
@@ -16,6 +16,7 @@ from dpx.durable import put_in_place
 from dpx.job.account import Account
 from dpx.mechanism import places
 from dpx.privacy import events, relations
+from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import RunFolder
@@ -144,6 +145,17 @@ def test_steps_of_other_units_in_one_ledger_leave_no_guarantee(tmp_path):
     entered.note_units(dataclasses.replace(own, vocabulary_sha256="b" * 64))
     said = statement.build(experiment, None, calibrated, entered)
     assert said["guarantee"] == "none" and "data.vocabulary" in said["reasons"][0] and len(said["units"]) == 2
+
+
+def test_that_no_unit_is_renamed_during_a_run_is_an_assumption(tmp_path):
+    """Both epochs protect documents: one that has another name in the second is another document there."""
+    experiment = dataclasses.replace(EXPERIMENT, privacy=Privacy(delta=1e-4, unit="document", rows_per_unit_max=4))
+    entered = Ledger(tmp_path / "ledger")
+    for number, data in enumerate(("a" * 64, "b" * 64)):
+        assert not any("one document has one name" in line for line in caveats.assumptions(experiment, None, 1000, entered))
+        facts = {"from_step": number, "start": None, "secret_tag": "", "secret_place": 1, "fingerprint": {"data": data}, "why": "it begins"}
+        entered.open_epoch(Epoch(number=number, name=f"{number}", **facts))
+    assert any("one document has one name" in line for line in caveats.assumptions(experiment, None, 1000, entered))
 
 
 def test_steps_from_before_units_were_noted_stay_unknown(tmp_path):

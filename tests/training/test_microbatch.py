@@ -38,6 +38,9 @@ def test_a_run_keeps_its_answer_whatever_the_cache_says(workload, instant, tmp_p
         path.write_text(json.dumps({"microbatch": 8}))
     assert microbatch.resolve_microbatch("auto", workload, private) == 4
     assert microbatch.resolve_microbatch("auto", workload, tmp_path / "other") == 8
+    for damaged in ("", "{}", "[]", '{"microbatch": 0}', '{"microbatch": "a"}'):
+        (private / "microbatch.json").write_text(damaged)
+        assert microbatch.resolve_microbatch("auto", workload, private) == 8
 
 
 def test_nothing_fits(workload, monkeypatch, tmp_path):
