@@ -12,7 +12,7 @@ from typing import Any
 from dpx.claim import rests_on
 from dpx.claim.seals import STATEMENT
 from dpx.console import wide_console
-from dpx.declaration import ConfigError, declaration
+from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
 from dpx.run_folder import RunFolder, read_json, write_json
@@ -69,7 +69,15 @@ def _is_not_private(stated: dict[str, Any] | None) -> bool:
 def _statement(path: Path) -> dict[str, Any] | None:
     """What a run of this folder has stated so far."""
     file = path / "release" / STATEMENT
-    return read_json(file) if file.is_file() else None
+    if not file.is_file():
+        return None
+    stated = read_json(file)
+    is_of_a_run = stated.get("guarantee") == "not_private" or _OF_A_RUN <= stated.keys()
+    require(is_of_a_run, file, "is not the statement of one run, as that of a search's winner", "Read the file itself")
+    return stated
+
+
+_OF_A_RUN = {"accountant", "mechanism", "spent", "unit_mode", "declared_size", "guarantee", "reasons", "unsupported", "epsilon"}
 
 
 def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:

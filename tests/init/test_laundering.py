@@ -24,7 +24,8 @@ from dpx.declaration import ConfigError
 from dpx.init.relation import declared_disjoint
 from dpx.init.start import Start, planned, receiver_of, start, start_of_fork
 from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
-from dpx.job.explain import explain
+from dpx.job.explain import Explain, explain
+from dpx.job.export import Export
 from dpx.job.plan import plan
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
@@ -564,13 +565,17 @@ def test_a_fork_of_a_trial_keeps_the_charge_and_has_no_guarantee(place, parent, 
 def test_the_winner_of_a_search_is_loaded_under_its_statement_and_leaves_none(place, handed, tmp_path):
     """Its cost is that of the best of a secret number of trials, and no list of steps."""
     winner = shutil.copytree(handed, tmp_path / "winner" / "release")
-    stated = {"guarantee": "dp", "study": "search", "reasons": [], "epsilon": {"rdp": 1.0}, "ledger": {"repeated": []}}
+    stated = {"guarantee": "dp", "study": "search", "reasons": [], "epsilon": {"rdp": 1.0}, "delta": 1e-3, "ledger": {"repeated": []}}
     stated["vocabulary"] = json.loads((winner / "privacy.json").read_text())["vocabulary"]
     (winner / "privacy.json").write_text(json.dumps(stated))
     with pytest.raises(ConfigError, match="is not the statement these weights were released with"):
         dpx.load(winner.parent)
     agreement.seal_winner(winner, stated)
     assert dpx.load(winner.parent).privacy == stated
+    Export(to=str(tmp_path / "exported"))(place.declared(), RunFolder(winner.parent))
+    assert "epsilon 1 at delta 0.001 (rdp)" in (tmp_path / "exported" / "README.md").read_text()
+    with pytest.raises(ConfigError, match="privacy.json: is not the statement of one run"):
+        Explain()(place.declared(), RunFolder(winner.parent))
     assert "lists no steps whose cost could be added to others" in reasons(began(place, "init=run", f"init.run={winner}"))
 
 
