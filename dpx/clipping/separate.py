@@ -181,7 +181,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
 
 
 def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    quick: Any = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(function).lower(*arguments).compile(quick)
 
 

@@ -80,7 +80,7 @@ def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     """A record's text. Raises `ConfigError` where it is missing, no text, empty or longer than `LONGEST_LINE` characters."""
-    value = value_of(where, record, field)
+    value: Any = value_of(where, record, field)
     is_text = value is None or isinstance(value, str)
     require(is_text, where, f"has {str(value)[:40]} under {field!r}, which is no text", "Write it in quotation marks, or remove the row")
     require(value is not None and value.strip() != "", where, f"has an empty text under {field!r}", "Give it text, or remove the row")

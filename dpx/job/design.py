@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from dpx.console import wide_console
-from dpx.declaration import declaration, require
+from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
@@ -153,7 +153,8 @@ def _base(name: str) -> Any:
     from dpx.config import build, recipes
 
     cfg = recipes.planned_if_there(name, [])
-    require(cfg is not None, f"design.base={name}", "no recipe has such a name", "Name one that job=list shows")
+    if cfg is None:
+        raise ConfigError(f"design.base={name}", "no recipe has such a name", "Name one that job=list shows")
     return build(cfg)[0]
 
 

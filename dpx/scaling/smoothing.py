@@ -151,6 +151,7 @@ def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> C
 def _rectangle(cells: set, names: list[tuple[float, str]], ratios: list[float]) -> tuple[list[tuple[float, str]], list[float]]:
     """The models and ratios of the largest rectangle in which nothing is missing; more models where two are as large."""
     best: tuple[list, list] = ([], [])
+    part: Any
     # The parts of the shorter side are few.
     shorter = names if len(names) <= len(ratios) else ratios
     for count in range(len(shorter), 0, -1):

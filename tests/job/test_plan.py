@@ -5,10 +5,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from rich.console import Console
 
 from dpx import config
 from dpx.config import recipes
+from dpx.console import Console
 from dpx.cost.flops import training_matmul_flops
 from dpx.cost.memory import Trains, activations, step_memory
 from dpx.declaration import ConfigError

@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def built(*overrides: str) -> Experiment:
     return config.build(recipes.compose(list(overrides)))[0]
 
 
-def facts_of(*overrides: str, manifest=MANIFEST) -> UnitFacts:
+def facts_of(*overrides: str, manifest: Any = MANIFEST) -> UnitFacts:
     experiment = built(*overrides)
     return UnitFacts.of(experiment.data, experiment.privacy, manifest)
 
