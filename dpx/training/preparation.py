@@ -16,7 +16,8 @@ from dpx.data.store import Store
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.init.declarations import Init
-from dpx.init.start import RANDOM, Receiver, Start, receiver_of, require_one_start, same_weights, start, start_of_fork
+from dpx.init.relation import contradictions
+from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
@@ -70,7 +71,7 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
     has_begun = known is not None and bool(known.epochs)
     has_checkpoint = any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*"))
     if has_begun and has_checkpoint:
-        return RANDOM
+        return _going_on(init, receiver, store, folder, known)
     if folder.fork is not None:
         return start_of_fork(folder.fork, receiver, store, folder.private)
     if init.is_random:
@@ -83,3 +84,12 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
         "Restore them, or add replicate=1 for a new run",
     )
     return begins_from
+
+
+def _going_on(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
+    """Where a run goes on that has a checkpoint: nothing is read again, but what speaks against the word that its data are disjoint is
+    looked for in data that it has not drawn from yet."""
+    if known is None or store.manifest.checksum in known.data:
+        return RANDOM
+    noted = related_again(known.origins, receiver, init, store, known.data)
+    return dataclasses.replace(RANDOM, messages=tuple(contradictions(noted, store, folder.private, folder.private)))

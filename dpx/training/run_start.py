@@ -137,7 +137,7 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
     state = state.in_a_new_epoch() if first_step == epoch.from_step else state
     # Before its first checkpoint a run may have ended before anything was written.
     rests = resting.placed(folder.private, step) if saved else resting.keep(folder.private, step, secret.key("init"), start.parameters)
-    return RunStart(epoch, first_step, secret, state, (*aside, *messages), rests)
+    return RunStart(epoch, first_step, secret, state, (*aside, *messages, *start.messages), rests)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | None = None) -> None:

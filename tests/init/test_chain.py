@@ -1,5 +1,6 @@
 """Runs that start from one another state what they cost together, by whichever way the weights came."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -10,10 +11,14 @@ import pytest
 import dpx
 from dpx import privacy
 from dpx.claim.sources import read
+from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
+from dpx.init.start import RANDOM, receiver_of
 from dpx.init.weights import by_path
 from dpx.job.account import account
 from dpx.privacy.ledger import Ledger
+from dpx.run_folder import RunFolder
+from dpx.training import preparation
 
 from .conftest import statement
 
@@ -22,8 +27,6 @@ DELTA = 1e-3
 
 def together(place, steps: int) -> float:
     """Epsilon of so many steps, composed without any ledger."""
-    from dpx.data.prepare import prepare
-
     experiment = place.declared()
     rows = prepare(experiment.data, experiment.privacy).manifest.rows["protected"]
     return privacy.epsilon([(8 / rows, steps)], noise_multiplier=2.0, delta=DELTA, accountant="rdp")
@@ -153,6 +156,17 @@ def test_a_fork_carries_what_its_parent_began_from(place, child, tmp_path):
     assert epsilon(path) == pytest.approx(together(place, 5), rel=1e-6)
     with pytest.raises(ConfigError, match="fork=.*with init=run"):
         place.train("both", "init=run", f"init.run={child}", fork=f"{child}@1")
+
+
+def test_a_run_that_goes_on_with_other_data_is_held_to_its_word_again(place, apart):
+    overrides = ("init=run", f"init.run={place.root}/outputs/parent", "init.disjoint_from=[main]")
+    known = Ledger(apart / "private" / "ledger")
+    for text, refused in (("other", False), ("one", True)):
+        experiment = place.declared(*overrides, text=text)
+        store = prepare(experiment.data, experiment.privacy)
+        receiver = receiver_of(experiment, store.manifest.vocabulary_size)
+        with pytest.raises(ConfigError, match="draws from the same prepared data") if refused else contextlib.nullcontext():
+            assert preparation._start(experiment.init, receiver, store, RunFolder(apart), known) is RANDOM
 
 
 def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):
