@@ -4,8 +4,7 @@ import io
 import threading
 from pathlib import Path
 
-from rich.console import Console
-
+from dpx.console import Console
 from dpx.launch.sweep import Outcome, Status, show
 
 
