@@ -117,7 +117,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     agreement.check_copy(release)
     document, experiment = read_json(release / STATEMENT), _declared(asked, release / CONFIG)
     try:
-        origins = (_stated_origin(experiment, document), *_stated_further(document))
+        origins = (_stated_origin(experiment.name, experiment.data, experiment.privacy, document), *_stated_further(document))
     except ConfigError:
         raise
     except Exception as error:
@@ -125,7 +125,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     return Parent(asked, *_trained(experiment), origins, None, place, None)
 
 
-def _stated_origin(experiment: Experiment, document: dict[str, Any]) -> Origin:
+def _stated_origin(name: str, data: Data, privacy: Privacy, document: dict[str, Any]) -> Origin:
     """A run as its statement tells of it."""
     is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
     reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
@@ -137,11 +137,11 @@ def _stated_origin(experiment: Experiment, document: dict[str, Any]) -> Origin:
         reasons.append("its statement lists no steps whose cost could be added to others, as that of a search's winner")
     return Origin(
         kind="run",
-        name=experiment.name,
+        name=name,
         identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {seal(document)}",
         segments=segments,
         reasons=reasons,
-        claim=_claim(experiment.data, experiment.privacy, document, (document.get("audit") or {}).get("verdict")),
+        claim=_claim(data, privacy, document, (document.get("audit") or {}).get("verdict")),
         vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
     )
 

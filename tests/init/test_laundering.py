@@ -206,15 +206,24 @@ def test_a_statement_that_was_edited_is_not_that_of_the_weights(place, handed, c
         began(place, "init=run", f"init.run={handed}")
 
 
-@pytest.mark.parametrize("change", [{"ledger": []}, {"ledger": {"runs": [{}]}}, {"tuning": 1}, {"init": {"origins": [{}]}}, {"audit": "a"}])
+@pytest.mark.parametrize("change", [{"ledger": []}, {"tuning": 1}, {"init": {"origins": [{}]}}, {"audit": "a"}])
 def test_a_statement_that_cannot_be_read_ends_in_a_line(place, handed, change):
     rewritten(handed / "privacy.json", lambda document: document.update(change))
-    (handed / "params" / METADATA.rpartition("/")[2]).unlink()
+    agreement.seal_winner(handed, json.loads((handed / "privacy.json").read_text()))
     with pytest.raises(ConfigError, match="privacy.json: holds no statement of a run that can be read"):
         began(place, "init=run", f"init.run={handed}")
     if change.keys() == {"ledger"}:
         with pytest.raises(ConfigError, match="is (no statement that can be read|a statement without a ledger)"):
             read(handed / "privacy.json")
+
+
+def test_a_statement_that_lists_no_steps_gives_no_guarantee(place, handed):
+    rewritten(handed / "privacy.json", lambda document: document.update(ledger={"runs": [{}]}))
+    agreement.seal_winner(handed, json.loads((handed / "privacy.json").read_text()))
+    (origin,) = began(place, "init=run", f"init.run={handed}").origins
+    assert any("lists no steps" in reason for reason in origin.reasons)
+    with pytest.raises(ConfigError, match="is (no statement that can be read|a statement without a ledger)"):
+        read(handed / "privacy.json")
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
