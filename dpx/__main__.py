@@ -8,7 +8,7 @@ import threading
 
 def main() -> None:
     """Exit code 0; 2 with `error: <value>: <reason>. <fix>` for what the user can correct; 1 for a defect; 130 and 143 for Ctrl-C and
-    SIGTERM, with one line that says how to go on."""
+    SIGTERM, with one line that says how to resume."""
     # Until `run` handles it, Ctrl-C ends without a traceback: importing takes a second or two.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)

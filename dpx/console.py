@@ -1,4 +1,4 @@
-"""Where text and tables for people go."""
+"""The streams for text and tables that people read."""
 
 import contextlib
 import errno
@@ -29,26 +29,26 @@ def require_standard_streams() -> None:
 
 
 def _discard(stream: Any) -> None:
-    """What is written to `stream` from now on is thrown away."""
+    """Discards everything that is written to `stream` from now on."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def closed_pipe() -> ConfigError:
-    """The error to report where the reader of standard output has gone (`| head`). What is written there from now on is thrown away."""
+    """The error to report where the reader of standard output has gone (`| head`). Later output is discarded."""
     _discard(sys.stdout)
     return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
 
 
 class Console(rich.console.Console):
-    """A console of Rich that raises `closed_pipe` where its reader has gone. Rich itself leaves with exit code 1 without a word."""
+    """A Rich console that raises `closed_pipe` if its reader has gone. Rich itself exits with code 1 and no message."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise closed_pipe()
 
 
 class _Lossy:
-    """A stream for people whose reader may go away, or whose file may not be writable any more: then its text is dropped."""
+    """A stream that people read, whose reader may go away, or whose file may not be writable any more: its text is then discarded."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -74,26 +74,26 @@ class _Lossy:
 
 
 def progress_console() -> Console:
-    """Standard error, for what tells how work goes on. Nothing that is written there can fail: no work ends because nobody reads of it."""
+    """Standard error, for progress messages. Writing to it never fails: work does not end because nobody reads its messages."""
     file: Any = _Lossy(sys.stderr)
     return Console(file=file)
 
 
 def tell(line: str) -> None:
-    """Writes a line to standard error as it is; dropped where it can no longer be written."""
+    """Writes a line to standard error unchanged; discards it if it can no longer be written."""
     stream = _Lossy(sys.stderr)
     stream.write(f"{line}\n")
     stream.flush()
 
 
 def wide_console() -> Console:
-    """The terminal, or 160 columns where there is none: a table cut to 80 says nothing in a log."""
+    """A console as wide as the terminal, or with 160 columns without a terminal: in a log, a table cut to 80 columns is not readable."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
 
 def stage(text: str) -> None:
-    """Says on standard error what takes time from now on; tables alone go to standard output."""
+    """Writes to standard error which work starts now; standard output receives only tables."""
     progress_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 

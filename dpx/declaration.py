@@ -1,4 +1,4 @@
-"""What every declaration shares: frozen, keyword-only, type-checked, and refusing with value, reason, fix.
+"""The common behaviour of declarations: frozen, keyword-only, type-checked, with errors that give value, reason and fix.
 
 Nothing here (or in any declaration) imports jax: a config is checked before an array can be allocated.
 """
@@ -18,7 +18,7 @@ _CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 class ConfigError(ValueError):
-    """A value that cannot stand: reads `<value>: <reason>. <fix>` on one line."""
+    """A value that is not valid; the message is `<value>: <reason>. <fix>` on one line."""
 
     def __init__(self, value: Any, reason: str, fix: str):
         self.value, self.reason, self.fix = value, reason, fix

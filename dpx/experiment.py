@@ -23,8 +23,8 @@ from dpx.tuning.declarations import Tune
 
 @declaration
 class Schedule:
-    """How often, in steps, a run evaluates and saves, on how many held-out rows, and how many checkpoints stay. None of it touches the
-    claim."""
+    """How often, in steps, a run evaluates and saves, on how many held-out rows, and how many checkpoints stay. None of these settings
+    affects the claim."""
 
     evaluate_every: int = 100
     evaluation_rows: int = 10_000
@@ -142,6 +142,6 @@ class Experiment:
 
 
 def _has(declared: Any, key: str) -> bool:
-    """Whether a declaration has the key, in dots, that a config would name."""
+    """Whether a declaration has the dotted config key `key`."""
     name, _, rest = key.partition(".")
     return hasattr(declared, name) and (not rest or _has(getattr(declared, name), rest))

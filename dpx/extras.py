@@ -1,4 +1,4 @@
-"""What is installed only on request: which extra brings it, said in the same words wherever it is missing."""
+"""Optional packages: which extra installs each, with one error message wherever a package is missing."""
 
 import importlib.util
 
@@ -9,7 +9,7 @@ PACKAGES = {"hub": "datasets", "tune": "optuna", "plots": "matplotlib", "correla
 
 
 def missing(value: object, extra: str, package: str | None = None) -> ConfigError:
-    """The refusal of `value`, which needs `package` (that of `PACKAGES` where none is named) from `extra`."""
+    """The error for `value`, which needs `package` (by default that of `PACKAGES`) from `extra`."""
     package = package or PACKAGES[extra]
     fix = f"Install the extra {extra}: pip install 'dpx[{extra}]', in a checkout '.[{extra}]'"
     return ConfigError(value, f"needs {package}, which is not installed", fix)

@@ -4,7 +4,7 @@ The interpreter runs a signal's handler between two bytecodes of the main thread
 own hears of signals too: it ends the process at the second one, whatever the main thread waits for.
 
 That thread needs the interpreter's lock, and compiled code that hangs may hold it. So a small process, the guard, hears of signals first:
-it hands them on, and kills this process if it is still there some seconds after the second one.
+it forwards them, and kills this process if it still exists some seconds after the second one.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _is_deferred = False
 
 
 class Interrupted(BaseException):
-    """The user ended the program. `done` is how many steps a run has saved, `None` outside training; `how` says how to go on."""
+    """The user ended the program. `done` is how many steps a run has saved, `None` outside training; `how` says how to resume."""
 
     def __init__(self, done: int | None = None):
         super().__init__()
@@ -77,7 +77,7 @@ def install() -> None:
 
 
 def release() -> None:
-    """Handles signals as before `install`. While the interpreter ends none of its threads runs, so nothing here would hear of a signal."""
+    """Handles signals as before `install`. No thread runs while the interpreter exits, so this module would not receive a signal then."""
     signal.set_wakeup_fd(-1)
     for number, handler in _before.items():
         signal.signal(number, handler)
@@ -101,7 +101,7 @@ def deferred() -> Iterator[None]:
 
 
 def _handle(number: int, frame: Any) -> None:
-    """Ends what is not deferred, where it is."""
+    """Raises `Interrupted` where the program is, unless deferred."""
     _received.append(number)
     if not _is_deferred:
         raise Interrupted
@@ -119,7 +119,7 @@ def _listen(*readers: int) -> None:
         _received.append(number)
         # In a log, the line at the end is enough; a person who waits for the step would press again.
         if _is_deferred and sys.stderr.isatty():
-            # A terminal that was stopped takes nothing, and this thread must hear of the next signal.
+            # A stopped terminal accepts no output, and this thread must still receive the next signal.
             threading.Thread(target=_say_deferred, daemon=True).start()
 
 
@@ -129,10 +129,10 @@ def _say_deferred() -> None:
 
 
 def _guard(reader: int) -> int:
-    """Starts the guard of this process, which reads signals from `reader`; where it hands them on."""
+    """Starts the guard of this process, which reads signals from `reader`; returns the handle that it forwards them to."""
     handed_on, to_guard = os.pipe()
     code = _GUARD.format(parent=os.getpid(), signals={int(number) for number in SIGNALS}, grace=GRACE_SECONDS)
-    # Where no process can be started, the thread alone listens.
+    # If no process can be started, only the thread listens.
     with contextlib.suppress(OSError):
         _guards.append(
             subprocess.Popen(

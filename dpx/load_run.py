@@ -1,4 +1,4 @@
-"""A finished run as a library sees it: what was declared, what was learnt, what is claimed."""
+"""A finished run, loaded from Python: its declaration, its parameters and its claim."""
 
 import dataclasses
 from pathlib import Path

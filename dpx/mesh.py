@@ -1,4 +1,4 @@
-"""The hardware a run is spread over, as declared, and its jax mesh."""
+"""Declares the devices that a run is distributed over, and makes their jax mesh."""
 
 import os
 import sys
@@ -9,10 +9,10 @@ from dpx.declaration import ConfigError, declaration, require
 
 @declaration
 class Mesh:
-    """Axes `data` (examples), `fsdp` (examples, parameters sharded at rest) and `tensor` (within a layer, left to the compiler).
+    """Axes `data` (examples), `fsdp` (examples; stored parameters are sharded) and `tensor` (within a layer, left to the compiler).
 
-    `simulated_devices` splits one CPU into that many devices (for tests). `flops_per_s` and `memory_bytes` describe one
-    device, for plans; `flops_per_s` is what a well-tuned step is assumed to reach there.
+    `simulated_devices` splits one CPU into that many devices (for tests). `flops_per_s` and `memory_bytes` describe one device, for plans;
+    `flops_per_s` is the assumed rate of a well-tuned step there.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""One process trains a run. Several processes of one job would each draw noise of their own for one sum, or clip the same rows twice.
+"""One process trains a run. Several processes of one job would each draw separate noise for one sum, or clip the same rows twice.
 
-`dpx.mesh` spreads a run over the devices of one process. Until a run is divided among several, jobs that train refuse to start in one of
-several, by what launchers tell each process, and whatever draws rows or noise refuses where jax runs in several.
+`dpx.mesh` spreads a run over the devices of one process. A run cannot be divided among several processes yet. So jobs that train raise in
+one of several processes, detected from the variables that launchers set, and all code that draws rows or noise raises if jax runs in
+several.
 """
 
 import os
@@ -26,7 +27,7 @@ def require_one_process() -> None:
     for name in _LISTS:
         places = os.environ.get(name, "").split(",")
         require(len(places) < 2, f"{name}={several(places)}", _REASON, _FIX)
-    # Without a number of processes, an address to meet at still says that there are others.
+    # Without a number of processes, the address of a coordinator still shows that there are other processes.
     address = os.environ.get(_COORDINATOR)
     require(not address or os.environ.get("JAX_NUM_PROCESSES") == "1", f"{_COORDINATOR}={address}", _REASON, _FIX)
     jax = sys.modules.get("jax")

@@ -2,7 +2,7 @@
 
 An entry point names an importable package: `dpx_pond = "dpx_pond"`. Its options are the YAML files in its folder `conf/`, and a `_target_`
 may name what it declares. The same list decides both, for a command line, for `run=<folder>` and for `dpx.load`. A package that cannot be
-told apart from another is set aside whole, with a reason: nothing of it can be named, and dpx's own jobs go on without it.
+distinguished from another is set aside as a whole, with a reason: nothing of it can be named, and dpx's own jobs run without it.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ OWN = "dpx"
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """One listed package. `name` is what it is imported by, `folder` where its source lies; `options` are paths below its `conf/`, such as
-    `mechanism/ripple`; `set_aside` says why nothing of it is used, empty where it is."""
+    """One listed package. `name` is its import name, `folder` the folder of its source; `options` are paths below its `conf/`, such as
+    `mechanism/ripple`; `set_aside` says why it is not used, empty if it is used."""
 
     name: str
     distribution: str
@@ -50,8 +50,8 @@ def conf_directory() -> Path:
 
 
 def listed() -> tuple[Package, ...]:
-    """Every package that is listed, by name, those that are set aside included."""
-    # Asked anew where the path, or what lies in its folders, has changed.
+    """Every listed package, by name, including packages that are set aside."""
+    # Computed again if the path, or the content of its folders, has changed.
     return _listed(tuple((folder, _changed_at(folder)) for folder in sys.path))
 
 
@@ -93,7 +93,7 @@ def folders() -> list[tuple[str, Path]]:
 
 
 def yaml_of(group: str, name: str) -> Path | None:
-    """The file that declares the option `name` of `group`, whoever brings it."""
+    """The file that declares the option `name` of `group`, of dpx or of any package."""
     paths = (folder / group / f"{name}.yaml" for _, folder in folders())
     return next((path for path in paths if path.is_file()), None)
 
@@ -104,13 +104,13 @@ def is_own(group: str, name: str) -> bool:
 
 
 def names_in(group: str) -> list[str]:
-    """The options of a group, those in folders of it by their path below it, in alphabetical order."""
+    """The options of a group, in alphabetical order; an option in a subfolder is named by its path below the group."""
     options = (path.relative_to(folder / group).with_suffix("") for _, folder in folders() for path in (folder / group).rglob("*.yaml"))
     return sorted(path.as_posix() for path in options)
 
 
 def described() -> str:
-    """The packages in lines, for `--help`; empty where there are none."""
+    """The packages, one per line, for `--help`; empty if no package is installed."""
     lines = [f"  {package}: {package.set_aside or ', '.join(assignments(package)) or 'no options'}" for package in listed()]
     return "\n".join(["== Packages ==", *lines, ""]) + "\n" if lines else ""
 
@@ -127,7 +127,7 @@ def _options(conf: Path) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=8)
 def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     del path
-    # A distribution that lies twice on the path, such as a checkout beside an installation, is one: the first is what is imported.
+    # A distribution that is twice on the path, such as a checkout beside an installation, counts once: the first is imported.
     by_entry = {
         (_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))
     }
@@ -153,7 +153,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
     if name == OWN or name in sys.stdlib_module_names:
         return dataclasses.replace(package, set_aside=f"its entry point names {name}, which is not its own")
     try:
-        # Of a top-level name this imports nothing.
+        # For a top-level name this imports nothing.
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         spec = None
@@ -166,7 +166,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
 
 
 def _without_clashes(packages: list[Package]) -> tuple[Package, ...]:
-    """`packages`, with those set aside whose name or option is also another's."""
+    """`packages`, where a package whose name or option also belongs to another one is set aside."""
     checked, own = [], set(_options(conf_directory()))
     for package in packages:
         reason = package.set_aside or _clash(package, [other for other in packages if other is not package and not other.set_aside], own)

@@ -1,4 +1,4 @@
-"""The name of a parameter's place in a tree: what keys of noise, layouts, selections and refusals go by."""
+"""The name of a parameter's place in a tree, used for noise keys, layouts, selections and error messages."""
 
 from typing import Any
 

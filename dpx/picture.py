@@ -1,4 +1,5 @@
-"""What an analysis draws: columns of its own tables against one another, so that a picture never shows a number no table holds.
+"""The pictures of an analysis: columns of its tables plotted against one another, so that a picture never shows a number that is not in a
+table.
 
 An analysis that draws has `pictures() -> list[Picture]`; `dpx.report.pictures` does the drawing.
 """

@@ -1,4 +1,4 @@
-"""A config without the places of the machine that it was run on: the form of it that may leave the machine."""
+"""A config without the paths of the machine that it was run on: the form that may leave the machine."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _ABSOLUTE = re.compile(r"[/~]|file:|[A-Za-z]:[\\/]|\\\\")
 def without_places(config_yaml: str) -> str:
     """`config_yaml` with each path that is absolute, or leads out of the working folder, replaced by its last component.
 
-    Which values are paths is told by their form, whatever key they stand under. Relative paths below the working folder stay.
+    Paths are recognised by their form, whatever their key. Relative paths below the working folder stay.
     """
     if not config_yaml.strip():
         return config_yaml

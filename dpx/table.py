@@ -1,4 +1,4 @@
-"""What an analysis gives back: tables whose cells are plain values, so that JSON, CSV and a terminal show the same."""
+"""The results of an analysis: tables whose cells are plain values, so that JSON, CSV and a terminal show the same."""
 
 import csv
 import dataclasses

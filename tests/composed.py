@@ -1,4 +1,4 @@
-"""Command lines composed and built once: Hydra takes a fifth of a second for each, and what it gives is frozen."""
+"""Command lines composed and built once: Hydra takes a fifth of a second for each, and the result is immutable."""
 
 from functools import cache
 from typing import Any

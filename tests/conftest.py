@@ -38,7 +38,7 @@ _jaxtyped = jaxtyping.jaxtyped
 
 
 def _is_of_arrays(annotation: typing.Any) -> bool:
-    """Whether jaxtyping has shapes to check in it; in words that are still to be read it may."""
+    """Whether jaxtyping has shapes to check in it; an annotation that is still a string may have."""
     if isinstance(annotation, str) or (getattr(annotation, "__module__", None) or "").startswith("jaxtyping"):
         return True
     if typing.get_origin(annotation) is typing.Literal:
@@ -58,8 +58,8 @@ _made: dict[types.CodeType, typing.Any] = {}
 
 
 def _checked_again(function):
-    """beartype writes a function for each that it checks, and compiles it. Those that are defined anew with every call of the function
-    around them, by the same code with the same annotations, have one, bound to each in turn; some need none."""
+    """beartype generates and compiles a wrapper for each function that it checks. Inner functions that are defined again in every call of
+    the outer function, by the same code with the same annotations, share one wrapper, bound to each in turn; some need no wrapper."""
     made = _made.get(function.__code__)
     if made is None or made.__annotations__ != function.__annotations__:
         _made[function.__code__] = made = beartype.beartype(function)
@@ -72,8 +72,8 @@ def _checked_again(function):
 
 
 # What the import hook of `--jaxtyping-packages` decorates every function of the package with. Without annotations there is nothing to
-# check, and without arrays among them no more than beartype does; jaxtyping would compile two functions for each, also for those that
-# are defined anew with every call of the function around them.
+# check, and without arrays among them no more than beartype does; jaxtyping would compile two functions for each, also for inner
+# functions that are defined again in every call of the outer function.
 jaxtyping.jaxtyped = lambda typechecker: functools.partial(_checked, typechecker=typechecker)
 
 

@@ -59,8 +59,8 @@ json.dump(told, sys.__stdout__)
 
 
 def answers(lines: Sequence[tuple[Path, Sequence[str]]], *, trains_alike: bool = False, **more: str) -> list[Answer]:
-    """(folder, arguments) one after another through `main`, all in one process; Python to run there in place of arguments, as text.
-    Runs of it that compute alike share what they compile if they are said to. `more` is of its environment."""
+    """(folder, arguments) one after another through `main`, all in one process; a string in place of arguments is Python code to run there.
+    With `trains_alike`, runs with the same computation share compiled programs. `more` sets environment variables of the process."""
     each = [(str(folder), line if isinstance(line, str) else list(line)) for folder, line in lines]
     given = json.dumps({"lines": each, "trains_alike": trains_alike})
     command = [sys.executable, "-c", _DRIVER]

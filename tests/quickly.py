@@ -1,4 +1,4 @@
-"""What makes processes quick, those of the tests and those that they start: each config file is read once, garbage is looked for rarely."""
+"""Makes the tests' processes and their child processes fast: each config file is read once, garbage is collected rarely."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ _configs: dict[str, bytes] = {}
 
 
 def _config_read_once(self: ConfigRepository, config_path: str) -> Any:
-    """Reading dpx's own config files is a third of a composition, and Hydra reads them anew for each. It edits what it is given."""
+    """Reading dpx's own config files is a third of a composition, and Hydra reads them again for each. It edits the object that it gets."""
     if [source.path for source in self.sources] != _OWN_CONFIGS:
         return _read_config(self, config_path)
     if config_path not in _configs:

@@ -26,7 +26,7 @@ def told(checkout: Path) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A commit of the packages that tell the commit, checked out anew."""
+    """A fresh checkout of a commit of the packages that report the commit."""
     source = tmp_path / "source"
     for name in ("dpx/__init__.py", "dpx/launch/__init__.py", "dpx/launch/commit.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

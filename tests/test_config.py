@@ -1,7 +1,7 @@
-"""Every option and every recipe composes, builds and equals its golden config; what cannot stand is refused in one line.
+"""Every option and every recipe composes, builds and equals its golden config; invalid configs are refused in one line.
 
 `golden/main.yaml` holds the default composition, every other file what differs from it, so that a changed default touches one file.
-An option that composes to what stands in its own file needs no second copy of it. `DPX_UPDATE_GOLDEN=1` rewrites golden files.
+An option that composes to the content of its file needs no second copy of it. `DPX_UPDATE_GOLDEN=1` rewrites golden files.
 """
 
 import functools
@@ -255,6 +255,6 @@ def test_run_name_follows_the_claim(override: str) -> None:
 
 def _name(overrides: list[str]) -> str:
     cfg = recipes.compose([*overrides], with_hydra=True)
-    # `job=list` has a folder of its own; here only the claim's part of the name is compared.
+    # `job=list` has its own folder; here only the claim's part of the name is compared.
     cfg.hydra.runtime.choices.job = "train"
     return config.run_name(cfg)

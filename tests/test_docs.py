@@ -75,7 +75,7 @@ def test_every_command_composes(page: str):
         # The composed config is printed by Hydra, and Optuna belongs to an extra: its recipe's config is that of one trial.
         words = [word for word in line if word not in ("--cfg", "job") and not word.startswith("hydra/sweeper/")]
         cfg = composed([*words, *(["hydra/sweeper=basic"] if any(word.startswith("tune.") for word in words) else [])])
-        # A checkpoint or a parent is looked at when its declaration is built, and there is none.
+        # Building the declaration reads the checkpoint or parent, which does not exist here.
         if not {"init=hf", "init=run", "init=file"} & {*line} and not cfg.run:
             config.build(cfg)
 

@@ -127,7 +127,7 @@ sys.stderr = Stopped()
 
 @contextlib.contextmanager
 def _hanging(folder: Path, program: str) -> Iterator[subprocess.Popen[str]]:
-    """The process of a program that hangs after it said so; it writes nothing to standard error, and is gone in the end."""
+    """The process of a program that prints "begun" and then hangs; it writes nothing to standard error, and has ended afterwards."""
     process = _start(folder, program=program)
     try:
         assert process.stdout is not None and "begun\n" in iter(process.stdout.readline, "")

@@ -29,7 +29,7 @@ BAD = {
 }
 ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
 FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
-# Both points have finished before, so that nothing but the study at the end is looked at; its record is no chain.
+# Both points have finished before, so that only the study at the end is read; its record is not a chain.
 CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
 # Asked for as Optuna's sweeper asks for it, which is not installed here.
 NOTHING_LEFT = (*FINISHED_BEFORE, "tune=search", "tune.trials=1", "hydra/callbacks=search", "hydra.sweeper.max_batch_size=${trials_left:}")

@@ -45,7 +45,7 @@ OF_LIBRARIES = ("checkpoints", "tensorboard")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts and a vocabulary of its own; as open to others as a home may be."""
+    """A folder with texts and its own vocabulary; as open to others as a home folder may be."""
     root = tmp_path_factory.mktemp("machine")
     root.chmod(0o777)
     draw = random.Random(2)
@@ -162,7 +162,7 @@ def test_files_that_stay_open_follow_no_link_that_comes_later(tmp_path: Path) ->
     private.mkdir()
     for name in ("lock", "ledger", "telemetry.jsonl"):
         (private / name).symlink_to(victim)
-    # One that leads nowhere yet: a file that exists is read first, and put anew in its place.
+    # A link whose target does not exist yet: an existing file is read first, and replaced by a new file.
     (private / "metrics.jsonl").symlink_to(tmp_path / "nowhere")
     released = Released(tmp_path / "none")
     released._path = private / "telemetry.jsonl"

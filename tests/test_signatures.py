@@ -1,4 +1,4 @@
-"""Functions take what they read: the whole experiment stays with those that put a run together, launch it, or state its claim."""
+"""Functions take what they read: only code that assembles a run, launches it, or states its claim takes the whole experiment."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ PACKAGE = Path(dpx.__file__).parent
 LIMIT = 40
 # Where the whole experiment is the subject: jobs, launching, configs, the claim.
 ITS_ROOMS = ("job/", "launch/", "config/", "claim/calibration.py", "claim/statement.py")
-# What stands for it: the class, and the part of it that a mechanism's proof may read.
+# Its types: the class, and the part of it that a mechanism's proof may read.
 TYPES = ("Experiment", "Declared")
 
 

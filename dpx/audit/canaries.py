@@ -1,7 +1,7 @@
-"""Canaries in a run: what they are, whose coin fell which way, and how the sampler meets them among the protected units.
+"""Canaries in a run: their coins and texts, and their places among the protected units that the sampler draws from.
 
-A canary that is out keeps its place; drawn, it stands there as padding and contributes nothing: in and out are neighbours under
-`zero_out`, and under `add_remove` too, since nothing else notices who is drawn.
+A canary that is out keeps its place: when it is drawn, its place is padding and contributes nothing. So in and out are neighbours under
+`zero_out`, and under `add_remove` too, since nothing else depends on who is drawn.
 
 Shape legend: M canaries (G gradient canaries, then S sequences), n things asked for, R rows of an example, T positions of a row.
 """
@@ -35,9 +35,9 @@ class Planted:
 
 
 def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret | None) -> Planted:
-    """Coins and texts: those of an earlier start (a fork's parent's too), else drawn from the root secret and made durable.
+    """Coins and texts: those of an earlier start (or of a fork's parent), else drawn from the root secret and written to disk.
 
-    `secret` is `None` where the run's steps met canaries of another secret. Raises `ConfigError` where those are lost, damaged, or not as
+    `secret` is `None` if the run's steps used canaries of another secret. Raises `ConfigError` if those are lost, damaged, or not as
     many as `audit` declares: the number of places is part of what is drawn from.
     """
     path = private / COINS
@@ -62,7 +62,7 @@ def _planted(known: dict[str, Any], audit: Canaries, manifest: Manifest) -> Plan
 
 
 def inherit(private: Path, parent: Path) -> None:
-    """Takes over the canaries that the state of a fork's parent knows, where there are any."""
+    """Copies the canaries from the state of a fork's parent, if it has any."""
     if (parent / COINS).exists():
         write_durably(private / COINS, (parent / COINS).read_bytes())
 
@@ -80,7 +80,7 @@ def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str,
 def require_same_audit(fork: str, parent: Path, audit: Any) -> None:
     """Checks that a fork has the same `audit` (canaries or none) as the run that `fork` names, whose private tree is `parent`.
 
-    Raises `ConfigError` where it differs: the parent's state knows other canaries."""
+    Raises `ConfigError` if it differs: the parent's state holds other canaries."""
     path = parent / COINS
     if not isinstance(audit, Canaries):
         require(not path.exists(), f"fork={fork}", "its state holds canaries", "Give the audit=canaries of the parent")
@@ -135,7 +135,7 @@ class WithCanaries(Store):
         return longest_n
 
     def _apart(self, indices: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The store's own among what is asked for, and the places of canaries."""
+        """Splits the requested indices into those of the store and the places of canaries."""
         wanted_n = np.asarray(indices, dtype=np.int64)
         return wanted_n[wanted_n < self.first], wanted_n[wanted_n >= self.first] - self.first
 

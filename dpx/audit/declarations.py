@@ -1,4 +1,4 @@
-"""Canaries that travel with a run, as declared. What an audit may conclude is fixed here, before anything runs."""
+"""Canaries that are trained with a run, as declared. What an audit may conclude is fixed here, before anything runs."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Score = Literal["gradient", "loss"]
 
 @declaration
 class Primary:
-    """The one combination declared in advance, at an error of its own. `gaussian_dp` needs a claim that is a Gaussian curve."""
+    """The one combination declared in advance, with its own error. `gaussian_dp` needs a claim that is a Gaussian curve."""
 
     estimator: Estimator = "one_run"
     score: Score = "gradient"
@@ -34,7 +34,7 @@ class Primary:
 
 @declaration
 class NoCanaries:
-    """A run without an audit of its own."""
+    """A run without an audit."""
 
     name: Literal["none"] = "none"
 
@@ -47,7 +47,7 @@ class NoCanaries:
 class Canaries:
     """Units planted among the protected ones, each in or out by its own secret coin, drawn and clipped like any other.
 
-    A gradient canary (Dirac) has a gradient along one coordinate of its own, ten times the clipping norm long: it is scored by the
+    A gradient canary (Dirac) has a gradient along its own coordinate, with ten times the clipping norm: it is scored by the
     noisy sums on that coordinate. A sequence canary is random text, scored by its mean loss under the final parameters over `masks`
     draws of what is hidden. `primary` is declared in advance; every other combination shares an error of 0.001.
     """
@@ -82,7 +82,7 @@ class Canaries:
         return privacy.rows_per_unit_max if privacy.unit_mode == "group" else 1
 
     def require_fits(self, privacy: Privacy) -> None:
-        """Raises `ConfigError` where a canary that is out would not be a neighbour of one that is in."""
+        """Raises `ConfigError` if data with a canary out would not be a neighbour of data with it in."""
         require(
             privacy.adjacency != "replace_one",
             f"audit=canaries with privacy.adjacency={privacy.adjacency}",

@@ -82,7 +82,7 @@ class Attack:
         return cls(experiment.mechanism, norm, experiment.privacy.rows_per_example, setting, step)
 
     def coins(self, secret: RootSecret) -> Bool[np.ndarray, " M"]:
-        """Whether each canary takes part, by a fair coin of its own."""
+        """Whether each canary takes part, by its own fair coin."""
         return secret.generator("audit_coins").integers(0, 2, self.setting.canaries).astype(bool)
 
     def scores(self, secret: RootSecret, is_in_M: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:

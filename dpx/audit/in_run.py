@@ -1,4 +1,4 @@
-"""The audit that travels with a run: from its final state to a verdict.
+"""The audit of canaries that were trained with a run: from its final state to a verdict.
 
 The claim tested at a delta is the smallest epsilon that the run's ledger proves there. `gaussian_dp` is left out where sampling makes
 the claim something else than a Gaussian curve.
@@ -43,7 +43,7 @@ def conclude(
     if audit.sequences:
         found_S = scores.of_sequences(objective, params, store, planted, secret, audit.masks)
         scored["loss"] = (found_S, planted.is_in_M[audit.gradients :])
-    # A fork keeps its parent's canaries; a run that starts from another one's weights has canaries of its own.
+    # A fork keeps its parent's canaries; a run that starts from the weights of another run has its own canaries.
     segments = entered.segments_of_state()
     spent = Spent(accountant, privacy, segments)
 
@@ -63,7 +63,7 @@ def conclude(
 
 
 def power(scores_M: Any, is_in_M: Any) -> dict[str, float] | None:
-    """How well sequences are betrayed; estimates, which decide nothing. `None` where the coins of all fell alike."""
+    """How well scores separate the sequences; estimates, which decide nothing. `None` if all coins are equal."""
     if is_in_M.all() or not is_in_M.any():
         return None
     exposure = scores.exposures(scores_M, is_in_M)
@@ -72,7 +72,7 @@ def power(scores_M: Any, is_in_M: Any) -> dict[str, float] | None:
 
 
 def finite(document: Any) -> Any:
-    """JSON has no infinity: `None` where a claim or an estimate is not finite."""
+    """The value, or `None` if it is not finite: JSON has no infinity."""
     if isinstance(document, dict):
         return {name: finite(value) for name, value in document.items()}
     if isinstance(document, (list, tuple)):

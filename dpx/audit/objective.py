@@ -1,4 +1,4 @@
-"""Dirac canaries beside an objective: one more parameter, on which each canary has a coordinate of its own.
+"""Dirac canaries beside an objective: one more parameter, in which each canary has its own coordinate.
 
 No row of the data touches that parameter and no canary touches the others, so canaries cost no accuracy; their gradients go through
 the run's own clipping, accumulation, reduction, noise and divisor. The parameter moves by the released gradients alone (rate 1,

@@ -19,7 +19,7 @@ LARGEST = 20.0
 
 
 def p_value(seen: Guesses, epsilon: float, delta: float) -> float:
-    """Chance that an (epsilon, delta)-DP mechanism lets as many guesses be correct, from above."""
+    """Upper bound on the chance that so many guesses are correct under an (epsilon, delta)-DP mechanism."""
     wins, chance = seen.correct, expit(epsilon)
     if wins == 0:
         return 1.0
@@ -30,7 +30,7 @@ def p_value(seen: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_lower_bound(seen: Guesses, delta: float, error: float) -> float:
-    """With probability at least 1 - error no more than the true epsilon at `delta`."""
+    """A lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
     return largest_refuted(lambda epsilon: p_value(seen, epsilon, delta) < error)
 
 

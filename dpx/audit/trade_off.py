@@ -55,12 +55,12 @@ def refutes(seen: Guesses, inverse: Inverse, error: float) -> bool:
 
 
 def epsilon_lower_bound(seen: Guesses, delta: float, error: float) -> float:
-    """With probability at least 1 - error no more than the true epsilon at `delta`."""
+    """A lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
     return largest_refuted(lambda epsilon: refutes(seen, approximate(epsilon, delta), error))
 
 
 def mu_lower_bound(seen: Guesses, error: float) -> float:
-    """With probability at least 1 - error no more than the true mu of a mechanism that is mu-GDP."""
+    """A lower bound that is at most the true mu of a mu-GDP mechanism with probability at least 1 - error."""
     return largest_refuted(lambda mu: refutes(seen, gaussian(mu), error), largest=10.0)
 
 

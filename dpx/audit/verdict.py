@@ -1,7 +1,7 @@
-"""What an audit may conclude: one primary bound at its own error, all others at 0.001 together, estimates at none.
+"""What an audit may conclude: one primary bound at its own error, all others at 0.001 together; estimates prove nothing.
 
 A combination is a score (with the coins of the canaries it is of), an estimator, a number of guesses and a delta. A bound that
-exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is written down and
+exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is recorded and
 can neither fail a run nor pass one.
 
 Shape legend: M canaries.
@@ -83,7 +83,7 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
     """Every bound the scores allow; `claim(delta)` is the epsilon that is claimed at `delta`.
 
     `is_gaussian` says that the claim is a Gaussian curve: without that, `gaussian_dp` proves nothing and is left out.
-    Raises `ConfigError` where the primary cannot be had.
+    Raises `ConfigError` if the primary bound cannot be computed.
     """
     declared = (primary.score, primary.estimator, primary.guesses, primary.delta)
     require(primary.score in scored, f"score={primary.score}", "no canary has this score", f"Use {', '.join(scored)}")
@@ -114,7 +114,7 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
 
 
 def require_passes(document: dict[str, Any]) -> None:
-    """Raises `ConfigError` where a bound of `Verdict.as_json` exceeds its claim."""
+    """Raises `ConfigError` if a bound of `Verdict.as_json` exceeds its claim."""
     refuting = [bound for bound in (document["primary"], *document["others"]) if bound["refutes"]]
     if refuting:
         worst = max(refuting, key=lambda bound: bound["epsilon"] - bound["claim"])

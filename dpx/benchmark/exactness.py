@@ -23,7 +23,7 @@ _SMALL = {"layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "dtype": "fl
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A small model and batch to compare on, with parameters far from initialisation, repeated words, labels that
-    also stand in the input, and padding."""
+    also occur in the input, and padding."""
 
     objective: Any
     params: Any

@@ -78,7 +78,7 @@ class _Bench:
         return make_step(experiment, self.objective(dtype), self.mesh, 1)
 
     def automatic_batch(self, dtype: str) -> int:
-        """What `microbatch=auto` would pick on this device, asked anew, of what does not exceed a device's part of the logical batch."""
+        """The microbatch that `microbatch=auto` picks on this device, searched again; at most a device's part of the logical batch."""
         workload = Workload.of(self.experiment, self.objective(dtype))
         part = self.setting.logical_batch // self.axes
         with tempfile.TemporaryDirectory() as cache:

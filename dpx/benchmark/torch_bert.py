@@ -1,4 +1,4 @@
-"""BERT with a masked-token decoder, in torch: the model and the loss of ours, so that libraries for torch can stand beside it.
+"""BERT with a masked-token decoder, in torch: the same model and loss as in dpx, so that torch libraries can be compared with it.
 
 Every parameter belongs to a Linear, an Embedding or a LayerNorm, the kinds whose per-example gradients those libraries know.
 

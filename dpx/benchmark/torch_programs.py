@@ -86,7 +86,7 @@ class Subject:
     @classmethod
     def make(cls, variant: str, model: Bert, task: MaskedLanguageModel, vocabulary: int, clipping_norm: float) -> "Subject":
         torch.manual_seed(0)
-        # Ghost clipping refuses a weight that is used twice, so its row is of another model: one with a decoder of its own.
+        # Ghost clipping refuses a weight that is used twice, so its row is of another model: one with a separate decoder.
         bare = TorchBert(model, vocabulary, task.next_sentence, is_tied=variant != "opacus_ghost")
         make = {"torch": _plain, "opacus_hooks": _per_example, "opacus_ew": _per_example, "opacus_ghost": _ghost}[variant]
         return cls(bare, make(bare, variant, clipping_norm), variant != "torch")
@@ -166,7 +166,7 @@ def _dtype(model: TorchBert) -> torch.dtype:
 
 
 def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabulary: int) -> Rows:
-    """Random rows with masked positions and labels: the shapes of a masked batch; the labels are the tokens that stand there."""
+    """Random rows with masked positions and labels: the shapes of a masked batch; the labels are the tokens at these positions."""
     rows = synthetic_rows(task, examples, length, vocabulary)
     drawn = np.random.default_rng(1)
     order = np.argsort(drawn.random((examples, length)) + 2 * (np.arange(length) >= rows["length"][:, None]), axis=1)

@@ -1,4 +1,4 @@
-"""Programs in a process of their own: one process holds one device count and one framework, and waits while others are timed."""
+"""Programs in a separate process: one process holds one device count and one framework, and waits while others are timed."""
 
 import contextlib
 import importlib

@@ -1,1 +1,1 @@
-"""What a run may claim: noise for a target, the statement, and what stands in the way of a guarantee."""
+"""What a run may claim: noise for a target, the statement, and what prevents a guarantee."""

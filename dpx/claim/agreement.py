@@ -1,9 +1,9 @@
-"""Whether the parts of a run folder agree: everything made from noisy sums names the ledger line it follows from (`dpx.privacy.chain`),
-and statement and config fit their seals (`dpx.claim.seals`).
+"""Whether the parts of a run folder agree: every file made from noisy sums names the ledger line it follows from (`dpx.privacy.chain`), and
+the statement and the config match their seals (`dpx.claim.seals`).
 
-A ledger that was lost, cut short, edited or set back would charge for less than was released, and an edited statement or config would
-claim what was not charged. Both are found here: by every command that starts, goes on with, looks at, accounts for, explains, collects or
-exports a run, and for a copy of its `release/` alike. What cannot be found is said in the statement.
+A ledger that was lost, cut short, edited or rolled back would charge for less than was released, and an edited statement or config would
+claim what was not charged. Every command that starts, resumes, reads, accounts for, explains, collects or exports a run detects both, also
+for a copy of its `release/`. The statement lists what cannot be detected.
 """
 
 import json
@@ -19,13 +19,13 @@ from dpx.privacy.ledger import Ledger
 from dpx.run_folder import CONFIG, read_json
 
 LEDGER = "private/ledger"
-# Where released files lie; those of a trial that may not be seen yet are moved away.
+# Where released files are; files of a trial that may not be seen yet are moved to the second folder.
 RELEASES = ("release", "private/withheld")
 # Orbax keeps what a caller adds to a checkpoint under this name, as JSON; read here without jax.
 METADATA = "_CHECKPOINT_METADATA"
 # Under `private/`; each checkpoint is a folder named by the number of steps done.
 CHECKPOINTS = "checkpoints"
-# So begins the name of a damaged checkpoint that training moved aside.
+# Prefix of the name of a damaged checkpoint that training moved aside.
 DAMAGED = "damaged-"
 SEAL = "seal"
 OR_MOVE = "Restore the file, or move it away and start the run again"
@@ -35,11 +35,11 @@ Found = tuple[str, Mark | None, Any]
 
 
 def check(folder: Path) -> Ledger | None:
-    """The ledger of the run in `folder`, once every part of the folder was held against it.
+    """The ledger of the run in `folder`, after every part of the folder was checked against it.
 
-    `None` where nothing of a run is in the private tree: a release/ that was handed on is held against the seals beside its weights
-    alone. Raises `ConfigError`, naming the file, where the ledger does not reach as far as what follows from it, and where a statement or
-    a config is not one that was sealed.
+    `None` where the private tree holds nothing of a run: a copied release/ is checked only against the seals beside its weights. Raises
+    `ConfigError`, naming the file, where the ledger ends before a line that another file names, and where a statement or a config was not
+    sealed.
     """
     artefacts = list(_artefacts(folder))
     if not (folder / LEDGER).is_file():
@@ -58,8 +58,8 @@ def check(folder: Path) -> Ledger | None:
 
 
 def before_training(folder: Path) -> Ledger | None:
-    """As `check`, for a run that begins or goes on: also raises where there is no ledger but anything of a run in the folder, whose
-    charges would be forgotten."""
+    """As `check`, for a run that begins or resumes: also raises where the ledger is missing but the folder holds any other part of a run,
+    whose charges would be forgotten."""
     held = [name for name, _, _ in _artefacts(folder)] + _held_in_private(folder)
     if held and not (folder / LEDGER).is_file():
         raise _disagreement(folder, "is not there", held)
@@ -82,8 +82,8 @@ def check_copy(release: Path) -> None:
 
 
 def seal_winner(release: Path, document: dict[str, Any]) -> None:
-    """Makes `document`, the statement of a search, the one that the weights in `release` are released with: their trial's own does not
-    charge the choice."""
+    """Records `document`, the statement of a search, as the one that the weights in `release` are released with: the statement of the trial
+    does not charge the choice."""
     metadata = release / "params" / METADATA
     if metadata.is_file():
         told = read_json(metadata)
@@ -91,10 +91,10 @@ def seal_winner(release: Path, document: dict[str, Any]) -> None:
 
 
 def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:
-    """Raises `ConfigError` for a statement or a config that may not lie there: one that was edited, or put back."""
+    """Raises `ConfigError` for a statement or a config that was edited, or replaced by an older one."""
     for name, _, content in artefacts:
         fits = content is None or seal(content) in ledger.statements
-        # A run that goes on may have stated it anew since it was read.
+        # A run in progress may have written a new statement since the ledger was read.
         fits = fits or seal(read_json(folder / name, OR_MOVE)) in Ledger(folder / LEDGER).statements
         require(fits, folder / name, "is not the statement that private/ledger sealed", OR_MOVE)
     for path in (folder / place / CONFIG for place in (*RELEASES, "private")):
@@ -104,14 +104,14 @@ def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) ->
 
 
 def sealed(facts: dict[str, Any]) -> dict[str, Any]:
-    """`facts` (JSON) with a checksum of their own, as they are saved beside a checkpoint."""
+    """`facts` (JSON) with their checksum added, as they are saved beside a checkpoint."""
     return facts | {SEAL: seal(facts)}
 
 
 def facts_of_checkpoint(checkpoint: Path) -> dict[str, Any] | None:
     """The facts that were saved beside a checkpoint; `None` where they are missing, cut short, or not as `sealed` made them."""
     try:
-        # What is no file, such as a named pipe in a folder from elsewhere, may never come to an end.
+        # Reads regular files only: a named pipe in a folder from elsewhere may never end.
         facts = dict(json.loads((checkpoint / METADATA).read_text())["custom_metadata"]) if (checkpoint / METADATA).is_file() else {}
         return facts if facts.pop(SEAL) == seal(facts) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -123,23 +123,23 @@ def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigErr
 
 
 def _held_in_private(folder: Path) -> list[str]:
-    """Root secrets, the whole config and damaged checkpoints. Each was made after the ledger, so they show that there was one."""
+    """Root secrets, the whole config and damaged checkpoints. Each was made after the ledger, so it shows that a ledger existed."""
     private = folder / "private"
     kept = [f"private/{path.name}" for name in ("root_secret_*", CONFIG) for path in sorted(private.glob(name))]
     return kept + [f"private/{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder) if facts_of_checkpoint(path) is None]
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Committed checkpoints, each named by its step alone, and damaged ones that were moved aside: their facts may still be whole."""
+    """Committed checkpoints, each named by its step alone, and damaged ones that were moved aside, whose facts may still be whole."""
     found = (folder / "private" / CHECKPOINTS).glob("*")
     return sorted(path for path in found if path.name.isdigit() or path.name.startswith(DAMAGED))
 
 
 def _artefacts(folder: Path) -> Iterator[Found]:
-    """Everything that follows from noisy sums: its place in the folder, its mark if it has one, and what else tells where it stood."""
+    """Everything that follows from noisy sums: its path in the folder, its mark if it has one, and for a statement its content."""
     for place in RELEASES:
         yield from _released(folder, place)
-    # A checkpoint whose facts are damaged is never loaded: what it names is no longer known, and training goes on from the one before.
+    # A checkpoint whose facts are damaged is never loaded: the line it names is lost, and training resumes from the checkpoint before it.
     for path in _checkpoints(folder):
         facts = facts_of_checkpoint(path)
         if facts is not None:
@@ -154,7 +154,7 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_params(params / METADATA), None
     if telemetry.is_file():
-        # A last line cut short by a kill was not whole when it could be seen, and its step is charged with the others.
+        # A last line cut short by a kill was never visible as a whole line, and its step is charged with the others.
         try:
             *whole, _ = telemetry.read_text().split("\n")
             lines = [json.loads(line) for line in whole]
@@ -169,7 +169,7 @@ def _mark_of_params(metadata: Path) -> Mark | None:
 
 
 def _facts_beside(weights: Path) -> dict[str, Any]:
-    """What was written beside a tree of weights; empty where nothing was."""
+    """The facts written beside a tree of weights; empty if the file is missing."""
     return _dict(read_json(weights / METADATA, OR_MOVE), "custom_metadata") if (weights / METADATA).is_file() else {}
 
 

@@ -42,8 +42,8 @@ class Calibrated:
 
 
 def calibrate(experiment: Experiment, size: int) -> Calibrated:
-    """Checks the claim and solves for the noise. `size` is the counted number of what is drawn (rows, or units), or the declared one
-    where nothing was counted yet. Raises `ConfigError` for a claim that cannot stand.
+    """Checks the claim and solves for the noise. `size` is the counted number of rows or units (what the sampler draws), or the declared
+    number before anything is counted. Raises `ConfigError` for a claim that is not valid.
     """
     batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
     if not experiment.is_private:
@@ -76,8 +76,8 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
 
 
 def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
-    """Raises `ConfigError` for a mechanism or a sampler from outside that defines none of `methods` itself: with an inherited one its steps
-    would be charged as those of another draw or other noise."""
+    """Raises `ConfigError` for a mechanism or a sampler from outside that defines none of `methods` itself: with an inherited method its
+    steps would be charged for a different draw or different noise."""
     kinds = [kind for kind in type(part).__mro__ if rests_on.package_of(kind) != packages.OWN]
     require(
         rests_on.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
@@ -88,9 +88,10 @@ def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
 
 
 def check_claim(experiment: Experiment, size: int) -> int:
-    """The public N of the claim: `data.declared_size`, which `add_remove` requires, or else `size`, plus the places of an audit's canaries.
+    """The public N of the claim: `data.declared_size`, which `add_remove` requires, or else `size`, plus the number of places for an
+    audit's canaries.
 
-    Raises `ConfigError` for a size, a delta or a relation that the claim cannot have."""
+    Raises `ConfigError` for a size, a delta or a relation that is not valid for the claim."""
     privacy, declared = experiment.privacy, experiment.data.declared_size
     require(
         privacy.adjacency != "add_remove" or declared is not None,
@@ -98,7 +99,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
         f"the number of {privacy.drawn}s is itself protected",
         "Set data.declared_size to a public number, or use privacy.adjacency=zero_out",
     )
-    # Under add_remove N is protected: a refusal that follows it would tell something of it.
+    # Under add_remove N is protected: a refusal that depends on it would reveal something about it.
     counted = declared if privacy.adjacency == "add_remove" and declared else size
     size = declared or size
     require(size > 0, "data", f"no protected {privacy.drawn}", "Bring more text")
@@ -118,7 +119,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
 
 
 def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
-    """What decides the cost of every step, as JSON: entered in the ledger before the first one. Empty for a run without privacy."""
+    """What decides the cost of every step, as JSON: entered in the ledger before the first step. Empty for a run without privacy."""
     if calibrated.noise_multiplier is None:
         return {}
     first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
@@ -142,9 +143,9 @@ _OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipp
 
 
 def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, Any] | None) -> Calibrated:
-    """`calibrated` with the noise that was solved for when the run began, if nothing else of its plan has changed.
+    """`calibrated` with the noise multiplier that was solved for when the run began, if nothing else in its plan has changed.
 
-    Another version of an accountant may solve for another noise in the last digits; a run keeps the one it began with.
+    Another version of an accountant may return a noise multiplier that differs in the last digits; a run keeps the one it began with.
     """
     now = plan_of(experiment, calibrated)
     sigma = (plan or {}).get("noise_multiplier")
@@ -157,9 +158,9 @@ def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, A
 def entry(
     experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None
 ) -> LedgerEntry:
-    """What one step at expected batch size `batch` enters in the ledger, in the noise epoch of that number and name.
+    """The ledger entry of one step at expected batch size `batch`, in the noise epoch with number `epoch` and name `epoch_name`.
 
-    `job` is what runs it; with the packages that are imported when this is called it decides `by`."""
+    `job` is the job that runs it; `by` depends on it and on the packages that are imported at the time of the call."""
     return LedgerEntry(
         epoch=epoch,
         epoch_name=epoch_name,
@@ -178,7 +179,7 @@ def entry(
 
 
 def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, batch: int) -> str | None:
-    """A whole step's event as text, where the mechanism or the sampler gives one of its own; `None` where the table of events has it."""
+    """The event of a whole step as text, if the mechanism or the sampler defines its own event; `None` if the table of events has it."""
     adjacency = experiment.privacy.adjacency
     noisy = experiment.mechanism.event(noise_multiplier, adjacency)
     sampled = experiment.sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
@@ -188,7 +189,7 @@ def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, ba
 
 
 def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, batch: int, adjacency: str) -> DpEvent:
-    """A mechanism's own event under a sampler of the table of events: known for independent draws alone."""
+    """The event that a mechanism defines, under a sampler of the table of events: known only for independent draws."""
     released = sampler.release(size, batch)
     require(
         released["sampler"] == "poisson" and adjacency != "replace_one",
@@ -200,7 +201,7 @@ def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, 
 
 
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
-    """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not (`ledger.AUXILIARY`)."""
+    """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not release (`ledger.AUXILIARY`)."""
     released = clip.release() | telemetry.release()
     return {name: released[name] for name in ledger.AUXILIARY}
 
@@ -213,7 +214,8 @@ def planned(
     origin: str = "planned",
     epoch: Epoch | None = None,
 ) -> Segments:
-    """What the schedule enters from the first step of `epoch` on, in the ledger called `origin`; all of it where no epoch has begun."""
+    """The entries of the schedule from the first step of `epoch` on, in the ledger called `origin`; the whole schedule if no epoch has
+    begun."""
     segments: Segments = []
     begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
     first = 0
@@ -266,12 +268,12 @@ ASSUMED_ADJACENCY = "zero_out"
 
 
 def assumed(sampler: Sampler, segments: Segments) -> Segments:
-    """`segments` as if the sampler that `sampler.assumed` names had drawn them; a bound on nothing that ran."""
+    """`segments` as if the sampler that `sampler.assumed` names had drawn them; the result is not a bound for the run."""
     return [segment | {"sampler": sampler.assumed} for segment in segments]
 
 
 def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:
-    """The accountant that proves the run's epsilon, and its Renyi orders; beside an approximation that is pld."""
+    """The accountant that proves the run's epsilon, and its Renyi orders; for an approximation it is pld."""
     if isinstance(accountant, GdpClt):
         return "pld", None
     orders = getattr(accountant, "orders", None)

@@ -1,4 +1,4 @@
-"""What a statement does not promise: what it assumes, what it leaves out, and which numbers bound nothing."""
+"""What a statement does not promise: what it assumes, what it leaves out, and which numbers are not bounds."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,7 +38,7 @@ TWO_PASSES = (
 
 
 def not_covered(experiment: Experiment) -> list[str]:
-    """What the guarantee says nothing about."""
+    """What the guarantee does not cover."""
     uncovered = [*NOT_COVERED, *of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
     if experiment.is_private and experiment.clipping.method == "ghost":
         uncovered.append(TWO_PASSES)
@@ -116,7 +116,8 @@ def assumptions(
 def unsupported(
     sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
 ) -> list[dict[str, Any]]:
-    """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one where there are `reasons`."""
+    """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one of them if there are
+    `reasons`."""
     against = epsilon if reasons else {}
     numbers = [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in against.items()]
     if sampler.assumed is not None:
@@ -135,7 +136,7 @@ def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
     numbers = []
     for accountant in ("pld", "rdp"):
-        # Renyi accounting knows no unit of several rows; what is unsupported anyway is then left out.
+        # Renyi accounting does not support a unit of several rows; this number, which is unsupported anyway, is then left out.
         with suppress(ConfigError):
             value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
             numbers.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})

@@ -11,7 +11,7 @@ from dpx.privacy.unit_facts import UnitFacts, unlike
 
 
 def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
-    """Why no guarantee stands, whatever the noise."""
+    """The reasons why the run has no guarantee, whatever the noise."""
     data, privacy = experiment.data, experiment.privacy
     checks: list[tuple[bool, str]] = [
         (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
@@ -42,7 +42,7 @@ def refuted(verdict: dict[str, Any] | None) -> list[str]:
 
 
 def audit_state(audit: Audit, verdict: dict[str, Any] | None) -> str | None:
-    """Where a run's own audit stands: `pending`, `passes` or `fails`; `None` for a run without one."""
+    """The state of a run's own audit: `pending`, `passes` or `fails`; `None` for a run without one."""
     if not isinstance(audit, Canaries):
         return None
     return "pending" if verdict is None else "fails" if refuted(verdict) else "passes"
@@ -66,7 +66,7 @@ def of_a_trial(charges: Iterable[str]) -> str:
 
 
 def unlike_units(entered: Ledger | None) -> list[str]:
-    """Why charges of one ledger are not about one unit: its steps were entered under different records of their units."""
+    """The reasons why charges of one ledger do not protect one unit: its steps were entered with different records of their units."""
     if entered is None:
         return []
     return [unlike_in_words(entered.units)] if len(entered.units) > 1 else []

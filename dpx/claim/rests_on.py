@@ -1,9 +1,9 @@
-"""On whose word a claim rests: which code from outside this tree takes part in a process that trains or states.
+"""Which packages a claim trusts: the code from outside this tree that takes part in a process that trains or states.
 
-What dpx proves and tests is its own code. A part of any other package may draw, clip or count otherwise than it says, and so may a job; and
-a package that is only imported may have changed dpx's own functions. So all three are named, and a run with any of them is stated as that
-package's word: `guarantee` is `dp_by_<package>`, and epsilon stands under `unsupported`. Code of no listed package, such as a notebook's,
-is named by its module.
+What dpx proves and tests is its own code. A part or a job from any other package may draw, clip or count in a way that differs from what it
+states, and a package that is only imported may have changed dpx's own functions. So all three are named, and a run with any of them is
+stated as trusted, not proved: `guarantee` is `dp_by_<package>`, and epsilon is listed under `unsupported`. Code of no listed package, such
+as a notebook's, is named by its module.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from dpx import packages
 
-# What joins the names of several packages, here and in the ledger.
+# The separator between the names of several packages, here and in the ledger.
 AND = "+"
 BY = "dp_by_"
 
 
 class Part(NamedTuple):
-    """One part of an experiment, or the job that runs it: the config key where it stands, the package it is of, and its class."""
+    """One part of an experiment, or the job that runs it: its config key, its package and its class."""
 
     key: str
     package: str
@@ -33,15 +33,15 @@ def parts(declared: Any) -> list[Part]:
 
 
 def of(declared: Any, job: Any = None) -> tuple[str, ...]:
-    """The packages whose code a claim about `declared` rests on in this process, by name; none where all of it is dpx's own.
+    """The packages whose code a claim about `declared` rests on in this process, by name; empty if all of it is dpx's own.
 
-    They are those of its parts, of the class of the `job` that runs it, and every listed package that is imported by now: asked anew at
-    each charged step, since a package may be imported at any time."""
+    They are the packages of its parts, the package of the class of the `job` that runs it, and every listed package that is imported so
+    far: computed again at each charged step, since a package may be imported at any time."""
     return joined((part.package for part in (*parts(declared), *_of_job(job))), imported())
 
 
 def imported() -> tuple[str, ...]:
-    """The listed packages that this process has imported, those that are set aside included."""
+    """The listed packages that this process has imported, including packages that are set aside."""
     tops = {package.name.partition(".")[0] for package in packages.listed()}
     return joined(top for top in tops if top in sys.modules and not _is_known(top))
 
@@ -66,21 +66,21 @@ def guarantee(is_private: bool, reasons: list[str], by: tuple[str, ...]) -> str:
 
 
 def of_guarantee(said: str) -> tuple[str, ...] | None:
-    """The packages on whose word a stated guarantee stands, none for `dp`; `None` where there is no guarantee."""
+    """The packages that a stated guarantee trusts, empty for `dp`; `None` without a guarantee."""
     if said == "dp":
         return ()
     return tuple(said.removeprefix(BY).split(AND)) if said.startswith(BY) else None
 
 
 def words(by: tuple[str, ...]) -> list[str]:
-    """Why an epsilon is no bound that dpx has proved, in one sentence; empty where `by` is empty."""
+    """The reason, in one sentence, why dpx has not proved an epsilon as a bound; empty if `by` is empty."""
     named = " and ".join(f"{name} {packages.version_of(name)}" for name in by)
     return [f"the word of {named}: code that the claim rests on, and that dpx has neither proved nor tested"] if by else []
 
 
 def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
-    """What a statement says of the packages whose code takes part: name, version, and the class at each config key; of one that is only
-    imported no class."""
+    """What a statement says about the packages whose code takes part: name, version, and the class at each config key; no class for a
+    package that is only imported."""
     outside = [*parts(declared), *_of_job(job)]
     return [
         {"package": name, "version": packages.version_of(name), "parts": {one.key: one.kind for one in outside if one.package == name}}
@@ -89,7 +89,7 @@ def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
 
 
 def _of_job(job: Any) -> Iterator[Part]:
-    """The class of a job and its bases down to the first that is dpx's own, where they are not."""
+    """The class of a job and its base classes before the first that is dpx's own; empty for a job of dpx."""
     for kind in takewhile(lambda kind: package_of(kind) != packages.OWN, type(job).__mro__):
         if not _is_known(package_of(kind)):
             yield Part("job", package_of(kind), f"{kind.__module__}.{kind.__qualname__}")

@@ -1,8 +1,8 @@
-"""Statement and config are sealed: their checksums stand in the ledger before they are written, and beside the weights at the end.
+"""The statement and the config are sealed: their checksums are in the ledger before they are written, and beside the weights at the end.
 
-A job that repeats them holds them against their seals (`dpx.claim.agreement`), so that a number edited by hand is never taken for a claim.
-A statement is sealed, written, and noted as written. Whatever a kill leaves, the file that lies there is then the one last noted or one
-that was sealed since: no order of kills makes a run's own statement an edited one, and an older one that is put back is found.
+A job that repeats them checks them against their seals (`dpx.claim.agreement`), so that a number edited by hand is never read as a claim. A
+statement is sealed, written, and noted as written. After a kill at any time, the file on disk is the one last noted or one that was sealed
+since. So a kill never makes a run's own statement look edited, and an older statement that is put back is detected.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.run_folder import CONFIG, RunFolder, read_json
 
 STATEMENT = "privacy.json"
-# Of the statement of a run and of a study.
+# Format number of the statement of a run and of a study.
 FORMAT = 2
 
 
@@ -26,7 +26,7 @@ def seal(content: Any) -> str:
 
 
 def read_statement(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
-    """The statement at `path`; raises `ConfigError` where it is none, or is in another format."""
+    """The statement at `path`; raises `ConfigError` for a file that is not a statement, or has another format."""
     document = read_json(path, fix)
     found = document.get("format", FORMAT)
     require(found == FORMAT, path, f"is in format {found}, not {FORMAT}", "Use the version of dpx that wrote it")
@@ -34,7 +34,7 @@ def read_statement(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
 
 
 def write_statement(folder: RunFolder, entered: Ledger, document: dict[str, Any]) -> None:
-    """Seals `document` and puts it at `release/privacy.json`."""
+    """Seals `document` and writes it to `release/privacy.json`."""
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     checksum = seal(json.loads(text))
     entered.seal_statement(checksum)
@@ -43,7 +43,7 @@ def write_statement(folder: RunFolder, entered: Ledger, document: dict[str, Any]
 
 
 def write_config(folder: RunFolder, entered: Ledger) -> None:
-    """Seals the run's config and writes it twice: whole under `private/`, without the places of this machine in `release/`."""
+    """Seals the run's config and writes it twice: whole under `private/`, without the paths of this machine in `release/`."""
     texts = {folder.private / CONFIG: folder.config_yaml, folder.release / CONFIG: folder.released_config_yaml}
     entered.seal_configs(map(seal, texts.values()))
     for path, text in texts.items():
@@ -51,5 +51,5 @@ def write_config(folder: RunFolder, entered: Ledger) -> None:
 
 
 def beside_weights(folder: RunFolder, document: dict[str, Any]) -> dict[str, str]:
-    """The seals that released weights carry: a copy of `release/` has no ledger to be held against."""
+    """The seals that released weights carry: a copy of `release/` has no ledger to be checked against."""
     return {"statement": seal(document), "config": seal(folder.released_config_yaml)}

@@ -1,4 +1,5 @@
-"""Charges of several ledgers as one claim: what each source says, and whether they are about the same units. Reads no data, and no jax."""
+"""Charges of several ledgers as one claim: what each source states, and whether all protect the same units. Reads no data and imports no
+jax."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,11 +22,12 @@ _ALONE = "account for each by itself"
 
 
 class Source(NamedTuple):
-    """Charged steps of one source, whether they were held against everything that follows from them, and packages it names by itself.
+    """Charged steps of one source, whether they were checked against everything that follows from them, and the packages that the source
+    names.
 
-    `name` is how a refusal calls it. `before` are those steps that were made before the run began, by runs that its starting parameters
-    come from. `delta` and `adjacency` are those of its claim, `None` where it does not say; `units` what its steps protect, `None` for
-    steps of unknown units; `reasons`, why it guarantees nothing.
+    `name` is its name in error messages. `before` are the steps that were made before the run began, by runs that its starting parameters
+    come from. `delta` and `adjacency` are those of its claim, `None` if it does not state them; `units` are what its steps protect, `None`
+    for steps of unknown units; `reasons` say why it has no guarantee.
     """
 
     name: str
@@ -40,8 +42,8 @@ class Source(NamedTuple):
 
 
 def read(path: Path) -> Source:
-    """Charged steps of a run folder, a ledger file or a statement; raises `ConfigError` where there are none, or where a folder
-    disagrees."""
+    """Charged steps of a run folder, a ledger file or a statement; raises `ConfigError` without charged steps, or if the parts of a folder
+    disagree."""
     if path.is_dir():
         checked = agreement.check(path)
         if checked is not None:
@@ -50,7 +52,7 @@ def read(path: Path) -> Source:
     require(path.is_file(), f"ledger={path}", "no ledger is there", f"Name a run folder, a ledger file or a {STATEMENT}")
     if path.suffix == ".json":
         return _of_statement(path)
-    # A ledger where a run keeps it stands beside what follows from it.
+    # A ledger in the private folder of a run is beside the files that follow from it.
     run = path.parents[1] if path.parent.name == "private" else None
     is_checked = run is not None and agreement.check(run) is not None
     return _of_ledger(Ledger(path), is_checked, run, path)
@@ -86,7 +88,7 @@ def _stated(path: Path, document: dict[str, Any]) -> Source:
 
 
 def _require_sealed(path: Path, document: dict[str, Any]) -> None:
-    """Holds a statement against the folder of a run or of a study that it lies in, or against the weights beside it."""
+    """Checks a statement against the folder of the run or the study that holds it, or against the weights beside it."""
     from dpx.tuning.record import CHAIN, Record
 
     for folder in path.absolute().parents[1:3]:
@@ -110,7 +112,7 @@ def _require_sealed(path: Path, document: dict[str, Any]) -> None:
 
 
 def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) -> Source:
-    """`run` is the folder that the ledger stands in, whose statement says what else is known of it."""
+    """The source of a ledger; `run` is the run folder that holds the ledger, whose statement has further facts about it."""
     privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
     known = [*_stated_reasons(entered, run), *seeded(entered), *chosen_late(entered), *refuted(entered.verdict)]
     known += [*origins.reasons(entered.origins), *_of_units(entered.units)]
@@ -127,7 +129,7 @@ def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) 
 
 
 def _stated_reasons(entered: Ledger, run: Path | None) -> list[str]:
-    """What the statement of a run says against its guarantee; where the statement is gone, that nobody knows this."""
+    """The reasons against its guarantee in the statement of a run; if a sealed statement is missing, one reason that says so."""
     places = [] if run is None else [run / place / STATEMENT for place in agreement.RELEASES]
     found = [read_json(file) for file in places if file.is_file()]
     if not found and entered.statements:
@@ -140,10 +142,10 @@ def _of_units(units: Sequence[UnitFacts | None]) -> list[str]:
 
 
 def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
-    """Raises `ConfigError`, naming two sources and what differs, where `sources` are not about the same units; `adjacency` is the relation
-    that all of them are accounted under, `None` for that which they state.
+    """Raises `ConfigError`, naming two sources and what differs, where `sources` do not protect the same units; `adjacency` is the relation
+    that all of them are accounted under, `None` for the relation that they state.
 
-    A single source is compared with nothing; what is unknown or unlike within it is among its reasons.
+    A single source is not compared; its reasons list what is unknown or differs within it.
     """
     if len(sources) < 2:
         return
@@ -164,7 +166,8 @@ def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
 
 
 def unit_of(sources: Sequence[Source], adjacency: str) -> UnitFacts | None:
-    """What `sources`, which agree, protect under `adjacency`; `None` where a single one does not say, or holds steps of several units."""
+    """What `sources`, which agree, protect under `adjacency`; `None` if a single source does not state it, or holds steps of several
+    units."""
     units = sources[0].units
     return None if unlike(units) else _facts(sources[0], adjacency)
 
@@ -179,15 +182,15 @@ def _facts(source: Source, adjacency: str | None) -> UnitFacts:
 
 
 def relation_of(source: Source) -> str | None:
-    """The neighbouring relation that a source is stated under: of its newest steps, else of its plan or statement; `None` where none of
-    them says."""
+    """The neighbouring relation that a source is stated under: from its newest steps, else from its plan or statement; `None` if it is in
+    none of them."""
     newest = source.units[-1] if source.units else None
     return source.adjacency if newest is None else newest.adjacency
 
 
 def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | None, otherwise: Privacy) -> tuple[float, str]:
-    """The delta and the relation that `sources` are accounted at: those given, else those that they state, of several deltas the smallest,
-    else `otherwise`'s. Raises `ConfigError` where their charges are not proved under that relation."""
+    """The delta and the relation that `sources` are accounted at: the given values, else the values that they state (the smallest delta),
+    else those of `otherwise`. Raises `ConfigError` where their charges are not proved under that relation."""
     deltas = [one.delta for one in sources if one.delta is not None]
     relation = adjacency or next((stated for one in sources if (stated := relation_of(one))), otherwise.adjacency)
     require_proved(sources, relation)

@@ -1,4 +1,4 @@
-"""Epsilon as a run goes by: what the progress bar and TensorBoard show."""
+"""Epsilon during a run: what the progress bar and TensorBoard show."""
 
 import time
 
@@ -7,17 +7,17 @@ from dpx.privacy import accounting, ledger, loss_grid
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.ledger import Ledger, Segments
 
-# What showing epsilon may take: a part of the run so far, or this much of a short one.
+# Time limits for showing epsilon: a fraction of the run's time so far, or this many seconds in a short run.
 SHARE, SECONDS = 0.01, 0.8
 
 
 class Spending:
-    """Epsilon after a step, by the run's own accountant, for every step that is asked for while that is cheap.
+    """Epsilon after a step, by the run's own accountant, for every requested step while that is cheap.
 
-    One step's losses are found once; composing them costs hundredths of a second on a grid that is a whole multiple of the statement's,
-    so that what is shown is never below what a statement of the same steps says (0.3 % above at most). The last step is composed as the
-    statement does it. `bound` is the headline of the newest statement, that of the planned end, and bounds every step's; `None`, and
-    nothing is reported, where the statement has none.
+    The privacy losses of one step are computed once; composing them costs hundredths of a second on a grid that is a whole multiple of the
+    statement's, so that what is shown is never below what a statement of the same steps says (0.3 % above at most). The last step is
+    composed as the statement does it. `bound` is the headline of the newest statement, that of the planned end, and bounds every step's;
+    `None`, and nothing is reported, where the statement has none.
     """
 
     def __init__(self, accountant: Accountant, privacy: Privacy, steps: int, entered: Ledger):
@@ -26,7 +26,7 @@ class Spending:
         self._began, self._took = time.monotonic(), 0.0
 
     def after(self, done: int) -> float | None:
-        """Epsilon at the declared delta of the first `done` steps of this noise epoch and of everything charged beside it.
+        """Epsilon at the declared delta of the first `done` steps of this noise epoch and of all other charges.
 
         `None` where no claim is made, where no finite bound is known, or where it would cost too much now.
         """
@@ -44,7 +44,8 @@ class Spending:
         return accounting.compose(charges, own, privacy.adjacency, orders, interval).epsilon(privacy.delta)
 
     def _entered_by(self, done: int) -> Segments:
-        """The ledger without the later steps of the newest noise epoch: the next one is entered before this one's metrics are read."""
+        """The ledger without the later steps of the newest noise epoch: the next step is entered before the metrics of this step are
+        read."""
         newest = self._ledger.epochs[-1].name
         segments = self._ledger.segments()
         return [segment for segment in segments if segment["epoch_name"] != newest] + ledger.until(

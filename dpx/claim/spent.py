@@ -62,7 +62,7 @@ class Spent:
 
 
 def spent_facts(experiment: Experiment, segments: Segments, own: Segments) -> dict[str, Any]:
-    """What the ledger holds so far, and when that is a claim; `own` are the run's own steps among `segments`."""
+    """What the ledger holds so far, and when that is a claim; `own` are the run's own steps in `segments`."""
     spent = Spent(experiment.accountant, experiment.privacy, segments)
     return {
         "steps": len({step for _, step, _ in ledger.decode(own)}),
@@ -73,7 +73,7 @@ def spent_facts(experiment: Experiment, segments: Segments, own: Segments) -> di
 
 
 def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> dict[str, Any]:
-    """What ran, the events that the headline composes, and the line all this follows from."""
+    """What ran, the events that the headline composes, and the ledger line that all this follows from."""
     identity = entered.identity if entered is not None else None
     return {
         "segments": segments,
@@ -87,26 +87,26 @@ def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> 
 def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
     """What the ledger will hold at the planned end: what it holds, and the steps of its newest noise epoch that are still to come.
 
-    Of a run without a ledger, its whole plan and what it begins from.
+    Without a ledger: the run's whole plan and the charges of its origins.
     """
     assert calibrated.noise_multiplier is not None
     origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
     to_come = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, epoch)
     if entered is None:
         return ledger.join(*origins.charged(begins_from), to_come)
-    # A package that was imported in between is noted from there on; the steps before were entered without it, and count once.
+    # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.
     segments = entered.segments()
     return ledger.join(segments, left(to_come, segments))
 
 
 def require_bound(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> None:
-    """Raises `ConfigError` where the run's accountant has no bound for its own steps and those of what it begins from together."""
+    """Raises `ConfigError` where the run's accountant has no joint bound for its own steps and those of its origins."""
     if experiment.is_private and origins.charged(begins_from):
         Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
 
 
 def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> dict[str, float | None]:
-    """Epsilon, by accountant, of a run that has not begun and of what it begins from, together."""
+    """The joint epsilon, by accountant, of a run that has not begun and of its origins."""
     if not experiment.is_private or not origins.charged(begins_from):
         return dict(calibrated.epsilon)
     whole = Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
@@ -114,7 +114,7 @@ def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from:
 
 
 def chain_facts(entered: Ledger | None) -> dict[str, Any]:
-    """Which line of the ledger a statement follows from, and what such marks can show."""
+    """The line of the ledger that a statement follows from, and what such marks can show."""
     if entered is None:
         return {"mark": None, "chain": "there is no ledger yet, so nothing can be held against it"}
     return {"mark": entered.mark.as_json(), "chain": CHAIN_SHOWS}

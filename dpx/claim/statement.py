@@ -35,11 +35,11 @@ def build(
     begins_from: Sequence[Origin] = (),
     job: Any = None,
 ) -> dict[str, Any]:
-    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` the ledger so far, with
-    what the run's own audit found; `begins_from` where the starting parameters come from, as far as no ledger holds it yet; `job` what
-    runs the experiment.
+    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` is the ledger so far, with
+    the result of the run's own audit; `begins_from` are the origins of the starting parameters that are not in a ledger yet; `job` is the
+    job that runs the experiment.
 
-    The headline `epsilon` is that of the planned end and of everything entered beside the plan: it holds whenever the run is looked at.
+    The headline `epsilon` covers the planned end and everything entered in addition to the plan: it is valid at any time during the run.
     """
     begins_from = entered.origins if entered is not None else begins_from
     verdict = entered.verdict if entered is not None else None
@@ -80,7 +80,7 @@ def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Ori
 
 
 def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None) -> list[dict[str, Any] | None]:
-    """The records of what the charged steps protect (`dpx.privacy.unit_facts`); of a run without a ledger its own."""
+    """The records of what the charged steps protect (`dpx.privacy.unit_facts`); without a ledger, the record of the run itself."""
     noted = entered.units if entered is not None else [UnitFacts.of(experiment.data, experiment.privacy, manifest)]
     return [None if facts is None else facts.as_json() for facts in noted]
 
@@ -103,7 +103,7 @@ def _claim(
     if epsilon[own] is None:
         reasons = [*reasons, f"accountant={own} finds no finite epsilon at this delta"]
     by = rests_on.joined(rests_on.of(experiment, job), rests_on.of_segments(whole_segments))
-    # Where the claim is a package's word, no number stands as a bound, at the planned end or before it.
+    # Where the claim trusts a package, no number is stated as a bound, at the planned end or before it.
     is_proved = not (reasons or by)
     ancestors = ", the runs that this one starts from included" if origins.charged(begins_from) else ""
     why_not = reasons or rests_on.words(by)
@@ -132,26 +132,26 @@ _OF_A_TRIAL = {
 
 
 def vocabulary_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
-    """Where the vocabulary comes from, and a checksum of it: weights mean nothing under another one."""
+    """The source of the vocabulary and its checksum: weights have no meaning with another vocabulary."""
     source = vocabulary_source(experiment.data.vocabulary, manifest)
     return {"source": source, "sha256": manifest.vocabulary_checksum if manifest is not None else None}
 
 
 def tuning_facts(experiment: Experiment, entered: Ledger | None) -> dict[str, Any]:
-    """`tuning` of a run that is a trial of a search: how the choice is charged, in a word and in a sentence. The ledger tells it, whatever
-    the command says with which the run goes on."""
+    """`tuning` of a run that is a trial of a search: how the choice is charged, as one word and as a sentence. It comes from the ledger,
+    not from the command that resumes the run."""
     charges = [trial.charge for trial in entered.trials] if entered is not None else []
     charges += [experiment.tune.charge] if experiment.tune is not None else []
     return {"tuning": {"charge": charges[0], "meaning": _OF_A_TRIAL[charges[0]]}} if charges else {}
 
 
 def deltas(delta: float, size: int) -> list[float]:
-    """The declared delta among round ones and those that other work uses: 1/N, 1/(2N), N^-1.1."""
+    """The declared delta, round values of delta, and the values that other work uses: 1/N, 1/(2N), N^-1.1."""
     return sorted({delta, 1e-5, 1e-6, 1e-8, 1e-10, 1 / size, 1 / (2 * size), float(size) ** -1.1} - {1.0})
 
 
 def audit_facts(experiment: Experiment, verdict: dict[str, Any] | None) -> dict[str, Any]:
-    """The audit in the run: what was declared, what came of it, and what publishing that costs."""
+    """The audit in the run: what was declared, its result, and the privacy cost of publishing that."""
     if not isinstance(experiment.audit, Canaries):
         return {"canaries": "none"}
     declared = dataclasses.asdict(experiment.audit)
@@ -202,12 +202,12 @@ def _noise_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
 
 
 def releases(experiment: Experiment) -> list[str]:
-    """What a run gives away under the claim."""
+    """What a run releases under the claim."""
     return ["the parameters of every step", *experiment.clip.releases(), *experiment.telemetry.releases()]
 
 
 def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:
-    """`epsilon_of` the composed event that the statement lists: needs nothing of dpx but the JSON."""
+    """`epsilon_of` the composed event that the statement lists: needs only the JSON, no code of dpx."""
     parts: list[dp_accounting.DpEvent] = [
         dp_accounting.SelfComposedDpEvent(restore(item["event"]), item["count"]) for item in document["ledger"]["events"]
     ]

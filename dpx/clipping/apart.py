@@ -1,4 +1,4 @@
-"""The losses, counts and records of a traced loss, held to one rule: each example's own row holds nothing of another example.
+"""Checks one rule for the losses, counts and records of a traced loss: the row of each example holds nothing of another example.
 
 B: examples (rows), U: units of R rows each (of one, unless said).
 """
@@ -22,7 +22,7 @@ FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and m
 
 
 def check(program: Program) -> None:
-    """Raises `ConfigError`, naming the equation, where the program of both passes does not keep examples apart for certain."""
+    """Raises `ConfigError`, naming the equation, if it is not certain that the program of both passes keeps examples apart."""
     rows, units = program.session.rows_per_unit, program.examples // program.session.rows_per_unit
     by_site: list[Site] = list(program.sites)
 
@@ -59,7 +59,7 @@ def check(program: Program) -> None:
 def _check_site(site: Site, record: Any, squares: list[tuple[Layout, Any]]) -> None:
     """`squares`: the layout of each part's squared norms and its shape, the examples last."""
     axis = len(site.loops)
-    # An op that says itself which numbers are a unit's may have them elsewhere.
+    # An op that defines itself which numbers belong to a unit may have them elsewhere.
     is_leading = type(site.op).by_unit is Op.by_unit
     for layout in jax.tree.leaves(record):
         is_own = isinstance(layout, Rows) and (not is_leading or (layout.axis == axis and layout.before == 1))

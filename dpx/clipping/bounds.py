@@ -19,8 +19,8 @@ WIDE_ROWS = 8192
 class Bounded(NamedTuple):
     """A squared norm and the errors that it may have, all [..., B].
 
-    The true square is at most `square + of_square`. Beside that, the true norm and the rounding of the example's clipped contribution
-    may come to `of_norm` more.
+    The true square is at most `square + of_square`. In addition, the true norm and the rounding of the example's clipped contribution
+    may exceed it by `of_norm`.
     """
 
     square: Array
@@ -45,7 +45,7 @@ def plus(part: Array | Bounded, square: Array | float) -> Array | Bounded:
 
 
 def together(part: Array | Bounded, axis: int) -> Array | Bounded:
-    """The squared norm of parts that lie along an axis."""
+    """The squared norm of the parts along an axis."""
     if not isinstance(part, Bounded):
         return part.sum(axis)
     return Bounded(part.square.sum(axis), part.of_square.sum(axis), jnp.sqrt(jnp.square(part.of_norm).sum(axis)))
@@ -85,7 +85,7 @@ def product_depth(terms: int, by_vector: bool = False) -> float | Array:
 
 
 def sum_depth(terms: int) -> float | Array:
-    """The same of a sum that is no product."""
+    """The same for a sum that is not a matrix product."""
     on_cpu = min(terms, SUM_WINDOW * math.ceil(math.log(max(terms, 2), SUM_WINDOW)))
     elsewhere = min(terms, SUM_CHAIN)
     if on_cpu == elsewhere:

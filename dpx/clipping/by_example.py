@@ -21,7 +21,7 @@ from dpx.clipping.readers import has_narrow
 from dpx.clipping.result import ClippedSum, batch_size
 from dpx.declaration import ConfigError, require
 
-# What reads each parameter, by path.
+# The readers of each parameter, by path.
 Readers = Mapping[str, list[Reader]]
 
 
@@ -37,7 +37,7 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True)
 class ByExample:
-    """A loss of one example, traced: as a loss of a batch that is made of ops, with what reads each parameter."""
+    """A traced loss of one example, as a loss of a batch that is made of ops, with the readers of each parameter."""
 
     losses: Any
     params: Any
@@ -47,11 +47,11 @@ class ByExample:
 
     @classmethod
     def of(cls, loss: Any, params: Any, batch: Any, frozen: Any = None) -> "ByExample":
-        """Of `loss(params, example)`, a number or (number, counts); `example` is one row of `batch`, without the first axis.
+        """Traces `loss(params, example)`, a number or (number, counts); `example` is one row of `batch`, without the first axis.
 
-        Raises `ConfigError` for a loss that is not one floating number, for parameters that are not floating, and for what could carry
-        something from one example to another; with `frozen` (which may be empty) also for a parameter that is in both trees, or that no
-        path from the loss reaches.
+        Raises `ConfigError` for a loss that is not one floating-point number, for parameters that are not floating-point, and for
+        operations that could carry data from one example to another; with `frozen` (which may be empty) also for a parameter that is in
+        both trees, or that no path from the loss reaches.
         """
         if frozen is not None:
             reach.check(loss, params, frozen, _row(batch))
@@ -133,7 +133,7 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
 
 
 def _readers(one: _One, params: Any, batch: Any) -> Readers:
-    """What reads each parameter; nothing is computed."""
+    """The readers of each parameter; nothing is computed."""
     shapes = shapes_of(params)
     by_place: dict[str, dict[tuple, Reader]] = {path: {} for path in shapes}
 
@@ -145,7 +145,7 @@ def _readers(one: _One, params: Any, batch: Any) -> Readers:
 
 
 def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
-    """The loss of a batch, made of ops where its parameters are wrapped."""
+    """The loss of a batch, made of ops if its parameters are wrapped."""
     copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
     shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
 

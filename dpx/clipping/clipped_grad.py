@@ -191,17 +191,17 @@ def clipped_grad(
     kept_bytes: Any = KEPT_BYTES,
     strict: bool = False,
 ) -> ClippedGrad:
-    """The transform of the loss of one example into the sum of all examples' gradients, each clipped to `clipping_norm`.
+    """Transforms the loss of one example into the sum of all examples' gradients, each clipped to `clipping_norm`.
 
-    Like `jax.grad`, it takes a function and gives one: `dpx.clipped_grad(loss, clipping_norm=1.0)(params, x, y)`. Gradients are by the
-    positional arguments `argnums`. Those of `shared_argnums` are the same for all examples, and must not depend on protected rows: frozen
-    parameters go there. All others are batched, [B, ...], and `loss` sees one row of them, without the first axis. Random keys are
-    batched, one an example. The loss gives a number, or with `has_aux` (number, anything).
+    Like `jax.grad`, it takes a function and returns one: `dpx.clipped_grad(loss, clipping_norm=1.0)(params, x, y)`. Gradients are taken
+    with respect to the positional arguments `argnums`. Arguments in `shared_argnums` are the same for all examples and must not depend on
+    protected rows: frozen parameters go there. All others are batched, [B, ...], and `loss` sees one row of them, without the first axis.
+    Random keys are batched, one per example. The loss returns a number, or with `has_aux` (number, anything).
 
-    The loss may be any JAX code. Where a parameter is multiplied or looked up, its norms come without a gradient for each example;
-    `explain` says where not, and `strict` refuses that. With `rows_per_unit` R > 1 every R consecutive rows are one unit, and the norm
-    clipped is that of the sum of their gradients. `method` and `kept_bytes` are as for `dpx.clipped_sum`.
-    Raises `ConfigError` for arguments that cannot stand.
+    The loss may be any JAX code. If a parameter is multiplied or looked up, its norms are computed without a gradient for each example;
+    `explain` says where this is not so, and `strict` refuses such a use. With `rows_per_unit` R > 1 every R consecutive rows are one unit,
+    and the norm of the sum of their gradients is clipped. `method` and `kept_bytes` are as for `dpx.clipped_sum`.
+    Raises `ConfigError` for invalid arguments.
     """
     options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
     return ClippedGrad(loss, argnums, has_aux, None, strict=strict, clipping_norm=clipping_norm, **options)
@@ -219,8 +219,8 @@ def weighted_grad(
     kept_bytes: Any = KEPT_BYTES,
     strict: bool = False,
 ) -> WeightedGrad:
-    """`dpx.clipped_grad` with `weights` of your own in place of a clipping norm: the sum of c_b grad_b with c = weights(norms), one number
-    for each norm. What one example contributes is for you to bound, so the result has no `sensitivity`."""
+    """`dpx.clipped_grad` with your own `weights` in place of a clipping norm: the sum of c_b grad_b with c = weights(norms), one number
+    for each norm. You must bound what one example contributes, so the result has no `sensitivity`."""
     require(callable(weights), f"weights={weights!r}", "is no function of norms", "Give one, or use dpx.clipped_grad")
     options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
     return WeightedGrad(loss, argnums, has_aux, weights, strict=strict, **options)

@@ -1,6 +1,6 @@
 """The clipped sum of per-example gradients of one microbatch: one interface, several methods, one result.
 
-Free of collectives and of Python state: it may stand inside `shard_map`, `fori_loop` and `jit`.
+It uses no collectives and no Python state, so it may be called inside `shard_map`, `fori_loop` and `jit`.
 
 B: examples (rows), U: units of R rows each (of one, unless said), L: stacked layers.
 """
@@ -34,17 +34,17 @@ def clipped_sum(
     rows_per_unit: Any = 1,
     checked: bool = True,
 ) -> ClippedSum:
-    """sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B), one number for each norm;
-    float32 even where parameters come in bfloat16. This is the batched form, for losses made of ops and for models of dpx;
-    `dpx.clipped_grad` takes the loss of one example.
+    """The clipped sum of gradients, sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B),
+    one number for each norm; float32 even if parameters are bfloat16. This is the batched form, for losses made of ops and for models of
+    dpx; `dpx.clipped_grad` takes the loss of one example.
 
     Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. The methods `vmap` and `traced`
-    (row by row, `dpx.clipped_grad`) take any loss; `ghost` and `book_keeping` take one whose parameters all go through ops
-    (`dpx.clipping.ops`), and try it on random rows first unless `checked` is false (`dpx.clipping.separate`). `kept_bytes` bounds the
+    (row by row, `dpx.clipped_grad`) take any loss; `ghost` and `book_keeping` take a loss whose parameters all go through ops
+    (`dpx.clipping.ops`), and test it on random rows first unless `checked` is false (`dpx.clipping.separate`). `kept_bytes` bounds the
     bytes of per-example weight gradients kept, less what a fused stack of layers keeps between its passes; with `fused=False` models
     do not use their hand-scheduled blocks.
-    With `rows_per_unit` R > 1, every R consecutive rows are one unit: its loss is the sum of its rows' losses, padding rows left out,
-    and the norm clipped is that of the sum of their gradients. A unit with a non-finite gradient contributes zero as a whole.
+    With `rows_per_unit` R > 1, every R consecutive rows are one unit: its loss is the sum of its rows' losses without padding rows,
+    and the norm of the sum of their gradients is clipped. A unit with a non-finite gradient contributes zero as a whole.
     With `frozen`, a nested dict like `params`, the loss takes both merged into one tree, and only `params` is trained. Nothing is
     recorded, kept or summed for frozen parameters, and nothing below the lowest trained parameter is differentiated.
     Raises `ConfigError` for an unknown method, for a parameter that no op claims or whose uses have no joint rule, and for an op that
@@ -69,7 +69,7 @@ def plain_sum(
     fused: bool = True,
     rows_per_unit: Any = 1,
 ) -> ClippedSum:
-    """sum_b grad_b over the rows that are not padding, without clipping: the non-private step's sum.
+    """The unclipped sum of gradients, sum_b grad_b over the rows that are not padding: the sum of a non-private step.
 
     With `fused`, models run the same hand-scheduled blocks as under book-keeping, without the clipping, so that the plain step is a fair
     baseline. `frozen` and `rows_per_unit` are as for `clipped_sum`.
@@ -100,7 +100,7 @@ def plain_sum(
 
 
 def _of_one(losses_fn: LossesFn) -> Callable[[Any, Any], Any]:
-    """The loss of one row, by that of a batch of one."""
+    """The loss of one row, computed as the loss of a batch of one row."""
 
     def loss_of_one(params: Any, row: Any) -> Any:
         losses_1, counts = with_counts(losses_fn(params, jax.tree.map(lambda leaf: leaf[None], row)))

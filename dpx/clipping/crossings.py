@@ -1,7 +1,7 @@
-"""What can carry something from one example to another even where the loss is mapped over examples by `jax.vmap`: refused by name.
+"""Refuses, by name, what can carry data from one example to another even if the loss is mapped over examples by `jax.vmap`.
 
-`jax.vmap` itself keeps examples apart. Left are collectives over an axis that is bound outside the loss, batching rules that somebody
-else wrote (`custom_vmap`, a primitive of one's own), functions of the host that are given all rows at once, and side effects.
+`jax.vmap` itself keeps examples apart. The remaining cases are collectives over an axis that is bound outside the loss, batching rules
+from outside jax (`custom_vmap`, a user-defined primitive), host functions that are given all rows at once, and side effects.
 """
 
 import functools
@@ -25,14 +25,14 @@ HOST = ("pure_callback", "ffi_call")
 
 
 def check(loss: Callable[..., Any], *arguments: Any) -> None:
-    """Raises `ConfigError` for what `loss`, (number, counts) of one example, or its gradient by the first argument could mix examples
-    by: a backward pass of somebody's own may hold what the loss does not show."""
+    """Raises `ConfigError` for operations by which `loss`, (number, counts) of one example, or its gradient with respect to the first
+    argument could mix examples: a user-defined backward pass may contain operations that the loss does not show."""
     for function in (loss, jax.grad(loss, has_aux=True)):
         check_program(jax.make_jaxpr(function)(*arguments))
 
 
 def check_program(closed: core.ClosedJaxpr) -> None:
-    """The same for a program that is traced already."""
+    """The same for an already traced program."""
     for effect in sorted(type(effect).__name__ for effect in closed.effects):
         if effect not in HARMLESS:
             raise ConfigError("the loss", f"has a side effect ({effect}), through which one example could reach another", "Leave it out")
@@ -77,7 +77,7 @@ def _is_jaxs(rule: Any) -> bool:
 
 
 def _functions(rule: Any) -> list[Any]:
-    """A batching rule and the functions that it is made of, where it is a partial or a closure."""
+    """A batching rule and, if it is a partial or a closure, the functions of which it is made."""
     waiting, seen, found = [rule], set(), []
     while waiting:
         one = waiting.pop()

@@ -26,7 +26,7 @@ from dpx.declaration import ConfigError
 
 Route = Literal["product", "lookup", "elementwise", "copies"]
 
-# Readers that need every number of a parameter once: a copy for each example is no larger than the gradient that has to be formed.
+# Readers that need every number of a parameter once: a copy for each example is at most as large as the gradient that must be formed.
 ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.broadcast_in_dim_p)
 
 
@@ -160,7 +160,7 @@ class Tracer:
         return choice_p.bind(index, self.tick, *_arrays(operands), *consts, bodies=tuple(bodies), count=len(operands))
 
     def _within(self, body: core.ClosedJaxpr, given: list[Any], arrays: Any, changes: list[dict] | None = None) -> list[Any]:
-        """The body's outputs, all plain: `arrays` stand in for the values of `given`."""
+        """The body's outputs, all plain: `arrays` replace the values of `given`."""
         changed = changes or [{}] * len(given)
         inner = [
             dataclasses.replace(value, value=array, **change) if isinstance(value, Followed) else array

@@ -1,9 +1,9 @@
 """A parameter's per-example gradient, as each use of the parameter gives it, and the norm of the sum over several uses.
 
 The squared norm of a sum is not the sum of the squared norms: products between uses count too. Without them a table that is both
-looked up and decoded is clipped 12 % too weakly, and no other symptom shows it.
+looked up and decoded is clipped 12 % too weakly, without any other symptom.
 
-B: examples, T: tokens (of all uses where uses are joined), p, d: a matrix's rows and columns, n: rounds of a loop.
+B: examples, T: tokens (of all uses if uses are joined), p, d: a matrix's rows and columns, n: rounds of a loop.
 """
 
 import math
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """The gradient itself, [B, ...]. `of_norm`: the rounding of its sum over the rounds of a loop, where it is one."""
+    """The gradient itself, [B, ...]. `of_norm`: the rounding of its sum over the rounds of a loop, if it is such a sum."""
 
     values: Array
     of_norm: Float[Array, " B"] | None = None
@@ -42,7 +42,7 @@ Form = Outer | Rows | Whole
 
 
 class Use(NamedTuple):
-    """One use's gradient, and its squared norm `own_B` [B] where the op has computed it already."""
+    """One use's gradient, and its squared norm `own_B` [B] if the op has already computed it."""
 
     form: Form
     own_B: Array | Bounded | None = None
@@ -64,7 +64,7 @@ def merged(form: Form, rounds: int) -> Form:
 
 
 def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
-    """The squared norm of the uses' sum to clip by, for a parameter of this shape."""
+    """The squared norm of the uses' sum, by which a parameter of this shape is clipped."""
     if len(uses) == 1 and uses[0].own_B is not None:
         return bounds.upper(uses[0].own_B)
     outer = [use for use in uses if isinstance(use.form, Outer)]
@@ -140,13 +140,13 @@ def _outer_square(form: Outer) -> Bounded:
 
 
 def _product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
-    """sum over a table's entries of one's gradient times the other's: sum_mt a[m, id_t] (g_m . g_t)."""
+    """Inner product of two gradients of one table, summed over its entries: sum_mt a[m, id_t] (g_m . g_t)."""
     across_BMT = norms.product("bmd,btd->bmt", norms.at_least_float32(decoded.g), norms.at_least_float32(looked_up.g))
     return (_gathered(decoded, looked_up) * across_BMT).sum((1, 2))
 
 
 def _error_of_product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
-    """How far rounding may take `_product` from the true one."""
+    """The largest error of `_product` by rounding."""
     gathered_BMT = _gathered(decoded, looked_up)
     lengths_BMT = bounds.lengths(decoded.g)[:, :, None] * bounds.lengths(looked_up.g)[:, None]
     terms = bounds.product_depth(decoded.g.shape[-1]) + bounds.sum_depth(math.prod(gathered_BMT.shape[1:])) + 12

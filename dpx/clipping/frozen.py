@@ -1,6 +1,6 @@
-"""Parameters in two trees: those that are trained, and those that rest.
+"""Parameters in two trees: trained parameters and frozen parameters.
 
-Both are nested dicts, and together they are what a loss takes. Only what is trained has gradients, norms and sums.
+Both are nested dicts, and a loss takes both as one tree. Only trained parameters have gradients, norms and sums.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ FIX = "Give nested dicts that hold every parameter once, in one of the two"
 
 
 def merged(params: Any, frozen: Any) -> Any:
-    """Both trees as one; `params` as they are where nothing is frozen.
+    """Both trees as one; `params` unchanged if nothing is frozen.
 
-    Raises `ConfigError` for a parameter that is in both, and for trees that are no nested dicts.
+    Raises `ConfigError` for a parameter that is in both, and for trees that are not nested dicts.
     """
     return _merged(params, frozen, "") if jax.tree.leaves(frozen) else params
 

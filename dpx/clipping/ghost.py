@@ -5,7 +5,7 @@ that shares a parameter with another use returns its record, since the norm is o
 
 The second pass has the same cotangent as the first, one for each loss, and each op weighs its own gradient. Li et al. make the clip
 weights the cotangent instead. That is the same only where the whole backward pass is linear: one that takes a sign or a maximum
-(`jax.custom_vjp`) would give a sum that is not clipped, and one in a narrow type would round the weighted cotangents anew.
+(`jax.custom_vjp`) would give a sum that is not clipped, and one in a narrow type would round the weighted cotangents again.
 
 U: units.
 """

@@ -1,6 +1,6 @@
 """Which gradients are clipped together: all of them, or each layer by itself (`clip=per_layer`).
 
-Layers stand under the top-level name `layers`, stacked (one group for each index of the first axis) or in a list; any other
+Layers are under the top-level name `layers`, stacked (one group for each index of the first axis) or in a list; any other
 top-level name is one group.
 
 B: examples, L: stacked layers, K: groups.
@@ -15,7 +15,7 @@ from dpx.clipping.weights import applied
 
 LAYERS = "layers"
 
-# Which layer of a stack some parameters are of: one, each (the first axis of their norms), or no stack.
+# The layer of a stack to which some parameters belong: one, each (the first axis of their norms), or no stack.
 Layer = int | Literal["each"] | None
 
 
@@ -32,7 +32,7 @@ class Squares(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Norms before clipping; which examples count; which are finite, padding included; and the clip weights by group, or under "" where
+    """Norms before clipping; which examples count; which are finite, padding included; and the clip weights by group, or under "" if
     all parameters are clipped together."""
 
     norms_B: Float[Array, " B"]
@@ -41,7 +41,7 @@ class Clipped(NamedTuple):
     weights: dict[str, Float[Array, " B"]]
 
     def weights_of(self, path: str, layer: Layer, layers: int = 0) -> Array:
-        """[B]; [layers,B] where each layer of a stack is a group of its own."""
+        """[B]; [layers,B] if each layer of a stack is a separate group."""
         if "" in self.weights:
             return self.weights[""]
         if layer == "each" and is_stacked(path):
@@ -78,7 +78,7 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
 
 
 def _finite(clip: Any, is_counted_B: Array) -> Array:
-    """`clip`, zero where it is not finite: C / norm is infinite where there is no gradient, and infinity times zero is NaN."""
+    """`clip`, with zero for weights that are not finite: C / norm is infinite for a zero gradient, and infinity times zero is NaN."""
     return jnp.where(is_counted_B & jnp.isfinite(clip), clip, 0)
 
 

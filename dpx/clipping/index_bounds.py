@@ -140,7 +140,7 @@ _ARITHMETIC: dict[str, Callable[..., Bounds]] = {
 
 
 def _remainder(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
-    """Of `x % d` for a known d above zero, which jnp writes as a function of its own: 0 to d - 1."""
+    """The bounds of `x % d` for a known d above zero, which jnp writes as a separate function: 0 to d - 1."""
     divisor = given[-1]
     if divisor is None or len(given) != 2 or not (divisor.low > 0).all() or not np.array_equal(*divisor):
         return None

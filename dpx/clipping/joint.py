@@ -1,7 +1,7 @@
-"""Which squared norms an op has by itself, and which only together with other uses of the same parameter.
+"""Which squared norms an op computes alone, and which are computed together with other uses of the same parameter.
 
-A part of an op is *apart* if nothing else reads its parameters and no loop uses them more than once: its norm is the op's own. All
-other parameters are *shared*: the norm of each is that of the sum of the gradients of its uses (forms.py).
+A part of an op is *apart* if nothing else reads its parameters and no loop uses them more than once: the op alone gives its norm. All
+other parameters are *shared*: the norm of each is the norm of the sum of the gradients of its uses (forms.py).
 
 U: units.
 """
@@ -27,7 +27,7 @@ from dpx.declaration import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """Part `number` of a site's op; `places` are those of its leaves among all of the op's, without leaves the op knows to rest."""
+    """Part `number` of a site's op; `places` are the places of its leaves among all leaves of the op, without leaves declared frozen."""
 
     site: Site
     number: int
@@ -94,7 +94,7 @@ def parts_of(site: Site) -> list[Part]:
 
 
 def norms_of(program: Program, per_layer: bool) -> Norms:
-    """Raises `ConfigError` for a parameter that no op reads, and for one with several uses where an op has no rule for the products
+    """Raises `ConfigError` for a parameter that no op reads, and for a parameter with several uses if an op has no rule for the products
     between them."""
     parts = [part for site in program.sites for part in parts_of(site) if part.is_trained]
     uses: Uses = {}

@@ -1,4 +1,4 @@
-"""Where the examples lie in an array of a traced loss.
+"""Which axis of an array of a traced loss holds the examples.
 
 B: examples (units, where these have several rows).
 """
@@ -25,7 +25,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-    """Some number depends on several examples, or may do so; `by` says what made it so."""
+    """Some number depends on several examples, or may do so; `by` names the cause."""
 
     by: str
 
@@ -50,7 +50,7 @@ def joined(first: Layout, second: Layout) -> Layout:
 
 
 def the_same(layouts: Iterable[Layout]) -> Rows | None:
-    """The one layout of those with rows; None where there are none. Raises `Crosses` where they differ."""
+    """The one layout of all layouts with rows; None if no layout has rows. Raises `Crosses` if they differ."""
     rows = {layout for layout in layouts if isinstance(layout, Rows)}
     if len(rows) > 1:
         raise Crosses("meets examples along two axes")
@@ -58,7 +58,7 @@ def the_same(layouts: Iterable[Layout]) -> Rows | None:
 
 
 def reshaped(rows: Rows, old: Sequence[int], new: Sequence[int], examples: int) -> Rows:
-    """The layout after a reshape; raises `Crosses` where no single axis holds the examples."""
+    """The layout after a reshape; raises `Crosses` if no single axis holds the examples."""
     outer, inner = math.prod(old[: rows.axis]) * rows.before, rows.after * math.prod(old[rows.axis + 1 :])
     for axis, size in enumerate(new):
         earlier, later = math.prod(new[:axis]), math.prod(new[axis + 1 :])

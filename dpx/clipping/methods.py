@@ -1,4 +1,4 @@
-"""The clipped sum of a loss that takes the whole microbatch: by `vmap`, or from the records that the ops of its traced program keep.
+"""The clipped sum of a loss that takes the whole microbatch: by `vmap`, or from the records of the ops in its traced program.
 
 B: examples (rows), U: units of R rows each (of one, unless said), L: stacked layers.
 """
@@ -117,6 +117,6 @@ def _weights(clipped: groups.Clipped, path: str, leaf_B: Array) -> Array:
 
 
 def _contract(weights: Array, leaf_B: Array) -> Array:
-    """sum_b w_b leaf_b, or sum_b w_lb leaf_bl where layers are stacked."""
+    """sum_b w_b leaf_b, or sum_b w_lb leaf_bl if layers are stacked."""
     equation = "b,b...->..." if weights.ndim == 1 else "lb,bl...->l..."
     return jnp.einsum(equation, weights, leaf_B, precision="highest")

@@ -1,6 +1,6 @@
-"""What an op is: four functions, and what follows from them. Those of dpx are in ops.py; README.md adds one.
+"""Defines an op: four functions, and methods that follow from them. The ops of dpx are in ops.py; README.md adds another op.
 
-B: examples, U: units of R rows each (of one, unless said), L: stacked layers.
+B: examples, U: units of R rows each (of one row, unless stated), L: stacked layers.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from dpx.declaration import ConfigError
 
 
 class Op:
-    """One parametrised op or block. Subclasses are frozen dataclasses of static facts; arrays never hide in them.
+    """One parametrised op or block. Subclasses are frozen dataclasses of static facts; they never hold arrays.
 
     `leaves` is a pytree of parameters, `inputs` a tuple of arrays whose leading axis is the example. A record is a pytree of
     floating arrays (integers travel as float32, exact below 2^24). The leaves fall into `parts`; each has its own squared
     norm, [B] (or [L, B] if the op is `stacked`), so that parts may be clipped apart.
 
-    Where what is clipped is a unit of several rows, inputs hold rows and records hold units. An op that supports this has a field
+    If units of several rows are clipped, inputs hold rows and records hold units. An op that supports this has a field
     `rows_per_unit: int = 1`: the leading axis of its records is the unit, and products between its rows are in its norms.
 
-    Where only some leaves are trained, an op that supports this has a field `resting: tuple[str, ...] = ()` with the names of the
-    others: it records nothing for them, and its norms, sums and gradients leave them out (a sum may hold None for them). Any other
-    op records all leaves, and its `gradients` are asked for those that are trained.
+    If only some leaves are trained, an op that supports this has a field `resting: tuple[str, ...] = ()` with the names of the
+    frozen leaves: it records nothing for them, and its norms, sums and gradients omit them (a sum may hold None for them). Any other
+    op records all leaves, and its `gradients` are used for the trained leaves.
     """
 
     name: str = "op"
@@ -38,11 +38,11 @@ class Op:
     stacked: bool = False
     rows_per_unit = 1
     resting: tuple[str, ...] = ()
-    # Whether the norm is non-finite whenever the sum would be. Where this is not certain, records are searched for such numbers.
+    # Whether the norm is non-finite whenever the sum would be. If this is not certain, records are searched for non-finite numbers.
     norm_sees_all = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
-        """This op for units of that many rows; raises `ConfigError` where it has no rule for their joint gradient."""
+        """This op for units of that many rows; raises `ConfigError` if it has no rule for their joint gradient."""
         if rows_per_unit == self.rows_per_unit:
             return self
         if not self._has("rows_per_unit"):
@@ -51,7 +51,7 @@ class Op:
         return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def of_leaves(self, resting: tuple[str, ...]) -> "Op":
-        """This op where the leaves of these names are not trained."""
+        """This op with the leaves of these names frozen."""
         if not resting or not self._has("resting"):
             return self
         return dataclasses.replace(self, resting=resting)  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -68,15 +68,15 @@ class Op:
         return {name: leaf for name, leaf in leaves.items() if self.trains(name)} if self.resting else leaves
 
     def values_needed(self) -> tuple[str, ...]:
-        """Names of resting leaves whose values `squared_norm` or `weighted_sum` need; all other resting leaves reach them as zeros."""
+        """Names of frozen leaves whose values `squared_norm` or `weighted_sum` need; all other frozen leaves reach them as zeros."""
         return ()
 
     def tokens(self, x: Array) -> Array:
-        """[B, ..., d] as [U, T, d]: the positions of all rows of a unit in one line."""
+        """[B, ..., d] as [U, T, d]: the positions of all rows of a unit along one axis."""
         return x.reshape(x.shape[0] // self.rows_per_unit, self.rows_per_unit * math.prod(x.shape[1:-1]), x.shape[-1])
 
     def over_rows(self, x: Array) -> Array:
-        """`x` [B, ...], one value a row, as [U, ...]: summed over the `rows_per_unit` rows of each unit, U = B / rows_per_unit."""
+        """`x` [B, ...], one value per row, as [U, ...]: summed over the `rows_per_unit` rows of each unit, U = B / rows_per_unit."""
         return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
 
     def part(self, path: str) -> int:
@@ -84,7 +84,7 @@ class Op:
         return 0
 
     def forward(self, leaves: Any, inputs: tuple) -> tuple[Any, Any]:
-        """(outputs, residuals). Differentiable: with bare parameters it is what autodiff sees."""
+        """(outputs, residuals). Differentiable: with bare parameters autodiff differentiates this function."""
         raise NotImplementedError
 
     def input_cotangent(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
@@ -92,19 +92,19 @@ class Op:
         raise NotImplementedError
 
     def squared_norm(self, leaves: Any, record: Any) -> tuple[Array | Bounded, ...]:
-        """Each part's per-example squared gradient norm, float32: an array where the gradient itself is squared and its record summed,
+        """Each part's per-example squared gradient norm, float32: an array if the gradient itself is squared and its record summed,
         else with the errors that rounding may cause (bounds.py)."""
         raise NotImplementedError
 
     def weighted_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...]) -> Any:
-        """sum_b w_b grad_b for every trained leaf, float32; one weight vector a part."""
+        """sum_b w_b grad_b for every trained leaf, float32; one weight vector per part."""
         raise NotImplementedError
 
     def gradients(self, shapes: Any, record: Any) -> dict[str, Form]:
         """Each leaf's per-example gradient, by its place in `leaves`, in a form that can be joined with other uses (forms.py).
 
-        Called where a parameter is used more than once, or only some of the leaves are trained. An op without such a rule returns {}.
-        `shapes` are those of the leaves.
+        Called if a parameter is used more than once, or if only some of the leaves are trained. An op without such a rule returns {}.
+        `shapes` are the shapes of the leaves.
         """
         return {}
 
@@ -114,12 +114,12 @@ class Op:
         return inputs, self.weighted_sum(leaves, record, self.ones(cotangent))
 
     def ones(self, cotangent: Any) -> tuple[Array, ...]:
-        """Weights of one for every unit, one vector a part."""
+        """Weights of one for every unit, one vector per part."""
         units = jax.tree.leaves(cotangent)[0].shape[0] // self.rows_per_unit
         return (jnp.ones((units,), jnp.float32),) * self.parts
 
     def masked(self, record: Any, keep_B: Array) -> Any:
-        """The record with exact zeros where not kept; a where, so that NaN does not survive. Leaves may hold units or their rows."""
+        """The record with exact zeros for what is not kept; by `where`, so that NaN does not survive. Leaves may hold units or rows."""
         return jax.tree.map(lambda leaf: zero_unless(jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0]), leaf), record)
 
     def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
@@ -127,16 +127,16 @@ class Op:
         return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
 
     def by_unit(self, record: Any, units: int) -> list[Array]:
-        """Every array of the record as [U, ...]: what a unit's sum is made from."""
+        """Every array of the record as [U, ...]: the data from which a unit's sum is computed."""
         return [leaf.reshape(units, leaf.size // units) for leaf in jax.tree.leaves(record)]
 
     def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
-        """Whether everything that a unit's sum is computed from is finite, whatever its norm is."""
+        """Whether all data from which a unit's sum is computed are finite, whatever its norm is."""
         return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
 
 
 class ByRow(Op):
-    """An op that reads rows of its leaf `table` [V, d]; its record is their `id` [U, T] and the cotangents `g` [U, T, d]."""
+    """An op that reads rows of its leaf `table` [V, d]; its record holds their `id` [U, T] and the cotangents `g` [U, T, d]."""
 
     norm_sees_all = True
 
@@ -148,7 +148,7 @@ class ByRow(Op):
 
 
 class Formed(Op):
-    """An op whose record is the per-example gradient itself, by leaf: parameters so small that this costs nothing."""
+    """An op whose record is the per-example gradient itself, by leaf: for parameters so small that the cost is negligible."""
 
     norm_sees_all = True
 

@@ -1,6 +1,6 @@
-"""The ops a model is composed of: with bare parameters ordinary jax, with wrapped ones (see probes.py) they leave records.
+"""The ops of which a model is composed: with bare parameters ordinary jax, with wrapped ones (see probes.py) they make records.
 
-Those that read a table are in table_ops.py.
+Ops that read a table are in table_ops.py.
 
 B: examples, T: tokens (all middle axes flattened), p: inputs, d: outputs.
 """
@@ -26,7 +26,7 @@ from dpx.clipping.table_ops import tied_lookup as tied_lookup
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Op):
-    """x @ kernel (+ bias), computed in x's dtype; the last `axes` axes of x meet the first of the kernel."""
+    """x @ kernel (+ bias), computed in x's dtype; the last `axes` axes of x are contracted with the first of the kernel."""
 
     norm_sees_all = True
     form: norms.Form = "gram"
@@ -162,7 +162,7 @@ class LowRank(Formed):
 
 
 def low_rank(x: Array, a: Any, b: Any) -> Array:
-    """x @ a @ b for x [B, ..., p]: beside `dense`, an adapter of its kernel (LoRA: Hu et al. 2022). Either factor may rest."""
+    """x @ a @ b for x [B, ..., p]: added to `dense`, an adapter of its kernel (LoRA: Hu et al. 2022). Either factor may be frozen."""
     shapes = tuple(a.shape), tuple(b.shape)
     fits = len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] == shapes[1][0] and x.shape[-1] == shapes[0][0]
     check((a, b), fits, f"factors{shapes}", f"are not [p, r] and [r, d] for x{x.shape}", "Give matrices that meet")

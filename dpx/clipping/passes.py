@@ -1,8 +1,8 @@
-"""What an op's backward pass gives back, besides its inputs' cotangents: one pass for each thing clipping asks of it.
+"""The results of an op's backward pass in addition to its inputs' cotangents: one kind of pass for each result that clipping needs.
 
-A record (an op's input and its output cotangent, say) comes back as the cotangent of a dummy input, the tap; a parameter's summed
-gradient as that of another, zeros in its shape. So one `vjp` through a loss made of ops yields all of it, and no Python state
-outlives a trace.
+A record (for example an op's input and its output cotangent) is returned as the cotangent of a dummy input, the tap; a parameter's summed
+gradient as the cotangent of a second dummy input, zeros in its shape. So one `vjp` through a loss made of ops yields all of it, and no
+Python state outlives a trace.
 
 U: units.
 """
@@ -55,7 +55,7 @@ def _of_wanted(op: Op, values: Any, gradient: Any, wanted: tuple[bool, ...]) -> 
 
 
 def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
-    """An op's sums, one entry for each of its leaves: None for those that rest."""
+    """An op's sums, one entry for each of its leaves: None for frozen leaves."""
     sums = iter(jax.tree.leaves(summed))
     return [next(sums) if op.trains(name) else None for name in leaf_names(leaves)]
 

@@ -1,8 +1,8 @@
-"""How parametrised ops are recognised in a traced loss: parameters are passed wrapped, and an op that is given such ones binds `op_p`.
+"""How parametrised ops are recognised in a traced loss: parameters are passed wrapped, and an op that gets wrapped parameters binds `op_p`.
 
-`op_p` is a primitive of ours that nothing else can write, so a walk over the traced program (readers.py) sees which op reads which
-parameter, and that nothing else does. It has no rule for differentiation or for batching on purpose: an op inside a `jax.grad` or a
-`jax.vmap` of the loss would leave no record of one example, and is refused there.
+`op_p` is a primitive that only dpx binds, so a walk over the traced program (readers.py) sees which op reads which
+parameter, and that nothing else does. It deliberately has no rule for differentiation or for batching: an op inside a `jax.grad` or a
+`jax.vmap` of the loss would not leave a record per example, and is refused there.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=traced
 
 @dataclasses.dataclass(eq=False)
 class ProbeSession:
-    """What ops and models may ask while a loss is traced with wrapped parameters."""
+    """The settings that ops and models may query while a loss is traced with wrapped parameters."""
 
     shapes: dict[str, tuple[int, ...]]
     kept_bytes: int = 0
@@ -49,7 +49,7 @@ class ProbeSession:
         return norms.choose(T, *matrix, self.keep(path, 4 * B * math.prod(self.shapes[path])))
 
     def hold(self, path: str, size: int) -> None:
-        """Takes `size` bytes off what may be kept, once a path: for what stays in memory whatever the form of a norm."""
+        """Subtracts `size` bytes from what may be kept, once per path: for arrays that stay in memory whatever the form of a norm."""
         if path not in self.kept:
             self.kept[path] = True
             self.kept_bytes -= size
@@ -57,7 +57,7 @@ class ProbeSession:
 
 @register_pytree_with_keys_class
 class Probed:
-    """A parameter on its way through a loss. Any use of it outside an op is refused, here or when the traced program is read."""
+    """A wrapped parameter of a loss. Any use of it outside an op is refused, here or when the traced program is read."""
 
     def __init__(self, value: Any, path: str, session: ProbeSession):
         self.value, self.path, self.session = value, path, session
@@ -112,7 +112,7 @@ def is_probed(leaf: Any) -> bool:
 
 
 def session_of(params: Any) -> ProbeSession | None:
-    """The session of wrapped parameters; None where all are bare."""
+    """The session of wrapped parameters; None if all are bare."""
     return next((leaf.session for leaf in jax.tree.leaves(params, is_leaf=is_probed) if is_probed(leaf)), None)
 
 
@@ -126,7 +126,7 @@ def wrap(params: Any, session: ProbeSession) -> Any:
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
-    """Raises `ConfigError` where two parameters have one path."""
+    """Raises `ConfigError` if two parameters have the same path."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path_name(path)
@@ -141,7 +141,7 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def evaluated(eqn: Any, given: Any) -> list[Any]:
-    """The outputs of a traced equation, as it is, for other inputs."""
+    """The outputs of an unchanged traced equation for other inputs."""
     results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
@@ -153,7 +153,7 @@ op_p.multiple_results = True
 def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = None) -> Any:
     """The op's outputs. Leaves may be wrapped or bare; bare ones are constants and are not trained.
 
-    If all are bare, the op is bound only where a `session` is given, so that the backward pass is still the op's own.
+    If all are bare, the op is bound only if a `session` is given, so that the backward pass is still the op's own.
     """
     session = session_of(leaves) or session
     if session is None:

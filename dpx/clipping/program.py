@@ -1,6 +1,6 @@
 """A traced loss, and its evaluation with every op replaced by one of the passes of passes.py.
 
-The loss is traced once. All that follows evaluates that one program, so what was checked is what runs.
+The loss is traced once. Everything after that evaluates this one program, so the program that was checked is the one that runs.
 
 B: examples, U: units.
 """
@@ -70,7 +70,7 @@ class Program:
 
 
 def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int, frozen: Any = None) -> Program:
-    """Raises `ConfigError` where a loss is not one number an example, or a parameter does not go through ops alone (readers.py)."""
+    """Raises `ConfigError` if a loss is not one number per example, or if a parameter does not go through ops alone (readers.py)."""
     session = ProbeSession(shapes_of(params), **session_options)
     frozen = {} if frozen is None else jax.tree.map(jnp.asarray, frozen)
     shapes_of(rest.merged(params, frozen))
@@ -155,7 +155,7 @@ def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: di
         asked = kind(here) if here.is_trained else "through"
         return jax.tree.leaves(passes.run(here.op, asked, values, inputs, taps.get(here), sums)), nothing
     if here is None:
-        # A parameter goes through such an equation where one layer of a stack is taken: so does its sum.
+        # A parameter goes through such an equation if one layer of a stack is taken: so does its sum.
         has_sums = eqn.invars and all(total is not None for total in shadow)
         return evaluated(eqn, given), evaluated(eqn, shadow) if has_sums else nothing
     if eqn.primitive is primitives.scan_p:

@@ -1,6 +1,6 @@
-"""Which parameters a differentiable path from the losses reaches: by the traced program, never by numbers.
+"""Which parameters a differentiable path from the losses reaches: decided on the traced program, never on numbers.
 
-A sum of zeros says nothing: the first factor of a low-rank adapter has a zero gradient as long as the second one is zero.
+A sum of zeros is not evidence: the first factor of a low-rank adapter has a zero gradient as long as the second factor is zero.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def _reached(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
 
 
 def _through(eqn: Any, outputs: list[bool]) -> list[bool]:
-    """Which inputs of an equation its wanted outputs depend on: all of them, but where bodies can be looked into."""
+    """Which inputs of an equation its wanted outputs depend on: all of them, unless the equation's bodies can be inspected."""
     bodies = bodies_of(eqn)
     if bodies is None:
         return [True] * len(eqn.invars)

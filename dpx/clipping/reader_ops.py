@@ -1,7 +1,7 @@
-"""Ops for what plain JAX does with a parameter: multiply by it, look rows of it up, or anything else.
+"""Ops for the uses of a parameter in plain JAX: a product with it, a lookup of its rows, or any other use.
 
-A view is what stands between a parameter and its reader: reshapes, transposes, casts and slices. All of them are linear, and a
-gradient of the view has the same norm as the gradient of the parameter that it is written back to.
+A view is the operations between a parameter and its reader: reshapes, transposes, casts and slices. All of them are linear, and a
+gradient of the view has the same norm as the gradient of the parameter to which it is written back.
 
 B: examples, U: units, E: batch axes of a product (experts, say), T: positions, p: contracted, d: the parameter's other axes.
 """
@@ -27,7 +27,7 @@ VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, pri
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """Equations from a parameter to what reads it, in order; of shape `shape` and type `dtype` in the end."""
+    """Equations from a parameter to its reader, in order; the result has shape `shape` and type `dtype`."""
 
     steps: tuple[Any, ...]
     shape: tuple[int, ...]
@@ -201,7 +201,7 @@ class Gathered(ByRow):
 
 @dataclasses.dataclass(frozen=True)
 class Copied(Op):
-    """A copy of a view for each example: whatever is done with it, its gradient is formed by autodiff."""
+    """A copy of a view for each example: autodiff forms its gradient, whatever operation uses it."""
 
     norm_sees_all = True
     view: View

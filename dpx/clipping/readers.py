@@ -1,7 +1,7 @@
-"""Who reads which parameter: a walk over the traced loss, before anything is computed.
+"""Finds what reads each parameter: a walk over the traced loss, before anything is computed.
 
-Values of parameters are followed through calls, loops over stacked layers, branches, remat and indexing of a stack. An op that meets
-them is a site; anything else that reads a parameter is refused by name, since its part of the gradient would not be in the norm.
+Values of parameters are followed through calls, loops over stacked layers, branches, remat and indexing of a stack. An op that reads
+them is a site; any other operation that reads a parameter is refused by name, since its part of the gradient would not be in the norm.
 
 B: examples, U: units.
 """
@@ -98,7 +98,7 @@ class _Walk:
         return site
 
     def _pass_on(self, eqn: Any, held: list[Reference | None], labels: Labels) -> None:
-        """One index of a stack is followed; any other reader is refused, but for one that stops its gradient."""
+        """One index of a stack is followed; any other reader is refused, except a reader that stops the gradient."""
         known = [label for label in held if label is not None]
         reference = next(filter(_trained, known), known[0] if known else None)
         if reference is None or eqn.primitive is primitives.stop_gradient_p:
@@ -122,7 +122,7 @@ class _Walk:
 
 
 def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], examples: int, units: int) -> tuple[Scope, list[Site]]:
-    """Where the ops of a loss stand, and what each reads; its inputs are the parameters `paths`, those `frozen`, and data.
+    """The places of the ops of a loss, and what each op reads; its inputs are the parameters `paths`, the parameters `frozen`, and data.
 
     Raises `ConfigError`, naming the parameter and what reads it.
     """
@@ -138,7 +138,7 @@ def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], example
 
 
 def bodies_of(eqn: Any) -> list[core.Jaxpr] | None:
-    """The bodies of a call, loop, branch or remat that ops may stand in, whose inputs are the equation's last ones; else None."""
+    """The bodies of a call, loop, branch or remat that may contain ops, whose inputs are the equation's last ones; else None."""
     if eqn.primitive is primitives.cond_p and "branches_platforms" not in eqn.params:
         return [branch.jaxpr for branch in eqn.params["branches"]]
     if eqn.primitive in (primitives.jit_p, primitives.scan_p, primitives.remat_p, primitives.closed_call_p, primitives.call_p):
@@ -180,7 +180,7 @@ def _trained(reference: Reference | None) -> Reference | None:
 
 
 def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Reference | None, ...]:
-    """By leaf, the parameter whose value an op's norms and sums need; None where they need none."""
+    """By leaf, the parameter whose value an op's norms and sums need; None if they do not need it."""
     references, needed = [], op.values_needed()
     for name, reference in zip(leaf_names(values), held, strict=True):
         is_known = reference is not None and reference.cut is None

@@ -1,4 +1,4 @@
-"""What a clipped sum comes to, and what every method of computing one shares.
+"""The result of a clipped sum, and what all methods of computing it share.
 
 B: examples (rows), U: units of R rows each (of one, unless said).
 """
@@ -15,16 +15,16 @@ from dpx.parameter_path import path_name
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
 
-# What one microbatch may leave in memory between its passes, where there is a choice: per-example weight gradients instead of Gram
-# products, once a fused stack of layers has what it needs anyway.
+# Bytes that one microbatch may keep in memory between its passes, if there is a choice: per-example weight gradients instead of Gram
+# products, in addition to what a fused stack of layers always needs.
 KEPT_BYTES = 72 * 2**20
 
 
 class ClippedSum(NamedTuple):
-    """`total`: sum_b c_b grad_b (float32, like the parameters). Per example: norms before clipping, losses, counts and whether the
-    example counted; they are zero where it did not (padding, or a non-finite gradient). `norms_B` is None for a plain sum. A norm is an
-    upper bound where so much of the gradient cancels that float32 cannot give it (rounding.py).
-    Where examples are units of several rows, all of these have one entry a unit, sums over its rows."""
+    """A clipped sum. `total`: sum_b c_b grad_b (float32, like the parameters). Per example: norms before clipping, losses, counts and
+    whether the example was counted; they are zero if it was not (padding, or a non-finite gradient). `norms_B` is None for a plain sum. A
+    norm is an upper bound if so much of the gradient cancels that float32 cannot give it (rounding.py).
+    If examples are units of several rows, all of these have one entry per unit, sums over its rows."""
 
     total: Any
     norms_B: Float[Array, " U"] | None
@@ -34,8 +34,8 @@ class ClippedSum(NamedTuple):
 
 
 def batch_size(batch: Any, name: str = "batch", fix: str = "Give arrays whose first axis is the example") -> int:
-    """The number of rows. Raises `ConfigError`, with `name` before each path and this `fix`, for leaves that are no arrays, for arrays that
-    do not share their leading axis, and for a size that is a symbol."""
+    """The number of rows. Raises `ConfigError`, with `name` before each path and this `fix`, for leaves that are not arrays, for arrays
+    that do not share their leading axis, and for a size that is a symbol."""
     leaves = [("/".join(filter(None, (name, path_name(path)))), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
     name = name or "batch"
     require(bool(leaves), name, "holds no array", fix)
@@ -55,7 +55,7 @@ def batch_size(batch: Any, name: str = "batch", fix: str = "Give arrays whose fi
 
 
 def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -> ClippedSum:
-    """The clipped sum of a batch without rows, by `run(batch, is_padding_B)` of one unit of padding: zeros, and arrays of no example."""
+    """The clipped sum of a batch without rows, from `run(batch, is_padding_B)` of one unit of padding: zeros, and arrays of length zero."""
 
     def stand_in(leaf: Any) -> Any:
         shape = (rows, *leaf.shape[1:])
@@ -68,5 +68,5 @@ def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -
 
 
 def zero_unless(keep_B: Array, tree: Any) -> Any:
-    """Every leaf [B, ...] with exact zeros in the rows that are not kept; a where, so that NaN does not survive."""
+    """Every leaf [B, ...] with exact zeros in the rows that are not kept; by `where`, so that NaN does not survive."""
     return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype)), tree)

@@ -61,7 +61,7 @@ Measured, not proved: (1) A stack of layers recomputes two activations (after GE
 same float32 expression and the same rounding as for the norm. Two compilations may differ in its last float32 bit. In bfloat16 a number
 on the edge is then rounded to its other neighbour, 2^-8 away: m is 2^-8 there. (2) Ghost clipping computes all activations and
 cotangents a second time, and that pass may be compiled, and so rounded, differently. In bfloat16: up to 4.3e-4 of C beyond C (1 - m), a
-ninth of m. (3) An op of your own whose squared norm is an array is taken to be of kept gradients.
+ninth of m. (3) If a user-defined op returns its squared norm as an array, its gradients are assumed to be kept.
 """
 
 MARGINS = {"float32": 2.0**-10, "bfloat16": 2.0**-8}

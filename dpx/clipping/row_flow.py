@@ -1,8 +1,9 @@
-"""Whether a loss keeps examples apart, decided on its program: the axis of the examples is followed from the batch through every
-equation of the forward and the backward pass, as far as the losses and the records of the ops.
+"""Decides on the program of a loss whether it keeps examples apart: the axis of the examples is followed from the batch through every
+equation of the forward and the backward pass, up to the losses and the records of the ops.
 
-An equation that reduces, sorts, shifts or indexes that axis, or branches by what several examples say, makes its results mixed
-(row_rules.py). So does every primitive that is not known here. A mixed record or loss is refused, with the first equation that mixed.
+An equation that reduces, sorts, shifts or indexes that axis, or branches by the data of several examples, makes its results mixed
+(row_rules.py). So does every primitive that is not known here. A mixed record or loss is refused; the error names the first equation
+that mixed examples.
 
 B: examples (units, where these have several rows).
 """
@@ -79,7 +80,7 @@ class Flow:
         mixed: list[Layout] = [layout for layout in held if isinstance(layout, Mixed)]
         if mixed:
             return mixed[:1] * len(eqn.outvars)
-        # An array without numbers holds nothing of anybody.
+        # An empty array holds no data of any example.
         if all(var.aval.size == 0 for var in eqn.outvars):
             return [SHARED] * len(eqn.outvars)
         try:
@@ -161,6 +162,6 @@ def _stacked(layout: Layout, is_over_examples: bool) -> Layout:
 
 
 def _body(eqn: Any) -> core.ClosedJaxpr:
-    # What is left of a `custom_vmap` is a call that nobody mapped: its rule, where one ran, is traced out.
+    # A remaining `custom_vmap` is a call that was not mapped: if its rule ran, the trace holds the rule's result instead.
     body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
     return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())

@@ -1,6 +1,6 @@
-"""What indexing does with the axis of the examples: apart where an index stays within its own example for certain.
+"""The effect of indexing on the axis of the examples: examples stay apart if every index certainly stays within its own example.
 
-Either the index is one for each example (a batching axis, as `jax.vmap` and `take_along_axis` write it), or the examples' axis is taken
+Either each example has its own index (a batching axis, as `jax.vmap` and `take_along_axis` write it), or the examples' axis is taken
 whole, or every index is known to point into its own example's part (index_bounds.py).
 """
 
@@ -43,7 +43,7 @@ def _of_index(index: Layout, var: Any, places: list[int]) -> Layout:
 
 
 def _known(operand: Rows, var: Any, index: Layout, bounds: Bounds | None, component: int, examples: int) -> Rows:
-    """The axis of the index that the examples lie along, where every index along the examples' axis of the operand is known to stay
+    """The axis of the index that holds the examples, if every index along the examples' axis of the operand is known to stay
     within its own example."""
     how = "reads rows of the examples' axis by an index that may be another example's"
     if bounds is None or operand.before != 1:

@@ -1,6 +1,6 @@
-"""What each primitive does with the axis of the examples: by equation, the layouts of its inputs to those of its outputs.
+"""The effect of each primitive on the axis of the examples: by equation, from the layouts of its inputs to those of its outputs.
 
-A primitive that is missing here is taken to mix examples. Rules are asked only where some input has rows and none is mixed.
+A primitive that is missing here is assumed to mix examples. Rules are used only if some input has rows and no input is mixed.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def shape_of(var: Any) -> tuple[int, ...]:
 
 
 def rows_of(held: Sequence[Layout]) -> Rows:
-    """The one layout with rows; raises `Crosses` where there are several."""
+    """The one layout with rows; raises `Crosses` if there are several."""
     rows = the_same(held)
     assert rows is not None, "rules are asked where rows are"
     return rows

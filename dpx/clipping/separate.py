@@ -1,8 +1,8 @@
-"""Whether a loss keeps examples apart: decided on its program (apart.py), and then tried when it is traced.
+"""Whether a loss keeps examples apart: decided on its program (apart.py), and then tested when it is traced.
 
-An example's loss must depend on its own row alone, and what an op records in an example's row must be that example's. On random
-parameters and rows, and on the rows that the user gave where they are known, the loss of one unit must leave nothing in any other
-unit's records, and the norms and the sum of two units must be those of each unit alone, by autodiff. That also tries the ops' own sums.
+An example's loss must depend on its own row alone, and an op must record only that example's data in an example's row. The test uses
+random parameters and rows, and the user's rows if their values are known: the loss of one unit must leave nothing in any other unit's
+records, and the norms and the sum of two units must equal those of each unit alone, by autodiff. That also tests the ops' own sums.
 
 B: examples, U: units.
 """
@@ -24,7 +24,7 @@ from dpx.clipping.joint import Norms
 from dpx.clipping.program import Program, check_losses, with_counts
 from dpx.declaration import ConfigError
 
-# Relative error that rounding may cause in a norm, with narrow types (True) or without; a wrong op is further off on random rows.
+# Relative error that rounding may cause in a norm, with narrow types (True) or without; the error of a wrong op is larger on random rows.
 TOLERANCE = {False: 2e-3, True: 0.1}
 
 
@@ -40,11 +40,11 @@ class Draw:
     is_positive: bool
     spread: float = 1.0
     is_given: bool = False
-    # Given to each trial anew, from the start.
+    # A new random generator for each trial, which starts from the beginning.
     random: Any = None
 
 
-# 0 and 1 are valid ids, classes and positions anywhere. Zeros in the first unit reveal a largest id that is taken over the batch. Where
+# 0 and 1 are valid ids, classes and positions anywhere. Zeros in the first unit reveal a largest id computed over the batch. Where
 # integers start at 1 they can be divided by and no row is all masked, and positive numbers have roots and logarithms.
 DRAWS = (
     Draw(0, 0, 2, False, False),
@@ -52,11 +52,11 @@ DRAWS = (
     Draw(2, 0, 5, True, False),
     Draw(3, 1, 2, False, True),
     Draw(4, 1, 4, False, False),
-    # What only large numbers do: a clip of activations, ids beyond a capacity.
+    # For effects of large numbers alone: a clip of activations, ids beyond a capacity.
     Draw(5, 0, 64, False, False, 30.0),
 )
 GIVEN = Draw(6, 0, 2, False, False, is_given=True)
-# A user's rows may cancel in ways that random ones do not, and rounding is then larger beside what is left.
+# A user's rows may cancel in ways that random rows do not, and rounding is then larger relative to the remainder.
 GIVEN_FACTOR = 10.0
 
 # The losses of the last programs, kept alive so that no other loss can get the same id.
@@ -73,12 +73,12 @@ class _Together(NamedTuple):
     total: Any
 
 
-# Of two units (or one, where there is one): each with the other in the program, and its loss and gradient alone. Numpy arrays.
+# For two units (or for the only unit): the result of each with both in the program, and its loss and gradient alone. Numpy arrays.
 _Trial = list[tuple[_Together, tuple[Any, Any]]]
 
 
 def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
-    """Raises `ConfigError`, naming the op, where examples are not apart."""
+    """Raises `ConfigError`, naming the op, if examples are not kept apart."""
     # Programs that print alike may differ in the derivative rules of their functions, so the loss is part of the key; and in whole numbers
     # that the loss closes over, such as an index, so these are too.
     bounds = [index_bounds.of_value(value) for value in program.closed.consts]
@@ -158,7 +158,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
     compiled: list[Any] = []
 
     def trial(drawn: Draw) -> _Trial:
-        # A trial is computed at once, even where the loss is being traced inside somebody's `jit`.
+        # A trial is computed at once, even if the loss is being traced inside a `jit` of the caller.
         with jax.ensure_compile_time_eval():
             known: dict[int, Any] = {}
             params, frozen = jax.tree.map(lambda leaf: _parameter(leaf, drawn), (program.params, program.frozen))
@@ -213,7 +213,7 @@ def _parameter(leaf: Any, drawn: Draw) -> Any:
 
 
 def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
-    """A value that a loss closes over: itself where it is concrete; where it is traced, one random stand-in for both programs."""
+    """A value that a loss closes over: itself if it is concrete; if it is traced, one random value in its place for both programs."""
     if not isinstance(leaf, Tracer):
         return leaf
     return known.setdefault(id(leaf), _stand_in(leaf, drawn, 0))

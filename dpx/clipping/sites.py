@@ -1,4 +1,4 @@
-"""An op at one place of a traced loss: what its leaves are, what it records, and whether it keeps an op's contract.
+"""An op at one place of a traced loss: its leaves, its record, and whether it fulfils an op's contract.
 
 U: units.
 """
@@ -23,7 +23,7 @@ class Layer(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """A parameter, or a part of it. `taken`: what was taken along each of its leading axes, an index or the layers of a loop; `cut`: an
-    index whose axis is not squeezed yet. `rests`: it is frozen, so anything may read it."""
+    index whose axis is not squeezed yet. `rests`: it is frozen, so any operation may read it."""
 
     path: str
     taken: tuple[int | Layer, ...] = ()
@@ -48,7 +48,7 @@ class Reference:
 class Site:
     """An op at one place of the program.
 
-    `shapes`: its leaves as the op sees them; `leaves`: the parameter that each of them is, None where it is not trained; `loops`: the
+    `shapes`: its leaves as the op sees them; `leaves`: the parameter that each of them is, None if it is not trained; `loops`: the
     lengths of the loops around it, outermost first; `record`: the shapes of its record, the loops' axes first; `is_narrow`: whether
     the op computes anything in less than float32, even if its record is wider; `values`: the parameters whose values its norms and
     sums need, by leaf.

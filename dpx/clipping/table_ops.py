@@ -82,7 +82,7 @@ def tied_lookup(table: Any, id_BT: Array, decoded: int, dtype: Any = F32) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Decode(Op):
-    """h @ table^T (+ bias) at M positions; logits float32 or wider. The table is a part of its own, because a table that is also looked up
+    """h @ table^T (+ bias) at M positions; logits float32 or wider. The table is a separate part, because a table that is also looked up
     is clipped with the embeddings.
     """
 

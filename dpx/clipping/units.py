@@ -1,6 +1,6 @@
-"""What is clipped as one: a row, or the rows of one unit.
+"""Units: each row, or all rows of one unit, is clipped together.
 
-The loss of a unit is the sum of its rows' losses, so its gradient is the sum of theirs and the norm of that sum is what is clipped.
+The loss of a unit is the sum of its rows' losses, so its gradient is the sum of their gradients, and the norm of that sum is clipped.
 
 B: rows, R: rows of one unit (padding among them), U = B / R: units, in the order of their rows.
 """
@@ -17,13 +17,13 @@ from dpx.declaration import require
 
 
 def check_rows(rows: Any) -> None:
-    """Raises `ConfigError` unless it is a number of rows that a unit can have."""
+    """Raises `ConfigError` unless the value is a number of rows that a unit can have."""
     is_count = isinstance(rows, int) and not isinstance(rows, bool) and rows > 0
     require(is_count, f"rows_per_unit={rows!r}", "is no whole number above zero", "Give the number of rows of a unit")
 
 
 def flags(is_padding: Any, examples: int, name: str) -> Bool[Array, " B"]:
-    """A mask of padding rows, none where it is None. Raises `ConfigError` for what is not one truth value for each row."""
+    """A mask of padding rows; None means that no row is padding. Raises `ConfigError` unless it has one boolean for each row."""
     if is_padding is None:
         return jnp.zeros((examples,), bool)
     is_bool = hasattr(is_padding, "dtype") and is_padding.dtype == bool
@@ -54,9 +54,9 @@ class Units:
         return self.is_padding_B.reshape(-1, self.rows).all(1)
 
     def filled(self, batch: Any) -> Any:
-        """`batch` with a copy of a real row of the same unit in place of each padding row (of any unit, where its own has none).
+        """`batch` with a copy of a real row of the same unit in place of each padding row (of any unit, if its own has no real row).
 
-        The copy's loss has weight zero. What it computes is finite wherever the copied row's is, so that zero times it is zero.
+        The copy's loss has weight zero. Its results are finite wherever those of the copied row are, so that zero times them is zero.
         """
         if self.rows == 1:
             return batch

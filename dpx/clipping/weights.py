@@ -1,6 +1,6 @@
-"""Clip weights: what each example's gradient is multiplied by so that its norm is at most the clipping norm.
+"""Clip weights: the factor of each example's gradient that makes its norm at most the clipping norm.
 
-B: examples, K: groups of parameters clipped apart.
+B: examples, K: groups of parameters clipped separately.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ def flat(limit: Any) -> Weights:
 
 
 def applied(weights: Weights, norms: Array) -> Array:
-    """`weights(norms)`. Raises `ConfigError` unless that is one floating number for each norm."""
+    """`weights(norms)`. Raises `ConfigError` unless the result is one floating-point number for each norm."""
     found = jnp.asarray(weights(norms))
     is_right = found.shape == norms.shape and jnp.issubdtype(found.dtype, jnp.floating)
     reason = f"gives an array {found.shape} of type {found.dtype} for norms {norms.shape}"

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in the one form this program answers with: value, reason, fix."""
+"""Converts errors of Hydra and OmegaConf to the error format of this program: value, reason, fix."""
 
 import errno
 import re
@@ -17,16 +17,16 @@ from dpx.declaration import ConfigError
 from dpx.extras import missing
 from dpx.packages import conf_directory
 
-# What a folder or a file of the user's answers; any other error of the operating system is a defect here.
+# Errors from a folder or a file of the user; any other error of the operating system is a defect of dpx.
 _OF_A_PLACE = {
     getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENOENT", "EEXIST", "ENAMETOOLONG", "ELOOP")
 }
-# What a disk answers that is full, or fails.
+# Errors from a disk that is full or fails.
 _OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "ESTALE")}
 
 
 def as_refused(error: BaseException) -> ConfigError | None:
-    """What the user can correct in `error`, or in what caused it; None for a defect of the program."""
+    """The user's mistake that `error` or its cause reports, as a `ConfigError`; `None` for a defect of the program."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -75,7 +75,7 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
     group, _, option = wanted.rpartition("/")
     options = list(error.options or [])
     if group == "hydra/sweeper" and option == "optuna":
-        # Installed, it brings these options.
+        # These options come with the extra.
         return missing("hydra/sweeper=search", "tune")
     for package in packages.listed():
         if package.set_aside and wanted in package.options:
@@ -93,7 +93,7 @@ def _closest_first(option: str, options: list[str]) -> list[str]:
 
 
 def _impossible_override(error: ConfigCompositionException) -> ConfigError:
-    """An override of a key or a group that is not there."""
+    """The error for an override of a key or a group that does not exist."""
     message = str(error)
     matched = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
     key = matched.group(1).partition("@")[0] if matched else "command line"
@@ -106,7 +106,7 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
 
 
 def _siblings(key: str) -> list[str]:
-    """Keys of the default config that stand where `key` was put."""
+    """Keys of the default config at the level of `key`."""
     if not GlobalHydra.instance().is_initialized():
         search_path.register()
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):

@@ -1,4 +1,4 @@
-"""Which run a config is: plain values, the part of them that names the run, and the name of its folder."""
+"""The identity of a run: the plain values of its config, the part of them that names the run, and the name of its folder."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError
 from dpx.interop import shape
 
-# These never change which run it is (design: how a config becomes a run).
+# These keys never change the identity of a run (design: how a config becomes a run).
 _NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "length_buckets", "point", "list", "plan", "report")
 _NOT_IN_THE_NAME += ("tune", "name", "run")
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """Plain containers without Hydra's own node, a checkpoint's model written out; raises `ConfigError` for an interpolation that leads
-    nowhere, and for a checkpoint whose shape cannot be read."""
+    """`cfg` as plain containers, without Hydra's own node and with the model of a checkpoint written out; raises `ConfigError` for an
+    interpolation that cannot be resolved, and for a checkpoint whose shape cannot be read."""
     try:
         plain = {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
@@ -35,7 +35,7 @@ def _plain(value: Any) -> Any:
 
 
 def run_name(root: DictConfig) -> str:
-    """`<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
+    """The folder name `<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
     job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
     plain = resolved(root)
     if plain.get("run") or job in ("list", "report"):
@@ -45,8 +45,8 @@ def run_name(root: DictConfig) -> str:
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that says which run it is; how and where it is computed is left out."""
-    # Some jobs have a place for an analysis, which others have not.
+    """The part of a resolved config that identifies the run; how and where it is computed is left out."""
+    # Some jobs have a key `analysis` that is empty, others do not have the key.
     return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
 
 

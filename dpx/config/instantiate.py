@@ -18,12 +18,12 @@ from dpx.declaration import ConfigError, is_declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
 
-# What a command does with the experiment, in the folder of its run.
+# The function that a command runs with the experiment, in the folder of its run.
 Job = Callable[[Experiment, RunFolder], Any]
 
-# Where the options of some jobs keep their values, beside `job` itself.
+# The nodes, in addition to `job`, that hold the values of some jobs' options.
 NODES_OF_JOBS = ("list", "plan", "report", "benchmark", "design")
-# Read by jobs and recipes, not by the experiment: `point` holds values that a sweep moves together.
+# Read by jobs and recipes, not by the experiment: `point` holds values that a sweep changes together.
 _BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", *NODES_OF_JOBS, "hydra")
 
 
@@ -50,7 +50,7 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
 
 
 def _require_read(plain: dict[str, Any], job: Any) -> None:
-    """Raises `ConfigError` for a key beside `job` in the node that it takes its values from, such as `plan.compile`, and does not read."""
+    """Raises `ConfigError` for a key in a job's own node, such as `plan.compile`, that the job does not read."""
     name = type(job).__module__.rpartition(".")[2]
     node: Any = plain.get(name) if name in NODES_OF_JOBS else None
     for key in node if isinstance(node, dict) else ():
@@ -59,7 +59,7 @@ def _require_read(plain: dict[str, Any], job: Any) -> None:
 
 
 def _missing(node: Any, path: str) -> list[str]:
-    """Dotted keys of `???` below `node`, Hydra's own left out."""
+    """Dotted keys with the value `???` below `node`, without Hydra's own."""
     if node == "???":
         return [path]
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
@@ -79,8 +79,8 @@ def make(node: Any, path: str) -> Any:
 
 
 def _declared(value: str, target: Any) -> Any:
-    """The declaration that `target` names, `value` being the assignment as the user sees it. Only modules of dpx and of listed packages are
-    imported; raises `ConfigError` for anything else before it is."""
+    """The declaration that `target` names; `value` is the assignment as the user sees it. Imports only modules of dpx and of listed
+    packages; raises `ConfigError` for any other before an import."""
     module, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module:
         raise ConfigError(value, "is no name of a declaration", "Write <package>.<module>.<class>")
@@ -88,7 +88,7 @@ def _declared(value: str, target: Any) -> Any:
     packages.require_listed(value, package)
     try:
         declared = getattr(importlib.import_module(module), name)
-    # A package may leave the interpreter while it is imported; dpx answers with its one line all the same.
+    # A package may call `sys.exit` while it is imported; dpx still reports it with one line.
     except (Exception, SystemExit) as error:
         words = f"cannot be loaded ({_first_line(error)})"
         if package == packages.OWN:
@@ -111,7 +111,7 @@ def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
     try:
         return declared(**checked_arguments(declared, made, path))
     except Exception as error:
-        # What breaks in dpx is a defect of dpx, with its traceback; what breaks in a package is the package's.
+        # An error in dpx is a defect of dpx, shown with its traceback; an error in a package is a defect of the package.
         if package is None or isinstance(error, ConfigError):
             raise
         name = f"{declared.__module__}.{declared.__qualname__}"
@@ -119,5 +119,5 @@ def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
 
 
 def declare(path: Path, key: str) -> Any:
-    """What one option's file declares by itself, without the rest of a config; `key` is what a refusal calls it."""
+    """The declaration in the file of one option, without the rest of a config; `key` is its name in error messages."""
     return make(OmegaConf.to_container(OmegaConf.load(path), resolve=True), key)

@@ -1,4 +1,4 @@
-"""One node of a config held against the declaration it names: keys, required values and types, said in the user's words."""
+"""Checks one node of a config against the declaration that it names: keys, required values and types, with errors in the user's terms."""
 
 import collections.abc
 import dataclasses
@@ -19,13 +19,13 @@ _INFINITY = re.compile(r"[+-]?\.?inf", re.IGNORECASE)
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """`, such as x` where a known name is close to `key`; else nothing."""
+    """`, such as x` if a known name is close to `key`; else the empty string."""
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
     return f", such as {close[0]}" if close else ""
 
 
 def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
-    """The refusal of a key nobody reads, with the nearest one that is read."""
+    """The error for an unknown key, with the nearest known key."""
     parent, _, key = path.rpartition(".")
     known = sorted(known)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
@@ -35,8 +35,8 @@ def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
 
 
 def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:
-    """`arguments` once every key exists, every required one is there and every value has its type; where a float is expected, `1` becomes
-    1.0, and the texts `inf` and `.inf` become infinity."""
+    """`arguments`, after checking that every key exists, every required key is present and every value has its type; where a float is
+    expected, `1` becomes 1.0, and the texts `inf` and `.inf` become infinity."""
     fields = {field.name: field for field in dataclasses.fields(declared) if field.init}
     hints = typing.get_type_hints(declared)
     checked = {}
@@ -57,7 +57,8 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
 
 
 def _with_infinities(value: Any, hint: Any) -> Any:
-    """`value` with every infinity that was read as text as a number: YAML reads only `.inf` as a number, the command line only `inf`."""
+    """`value` with every infinity that was read as text converted to a number: YAML reads only `.inf` as a number, the command line only
+    `inf`."""
     if isinstance(value, list):
         of_items = _of_items(hint)
         return [_with_infinities(item, of_items) for item in value]
@@ -72,16 +73,16 @@ def _of_items(hint: Any) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    # To Python True is the integer 1; in a config it is a slip.
+    # In Python True is the integer 1; in a config it is a mistake.
     if isinstance(value, bool) and bool not in _parts(hint):
         return any(isinstance(part, bool) for part in _parts(hint))
-    # To Python text is a sequence of texts; in a config it is one forgotten bracket.
+    # In Python a text is a sequence of texts; in a config it is a list with missing brackets.
     is_forgotten_bracket = isinstance(value, str) and "Sequence" in str(hint) and not {str, value} & set(_parts(hint))
     return is_bearable(value, hint, conf=_TOWER) and not is_forgotten_bracket and _items_fit(value, hint)
 
 
 def _items_fit(value: Any, hint: Any) -> bool:
-    """Whether every item of a list is what it may hold: of long ones beartype looks at one, another each time."""
+    """Whether every item of a list has the right type; beartype itself checks only one item of a long list, another one each time."""
     of_items = [typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) is collections.abc.Sequence]
     if not isinstance(value, list | tuple) or not of_items:
         return True

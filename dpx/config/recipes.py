@@ -1,4 +1,4 @@
-"""The named experiments: which there are, and every point that a recipe's own sweep would run."""
+"""The named experiments (recipes), and every point that the sweep of a recipe would run."""
 
 import contextlib
 import fnmatch
@@ -24,7 +24,7 @@ _PLAIN_SWEEPER = "hydra/sweeper=basic"
 
 
 def names(match: str = "*") -> list[str]:
-    """Recipes by name, `laptop/` ones with their folder, in alphabetical order; those of installed packages too."""
+    """Names of recipes, those in `laptop/` with their folder, in alphabetical order, including recipes of installed packages."""
     return [name for name in names_in("experiment") if fnmatch.fnmatchcase(name, match)]
 
 
@@ -59,7 +59,7 @@ def points(name: str) -> list[list[str]]:
 
 
 def points_of(cfg: DictConfig) -> list[list[str]]:
-    """As `points`, of a recipe that is composed, Hydra's own config with it."""
+    """As `points`, for a recipe that is already composed together with Hydra's own config."""
     if str(cfg.hydra.mode) != "RunMode.MULTIRUN" and getattr(cfg.hydra.mode, "name", cfg.hydra.mode) != "MULTIRUN":
         return [[]]
     parser = OverridesParser.create()
@@ -82,7 +82,7 @@ def planned(name: str, point: list[str]) -> DictConfig:
 
 
 def planned_if_there(name: str, point: list[str]) -> DictConfig | None:
-    """As `planned`; `None` where no place that this process was given has the recipe, or an option of the point."""
+    """As `planned`; `None` if no config folder of this process has the recipe, or an option of the point."""
     try:
         return planned(name, point)
     except MissingConfigException:

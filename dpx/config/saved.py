@@ -1,6 +1,6 @@
-"""The config of a run that was made, found by its folder or by the name of its experiment.
+"""The config of an existing run, found by its folder or by the name of its experiment.
 
-A run's folder may come from somebody else, so its config is data: plain YAML, in which nothing is looked up or evaluated.
+A run's folder may come from somebody else, so its config is read as data: plain YAML, in which nothing is resolved or evaluated.
 """
 
 from pathlib import Path
@@ -19,17 +19,17 @@ _DEEPEST = 32
 
 
 def load(run: str) -> tuple[DictConfig, Path]:
-    """The resolved config of a finished or running run, and its folder, whose parts agree.
+    """The resolved config of a finished or running run, and its folder, after checking that the folder's parts agree.
 
-    `run` is a run folder, or the name of an experiment that has exactly one run under `outputs/`. Raises `ConfigError` where there is no
-    such run, or several, where its config is none, or where the parts of its folder do not agree.
+    `run` is a run folder, or the name of an experiment that has exactly one run under `outputs/`. Raises `ConfigError` if no run or several
+    runs match, if its config is not valid, or if the parts of its folder do not agree.
     """
     folder = Path(run)
     if not (folder / "release" / CONFIG).is_file():
         try:
             folders = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/{CONFIG}"))
         except (NotImplementedError, ValueError):
-            # An absolute path, or stars that are no pattern.
+            # An absolute path, or stars that are not a valid pattern.
             folders = []
         if len(folders) != 1:
             everything = [path.parent.parent.name for path in Path("outputs").glob(f"*/release/{CONFIG}")]
@@ -42,13 +42,13 @@ def load(run: str) -> tuple[DictConfig, Path]:
 
 
 def place_of(folder: Path) -> Path:
-    """Where the config of the run in `folder` is read: its whole config, or the released one where that is all there is."""
+    """The path of the config of the run in `folder`: its whole config, or the released one if the whole one is missing."""
     whole = folder / "private" / CONFIG
     return whole if whole.is_file() else folder / "release" / CONFIG
 
 
 def read(path: Path) -> DictConfig:
-    """The config in `path`, which holds no interpolation. Raises `ConfigError` for anything but plain YAML of moderate size."""
+    """The config in `path`, which contains no interpolation. Raises `ConfigError` for anything except plain YAML of moderate size."""
     fix = "Restore the file"
     try:
         require(path.stat().st_size <= _MOST_BYTES, path, f"holds more than {_MOST_BYTES} bytes, so it is no config of a run", fix)
@@ -67,7 +67,7 @@ def read(path: Path) -> DictConfig:
 
 
 def _require_plain(path: Path, text: str) -> None:
-    """Raises `ConfigError` for YAML that asks its reader to look something up, to make something, or to repeat a part."""
+    """Raises `ConfigError` for YAML with an interpolation, a tag, or an anchor that repeats a part."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -77,7 +77,7 @@ def _require_plain(path: Path, text: str) -> None:
 
 
 def _not_plain(event: Any) -> str | None:
-    """Why one event of a config's YAML is no plain value, in words."""
+    """The reason, as text, why one event of a config's YAML is not a plain value; `None` if it is."""
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
         return "repeats a part of the file by an anchor"
     if getattr(event, "tag", None) is not None:

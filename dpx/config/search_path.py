@@ -1,4 +1,4 @@
-"""Where Hydra looks for the options of installed packages (`dpx.packages`) when it composes a config of dpx."""
+"""Adds the options of installed packages (`dpx.packages`) to Hydra's search path when it composes a config of dpx."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dpx.packages import conf_directory, usable
 
 
 class _Options(SearchPathPlugin):
-    """Adds the packages' folders behind dpx's own, and to no other search path: other Hydra programs of this process see none of them."""
+    """Adds the packages' folders after dpx's own, and to no other search path: other Hydra programs in this process do not see them."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         parts: list[Any] = list(search_path.get_path())
@@ -20,5 +20,5 @@ class _Options(SearchPathPlugin):
 
 
 def register() -> None:
-    """Before Hydra composes for dpx; safe to call twice."""
+    """Registers the plugin; call it before Hydra composes for dpx; safe to call twice."""
     Plugins.instance().register(_Options)

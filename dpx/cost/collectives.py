@@ -34,7 +34,7 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Every collective instruction of `compiled.as_text()`; one inside a loop's body stands once, marked."""
+    """Every collective instruction of `compiled.as_text()`; an instruction inside a loop's body is listed once and marked."""
     bodies = computations(text)
     looped = _reached_by_loops(text, bodies)
     return [

@@ -41,7 +41,7 @@ def compiled_matmul_flops(text: str) -> int:
 
 
 def _own(body: str) -> int:
-    """The products that stand in one computation."""
+    """The matrix products in one computation."""
     shapes = {name: numbers(dims) for name, dims in _RESULT.findall(body)}
     return sum(
         2 * math.prod(numbers(result)) * math.prod(shapes[left][axis] for axis in numbers(contracted))

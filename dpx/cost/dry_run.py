@@ -1,7 +1,7 @@
 """The real step of a config, compiled for its mesh on simulated devices and never run: bytes, collectives and FLOPs.
 
-Shapes stand in for every array, so nothing of the model is allocated. What is reported is the program XLA makes for CPU devices:
-its collectives and products are those of the mesh; its buffers are like an accelerator's, but for bfloat16, which CPU code widens.
+Shapes replace every array, so nothing of the model is allocated. The report describes the program that XLA compiles for CPU devices:
+its collectives and products are those of the mesh; its buffers are like an accelerator's, except for bfloat16, which CPU code widens.
 """
 
 import math
@@ -25,10 +25,10 @@ SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> dict[str, Any]:
-    """What one logical batch costs on each device of the declared mesh, from the compiled programs of the step.
+    """The cost of one logical batch on each device of the declared mesh, from the compiled programs of the step.
 
-    `peak_bytes_per_device` is the largest sum of what lives while a program runs: its arguments, results and temporaries, and the
-    state at rest or the gathered parameters that wait beside it. FLOPs are those of one microbatch.
+    `peak_bytes_per_device` is the largest number of bytes that are live while a program runs: its arguments, results and temporaries, and
+    the stored state or the gathered parameters that it does not use. FLOPs are those of one microbatch.
     """
     require(
         experiment.mechanism.is_independent_gaussian or not experiment.is_private,
@@ -45,7 +45,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     drawn = experiment.mechanism.draw(RootSecret.from_seed(0), 0, state.params, 1.0, experiment.clip.clipping_norm, None)
     lowered = _lowered(step, state, rows, experiment.privacy.rows_per_example, drawn)
     compiled = {name: program.compile() for name, program in lowered.items()}
-    # Parameters that are gathered as they rest are the same arrays, and no copy of them waits while noise is added.
+    # Parameters that are gathered in the layout in which they are stored are the same arrays: no copy is live while noise is added.
     gathered = jax.tree.leaves(jax.eval_shape(step.gather, state.params))
     moved = [new for old, new in zip(jax.tree.leaves(state.params), gathered, strict=True) if not _is_same(old, new)]
     waiting = {"gather": state.moments, "accumulate": state, "reduce": (state, moved), "finish": moved}

@@ -1,10 +1,10 @@
 """Bytes a training step holds on one device, by arithmetic on shapes. No jax.
 
-With P parameters that train and R that rest, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, A heads,
-l layers that are differentiated (where none is: the one at work), M masked positions and V words, of which `shards` devices share what is
-at rest:
+With P trained and R frozen parameters, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, A heads,
+l differentiated layers (1, the current layer, if no layer is differentiated), M masked positions and V words; `shards` devices share the
+stored state:
 
-    at rest       (4 + 8) P / shards           float32 parameters and Adam's two moments
+    stored        (4 + 8) P / shards           float32 parameters and Adam's two moments
     gathered      s P where shards > 1 or s = 2, and s R: the whole parameters during accumulation, s bytes each in the compute type
     accumulator   4 P                          float32 sum on every device
     mechanism     what it holds beyond one noisy sum, over shards
@@ -12,8 +12,8 @@ at rest:
     update        12 P / shards                reduced sum, noise and direction; not at the same time as a microbatch
 
     a = l (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each,
-        - l T (2 H + F) [kernels rest]                           inputs that only their gradients read
-        + l T (2 H + F) [kernels train, book_keeping]            cotangents that find no dead activation to be written over
+        - l T (2 H + F) [kernels frozen]                         inputs that only their gradients read
+        + l T (2 H + F) [kernels trained, book_keeping]          cotangents that cannot overwrite a dead activation
 
 The peak is their sum with the larger of the last two. The compiler's own scratch is not in it; measured peaks lie above.
 """
@@ -30,8 +30,8 @@ Method = Literal["plain", "vmap", "ghost", "book_keeping", "traced"]
 
 
 class Trains(NamedTuple):
-    """What of a model trains, in numbers: parameters that do, parameters that rest, the layers from the top that are differentiated
-    (`None`: all), and whether a dense map's matrix in them trains."""
+    """How much of a model is trained: the numbers of trained and of frozen parameters, of the differentiated layers from the top
+    (`None`: all), and whether a dense map's matrix in these layers is trained."""
 
     parameters: int
     resting: int = 0

@@ -1,6 +1,6 @@
-"""Matrix-product FLOPs of training where a part of the parameters rests (is frozen), traced on shapes: they depend on which part.
+"""Matrix-product FLOPs of training with some parameters frozen, traced on shapes: they depend on which parameters are frozen.
 
-What rests has no gradient, and nothing below the lowest trained parameter is differentiated. Nothing is allocated or run.
+A frozen parameter has no gradient, and nothing below the lowest trained parameter is differentiated. Nothing is allocated or run.
 """
 
 from typing import NamedTuple

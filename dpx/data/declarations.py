@@ -30,7 +30,7 @@ class Vocabulary:
 
 
 class _RunningText:
-    """What every source of running text gives."""
+    """Base class of every source of running text."""
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
         """Marked texts and, of pairs, whether the second truly follows the first."""
@@ -148,7 +148,7 @@ class Data:
 
     Documents fall into public / held-out / protected splits by a hash of the unit id with `split_salt`.
     `declared_size` is the public N (of rows, or of units under `privacy.unit_mode=sample_units`): required under `add_remove`,
-    used for plans before the data is prepared. A table's test set is a split of its own, or is what is held out (`Table.select`).
+    used for plans before the data is prepared. A table's test set is a separate split, or is the held-out split (`Table.select`).
     """
 
     name: str
@@ -198,7 +198,7 @@ class Data:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The labels by number, none of running text; those of a table that declares none are read from its rows."""
+        """The labels by number; empty for running text. If a table declares no labels, they are read from its rows."""
         return self.source.classes if isinstance(self.source, Table) else getattr(self.source, "labels", ())
 
     @property
@@ -215,7 +215,7 @@ class Data:
 
     @property
     def test_split(self) -> Split | None:
-        """Where rows of a test set belong; `None` where there is no test set."""
+        """The split that holds the rows of a test set; `None` without a test set."""
         if not isinstance(self.source, Table) or self.source.test_paths is None:
             return None
         return "heldout" if self.source.select == "test" else "test"
@@ -227,13 +227,13 @@ class Data:
 
     @property
     def columns(self) -> Schema | None:
-        """What the source gives, as columns of a row; `None` of random rows, which take the form that a task reads."""
+        """The columns of a row from this source; `None` for random rows, which have the columns that the task reads."""
         if isinstance(self.source, RandomRows):
             return None
         return self.source.columns(self.sequence_length, self.vocabulary.size, self.pairs != "none")
 
     def require_fits(self, privacy: Privacy) -> None:
-        """Raises `ConfigError` where the unit of privacy cannot be told from this data, or would not own its rows."""
+        """Raises `ConfigError` if this data does not name the unit of privacy, or if a row would belong to more than one unit."""
         require(
             self.pairs != "cross_document" or privacy.unit == "row",
             f"data.pairs=cross_document with privacy.unit={privacy.unit}",

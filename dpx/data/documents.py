@@ -1,4 +1,4 @@
-"""What a source gives: documents or labelled examples one after another, and a fingerprint of its content."""
+"""Records of a source: documents or labelled examples one after another, and a fingerprint of its content."""
 
 import hashlib
 import json
@@ -25,9 +25,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What becomes one row: a text, or a pair of texts that are read together, or several such where one is to be chosen.
+    """One row's content: a text, a pair of texts that are read together, or, for multiple choice, several of these.
 
-    `label` is the place in the declared list of labels, or of the right one among `texts`. Units are named as those of documents.
+    `label` is the position in the declared list of labels, or of the right text among `texts`. Units are named as for documents.
     An example of a test set (`is_test`) stays in it, whatever its unit, and all of them count, equal ones too.
     """
 

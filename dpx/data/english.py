@@ -85,7 +85,7 @@ def _paragraph_lines(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _text_lines(lines: list[str]) -> Iterator[str]:
-    """Lines that may be prose; dropped ones become blank, and one that starts a paragraph of its own is led by NUL."""
+    """Lines that may be prose; a dropped line becomes blank, and a line that starts a new paragraph begins with NUL."""
     block_indent: int | None = None
     in_doctest = in_fence = False
     for position, line in enumerate(lines):

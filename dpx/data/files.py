@@ -13,7 +13,7 @@ from typing import Any
 
 from dpx.declaration import ConfigError, require
 
-# A record of more is a damaged file, or a corpus in one line: it would be held in memory several times.
+# A longer record is a damaged file, or a corpus in one line: it would be held in memory several times.
 LONGEST_LINE = 4 * 2**20
 
 
@@ -76,7 +76,7 @@ def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -
 
 
 def parsed(place: str, line: str) -> Any:
-    """The JSON of a line that stands at `place`; raises `ConfigError` for one that is no JSON, or that Python does not read."""
+    """The JSON value of a line; `place` names the line. Raises `ConfigError` for a line that is not JSON, or that Python cannot read."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:

@@ -17,7 +17,7 @@ _OF_ONE, _OF_SEVERAL = "dataset_info.json", "dataset_dict.json"
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` of the library wrote it."""
+    """Whether the folder was written by `save_to_disk` of the library."""
     return (folder / _OF_ONE).is_file() or (folder / _OF_SEVERAL).is_file()
 
 
@@ -49,7 +49,7 @@ def content_of(folder: Path) -> bytes:
 
 @dataclass(frozen=True)
 class HubRows:
-    """One split of the data set `name`, a folder or a name on the hub; `config` is the hub's word for one of several in a data set."""
+    """One split of the data set `name`, a folder or a name on the hub; `config` names one of several configurations of a data set."""
 
     name: str
     split: str
@@ -58,7 +58,7 @@ class HubRows:
 
     @staticmethod
     def of_path(path: str, split: str, config: str | None) -> "HubRows | None":
-        """What a path names, if it is a data set and no file."""
+        """The rows that a path names, if it is a data set and not a file."""
         if path.startswith(HUB):
             name, _, revision = path.removeprefix(HUB).partition("@")
             require(bool(name), path, "names no data set", f"Write {HUB}<name>")
@@ -68,7 +68,7 @@ class HubRows:
 
     @property
     def identity(self) -> str:
-        """The same for the same rows."""
+        """An identity that is equal for equal rows."""
         name = str(Path(self.name).resolve()) if is_saved(Path(self.name)) else HUB + self.name
         return json.dumps([name, self.split, self.config, self.revision])
 
@@ -80,7 +80,7 @@ class HubRows:
         return hashlib.sha256(self.identity.encode()).digest()
 
     def records(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Each row, and where it stands."""
+        """Each row with its place, for error messages."""
         shown = f"{self.name}[{self.split}]" if self.split else self.name
         loaded = load(self.name, asked=shown, split=self.split or "train", config=self.config, revision=self.revision)
         number = 0

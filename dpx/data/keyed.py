@@ -28,7 +28,7 @@ class KeyedHash:
         return (self.number(purpose, *parts) >> 75) / (1 << 53)
 
     def draws(self, purpose: str, *parts: str | int) -> random.Random:
-        """A generator of its own; use `.random()` alone, whose stream Python promises to keep between versions."""
+        """A separate random generator for these parts; use `.random()` alone, whose stream Python promises to keep between versions."""
         return random.Random(self.number(purpose, *parts))
 
     def split(self, unit_id: str, *, public_fraction: float, heldout_fraction: float) -> Split:

@@ -81,7 +81,7 @@ class Table:
 
     @cached_property
     def classes(self) -> Sequence[str]:
-        """The labels in the order of the classes, read from the training files where none are declared."""
+        """The labels in the order of the classes; read from the training files if they are not declared."""
         if self.labels is not None:
             return tuple(map(str, self.labels))
         labels = labels_in(self.training_sets(), self.label_field)
@@ -91,11 +91,11 @@ class Table:
         return labels
 
     def training_sets(self) -> list[RowSet]:
-        """What the training rows are read from. Raises `ConfigError` for a path that names nothing."""
+        """The files and data sets of the training rows. Raises `ConfigError` for a path that does not exist."""
         return row_sets(self.paths, "data.source.paths", self.split, self.subset)
 
     def test_sets(self) -> list[RowSet]:
-        """What the test set is read from, nothing without one."""
+        """The files and data sets of the test set; empty without one."""
         return [] if self.test_paths is None else row_sets(self.test_paths, "data.source.test_paths", self.test_split, self.subset)
 
     @property
@@ -106,7 +106,7 @@ class Table:
 
     @property
     def texts(self) -> TextColumns:
-        """Where the texts of a row stand."""
+        """The columns that hold the texts of a row."""
         return TextColumns(self.text_field, self.pair_field, self.choices_field, self.choices)
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
@@ -115,7 +115,7 @@ class Table:
 
 
 def require_labels(labels: Sequence[str]) -> None:
-    """Raises `ConfigError` for a list of labels that tells nothing apart."""
+    """Raises `ConfigError` for fewer than two labels, or for a label that is declared twice."""
     value = f"data.source.labels=[{', '.join(labels)}]"
     require(len(labels) >= 2, value, "nothing to tell apart", "Declare 2 labels or more")
     require(len(set(labels)) == len(labels), value, "a label stands twice", "Declare each label once")

@@ -16,7 +16,7 @@ FOLDER = "manifests"
 
 
 def keep(private: Path, store: Store) -> None:
-    """Writes down which store a run draws from; on disk when this returns."""
+    """Records which store a run draws from; the record is on disk when this returns."""
     path = _path(private, store.manifest.checksum)
     if not path.exists():
         held = {"store": str(store.folder.absolute()), "manifest": asdict(store.manifest)}
@@ -24,14 +24,14 @@ def keep(private: Path, store: Store) -> None:
 
 
 def inherit(private: Path, other: Path) -> None:
-    """Takes over what another run's private tree holds of its data."""
+    """Copies the manifests from the private folder of another run."""
     for path in sorted((other / FOLDER).glob("*.json")):
         if not (private / FOLDER / path.name).exists():
             write_durably(private / FOLDER / path.name, path.read_bytes())
 
 
 def manifest(private: Path, checksum: str) -> Manifest | None:
-    """The manifest of that checksum; `None` where it is not there, or is not the one that the checksum was of."""
+    """The manifest with that checksum; `None` if it is missing or does not match its checksum."""
     try:
         held = Manifest(**json.loads(_path(private, checksum).read_text())["manifest"])
         return held if held.checksum == held.with_checksum().checksum == checksum else None
@@ -40,7 +40,7 @@ def manifest(private: Path, checksum: str) -> Manifest | None:
 
 
 def store(private: Path, checksum: str) -> Store | None:
-    """The prepared data of that checksum, where it still lies as it was; else `None`."""
+    """The prepared data with that checksum, if it is still in place and unchanged; else `None`."""
     if manifest(private, checksum) is None:
         return None
     try:

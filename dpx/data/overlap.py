@@ -1,4 +1,4 @@
-"""How much of one corpus's protected text is in another corpus: evidence against a user's word that they share nothing.
+"""How much of one corpus's protected text is in another corpus: evidence against a user's assertion that they share nothing.
 
 Equal text shows that two corpora share something; its absence shows nothing, since text may be cut, spelt or labelled otherwise. So
 nothing found here makes a claim stronger. A row counts as found where one of its texts, whatever its length, is a text of the other

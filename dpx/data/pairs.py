@@ -126,5 +126,5 @@ def _target(room: int, short_sequence_rate: float, draws: random.Random) -> int:
 
 
 def _below(count: int, draws: random.Random) -> int:
-    """A whole number in [0, count), 0 where there is none."""
+    """A whole number in [0, count); 0 if `count` is 0."""
     return int(draws.random() * count)

@@ -38,7 +38,7 @@ from dpx.privacy.declarations import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
-# Raised whenever the same text under the same settings comes to other rows or another manifest: it is then prepared anew.
+# Raised whenever the same text under the same settings gives other rows or another manifest: the text is then prepared again.
 FORMAT = 2
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
@@ -52,8 +52,8 @@ def say_stage(name: str, documents: int) -> None:
 def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> Store:
     """The store of a declared corpus: opened where it exists in `data.directory`, else prepared there.
 
-    Raises `ConfigError` for input that cannot be used, and for an existing store that is not whole. Names of units that are nearly equal
-    are said on standard error and listed beside the rows; nothing else follows from them. Two processes may prepare the
+    Raises `ConfigError` for input that cannot be used, and for an existing store that is incomplete. Names of units that are nearly equal
+    are reported on standard error and listed beside the rows; they change nothing else. Two processes may prepare the
     same store at once: the first to finish gives it its name and the other uses that one. Text is streamed; memory grows
     by about 100 bytes a document (its hash, or its unit's name).
     """
@@ -64,7 +64,7 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     folder = Path(data.directory) / f"{data.name}-{key[:12]}"
     if folder.exists():
         return open_store(folder, key)
-    # In containers a process that was killed and the next one may have one number.
+    # In containers a killed process and the next one may have the same process id.
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
     make_private(unfinished)
     try:
@@ -88,7 +88,7 @@ class _Preparation:
         self._data, self._privacy, self._source, self._folder = data, privacy, source, folder
         self._progress = progress or (lambda name, done: None)
         self._keyed = KeyedHash(data.split_salt)
-        self._read = 0  # documents, in the pass that goes on
+        self._read = 0  # documents, in the current pass
         self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
@@ -181,7 +181,7 @@ class _Preparation:
 
     def _write_rows(self, tokenizer: TextTokenizer, writers: dict[Split, SplitWriter]) -> Iterable[tuple[Split, str]]:
         """Writes every row; returns the units that the source names, by split."""
-        numbers: dict[tuple[Split, str], int] = {}  # stays empty where every document is a unit of its own
+        numbers: dict[tuple[Split, str], int] = {}  # stays empty if every document is a separate unit
         cutter = RowCutter(self._data, self._keyed, tokenizer)
         for split, document, rows in cutter.cut(self._documents("rows")):
             named = (split, document.unit_id)
@@ -233,7 +233,7 @@ def _place_of(vocabulary: str) -> Path:
 def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     """Everything that rows depend on; files count by their content, wherever they lie."""
     declared = {name: value for name, value in asdict(data).items() if name not in {"name", "directory", "declared_size"}}
-    # What a table's rows are said to be changes none of them; whether there is a test set is in the fingerprint of its files.
+    # How a table describes its rows does not change them; whether there is a test set is in the fingerprint of its files.
     for name in ("paths", "test_paths", "split", "test_split", "subset", "unit_note", "known_as"):
         declared["source"].pop(name, None)
     declared["vocabulary"].pop("path")

@@ -27,7 +27,7 @@ class FileRows:
 
     @property
     def identity(self) -> str:
-        """The same for the same rows."""
+        """An identity that is equal for equal rows."""
         return str(self.file.resolve())
 
     def digest(self) -> bytes:
@@ -79,7 +79,7 @@ def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
 
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
-    """A record's text. Raises `ConfigError` where it is missing, no text, empty or longer than `LONGEST_LINE` characters."""
+    """A record's text. Raises `ConfigError` if it is missing, not text, empty or longer than `LONGEST_LINE` characters."""
     value: Any = value_of(where, record, field)
     is_text = value is None or isinstance(value, str)
     require(is_text, where, f"has {str(value)[:40]} under {field!r}, which is no text", "Write it in quotation marks, or remove the row")
@@ -116,7 +116,7 @@ def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None
 
 
 def records(file: Path) -> Iterator[Record]:
-    """The records of a file in order. Raises `ConfigError` where there is none, or one cannot be read."""
+    """The records of a file in order. Raises `ConfigError` for a file without records, or if one cannot be read."""
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
     is_empty = True
     for record in {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):

@@ -88,7 +88,7 @@ class RowCutter:
 
 
 def marked_examples(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
-    """Texts of examples (the second empty where there is none), cut to fit and marked."""
+    """Texts of examples (the second is empty without a pair), cut to fit and marked."""
     return _marked(tokenizer, [_fitted(*text, sequence_length, tokenizer.separators) for text in texts], sequence_length)
 
 

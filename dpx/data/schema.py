@@ -1,7 +1,7 @@
-"""Which arrays a row is made of: what a task reads, what a source gives, what a store holds.
+"""The arrays of a row: what a task reads, a source provides and a store holds.
 
 A column's name has one meaning everywhere. `tokens`: [CLS] A [SEP], or [CLS] A [SEP] B [SEP], then padding. `length`: tokens before
-the padding. `segment_start`: the position of B's first token, = length where there is no B. `is_next`: 1 where B truly follows A.
+the padding. `segment_start`: the position of B's first token, = length without B. `is_next`: 1 where B truly follows A.
 `label`: the class, by its place in the declared list, or the place of the right one among several texts.
 
 Shape legend: n rows, C texts of one row (an axis that is there only where one of several is to be chosen), T positions of a text.
@@ -32,7 +32,7 @@ class Column:
 
     @property
     def read_as(self) -> np.dtype:
-        """As handed out: int32, or float32 for what is no integer."""
+        """The type that a reader gets: int32, or float32 for values that are not integers."""
         return np.dtype(np.float32 if self.type == "float32" else np.int32)
 
 
@@ -65,7 +65,7 @@ def as_json(schema: Schema) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> Schema:
-    """The schema that `as_json` gave."""
+    """The schema from the output of `as_json`."""
     return {name: Column(**{**column, "shape": tuple(column["shape"])}) for name, column in plain.items()}
 
 

@@ -11,7 +11,7 @@ _ABBREVIATION = re.compile(
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph in order, none empty; an initial or a common abbreviation ends none."""
+    """Sentences of a paragraph in order, without empty ones; an initial or a common abbreviation does not end a sentence."""
     sentences = []
     start = 0
     for end in _END.finditer(paragraph):

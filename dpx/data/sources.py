@@ -18,7 +18,7 @@ from dpx.declaration import ConfigError
 
 
 class _OfPackage:
-    """A package's source, as a `Source`: what it gives depends on its version too."""
+    """A package's source, as a `Source`; its fingerprint also covers the version of the package."""
 
     def __init__(self, declared: PackageSource):
         self._kind, self._source = type(declared), declared.open()

@@ -91,7 +91,7 @@ class Manifest:
 
     @staticmethod
     def read(folder: Path) -> "Manifest":
-        """Raises `ConfigError` where the folder holds no whole manifest."""
+        """Reads the manifest of a folder. Raises `ConfigError` if it is missing or incomplete."""
         try:
             manifest = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
@@ -131,7 +131,7 @@ class Store:
         return (values[..., :width] if column.is_text else values).astype(column.read_as)
 
     def population(self, privacy: Privacy) -> int:
-        """How many protected things (rows, or whole units) a step draws from."""
+        """The number of protected records (rows, or whole units) that a step draws from."""
         return privacy.population(self.manifest)
 
     def examples(
@@ -171,7 +171,7 @@ class Store:
     def _rows_of_units(
         self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers [n, R] of the rows of these units, and where there is none."""
+        """Row numbers [n, R] of these units, and a mask bool [n, R] that is true where a unit has no further row."""
         units_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.units[split]
         if units_n.size and (units_n.min() < 0 or units_n.max() >= count):
@@ -216,7 +216,7 @@ def _mapped(path: Path, kind: np.dtype) -> np.ndarray:
 
 
 def open_store(folder: Path, key: str | None = None) -> Store:
-    """The store in `folder`. Raises `ConfigError` where it is not whole, or is not the one that `key` names."""
+    """The store in `folder`. Raises `ConfigError` if it is incomplete, or if its key is not `key`."""
     manifest = Manifest.read(folder)
     require(key is None or manifest.key == key, folder, "was prepared from other data or settings", AGAIN)
     verify(folder, manifest.files)

@@ -15,7 +15,7 @@ from dpx.declaration import ConfigError, require
 
 
 class TableSource:
-    """Training rows, then those of the test set, which say so (`Example.is_test`)."""
+    """Training rows, then the rows of the test set, which are marked (`Example.is_test`)."""
 
     def __init__(self, declared: Table):
         self._declared = declared
@@ -24,7 +24,7 @@ class TableSource:
         require(not both, (both or [""])[0], "is named for training and as test set", "Name it once")
 
     def fingerprint(self) -> str:
-        """Hash of the bytes of every file, in the order read, and of what a data set on the hub is known by."""
+        """Hash of the bytes of every file, in the order read, and of the name and revision of a data set on the hub."""
         whole = hashlib.sha256()
         for group in (self._training, self._test):
             whole.update(len(group).to_bytes(8, "little"))

@@ -34,7 +34,7 @@ class TextFilesSource:
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        """Raises `ConfigError`, naming file and line, for text that is missing, empty or not UTF-8, and for a line that is no record."""
+        """Raises `ConfigError`, naming file and line, for text that is missing, empty or not UTF-8, and for a line that is not a record."""
         for file in self._files:
             is_empty = True
             for document in self._documents(file):

@@ -56,7 +56,7 @@ def of_path(path: Path, size: int) -> TextTokenizer:
 
 
 def fingerprint(path: Path) -> str | None:
-    """SHA-256 of every file that the tokenizer at `path` is read from; `None` where there is none."""
+    """SHA-256 of every file that the tokenizer at `path` is read from; `None` if no such file exists."""
     files = _of_checkpoint(path)
     if files is None:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpx.declaration import require
 
-# How tools write that there is no name, as they spell it: "Null" and "Na" are names of people.
+# The exact spellings by which tools write a missing name: "Null" and "Na" are names of people.
 MISSING = frozenset(
     "nan NaN NAN -nan -NaN None none NONE null NULL (null) <null> nil NA N/A n/a #N/A #NA <NA> NaT undefined \\N".split(),
 )
@@ -40,7 +40,7 @@ def unit_name(place: str, value: Any, field: str, fix: str = "Give every row one
 
 
 def require_name(place: object, name: str, where: str, fix: str) -> None:
-    """Raises `ConfigError` for a name that is blank, or that stands for a missing one."""
+    """Raises `ConfigError` for a name that is blank, or that means a missing name."""
     require(near_form(name) != "", place, f"names no unit{where}", fix)
     require(name not in MISSING, place, f"names its unit {name!r}{where}, which stands for a missing name", fix)
 
@@ -83,7 +83,7 @@ def near_equal(names: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 
 
 def write_near_equal(folder: Path, groups: list[list[tuple[str, str]]]) -> None:
-    """Writes the groups to a file of `folder` that its owner alone may read, one a line; nothing where there are none."""
+    """Writes the groups to a file of `folder` that its owner alone may read, one a line; without groups, writes no file."""
     if not groups:
         return
     handle = os.open(folder / NEAR_EQUAL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -95,7 +95,7 @@ def write_near_equal(folder: Path, groups: list[list[tuple[str, str]]]) -> None:
 
 
 def in_words(folder: Path, groups: list[list[tuple[str, str]]]) -> str:
-    """One line on the groups that were written to `folder`."""
+    """One line of text about the groups that were written to `folder`."""
     count = sum(len({name for _, name in group}) for group in groups)
     several = f"{len(groups)} groups" if len(groups) > 1 else "one group"
     differ = f"{count} names of units in {several} differ only in case, spaces, unseen characters or how a number is written"

@@ -49,7 +49,7 @@ def verify(folder: Path, files: dict[str, Known]) -> None:
 
 
 def _seen(path: Path, known: Known) -> dict[str, Any]:
-    """What is remembered of a file that has the checksum `known`."""
+    """The remembered facts of a file that has the checksum `known`."""
     about = path.stat()
     return known | {"inode": about.st_ino, "modified_ns": about.st_mtime_ns, "changed_ns": about.st_ctime_ns}
 
@@ -70,7 +70,7 @@ def _remember(folder: Path, seen: dict[str, Any]) -> None:
 
 
 class _Shown:
-    """Says how much of `total` bytes has been read, where that takes long."""
+    """Reports how much of `total` bytes has been read, if that takes long."""
 
     def __init__(self, folder: Path, total: int):
         self._folder, self._total, self._done, self._parts = folder, total, 0, 0

@@ -42,7 +42,7 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
 
     `texts` is read once and kept in a temporary file meanwhile. The trainer numbers the continuing characters in the order
     of a randomly seeded hash table, and breaks ties between merges by those numbers; naming the whole alphabet beforehand
-    makes the tokens a function of the text. Raises `ConfigError` when there is no text.
+    makes the tokens a function of the text. Raises `ConfigError` when the text is missing.
     """
     counts: Counter[str] = Counter()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as held:
@@ -77,7 +77,7 @@ def read(path: Path, size: int) -> list[str]:
 
 
 def tokenizer_of(tokens: list[str]) -> Tokenizer:
-    """The lower-casing BERT tokenizer over `tokens`; adds no special tokens of its own."""
+    """The lower-casing BERT tokenizer over `tokens`; it adds no special tokens."""
     ids = {token: number for number, token in enumerate(tokens)}
     return _tokenizer(WordPiece(vocab=ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
 

@@ -37,7 +37,7 @@ class HashedFile:
         self._bytes += len(block)
 
     def release(self) -> None:
-        """Lets go of the file, whole or not; a full disk may refuse what is still held back."""
+        """Closes the file, complete or not; on a full disk the buffered bytes may be lost."""
         with suppress(OSError):
             self._file.close()
 
@@ -92,7 +92,7 @@ class SplitWriter:
             self.row_count += count
 
     def release(self) -> None:
-        """Lets go of every file, for a preparation that failed."""
+        """Closes every file after a preparation that failed."""
         for file in (*self._files.values(), self._unit_file, *filter(None, [self._priority_file])):
             file.release()
 

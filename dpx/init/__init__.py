@@ -1,1 +1,1 @@
-"""What a run's parameters are before its first step, and what that costs: drawn, another run's, or from a file."""
+"""The parameters of a run before its first step (drawn at random, of another run, or from a file), and their privacy cost."""

@@ -1,6 +1,7 @@
 """Which parameters a run starts from, as declared (`init=...`). No jax.
 
-Parameters that were trained before carry what they were trained on, so a run answers for what it starts from (`dpx.privacy.origins`).
+Trained parameters depend on their training data, so the claim of a run includes the runs and files that it starts from
+(`dpx.privacy.origins`).
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ class RandomStart:
 
 @declaration
 class FromRun:
-    """Parameters of the run `run`: its folder, its name, or a copy of its `release/`.
+    """Parameters of another run; `run` is its folder, its name, or a copy of its `release/`.
 
-    They are what it released at its end, or with `step` those of its checkpoint after so many steps, which only its own folder holds.
-    `disjoint_from` names runs, by name or by eight or more digits of their ledger's name: the user's word that no unit of this run's
-    protected data is in any split of their data. They are the run itself, and runs that it started from. All others are charged here too.
+    They are the parameters that it released at its end, or with `step` those of its checkpoint after `step` steps, which only its own
+    folder holds. `disjoint_from` names runs, by name or by eight or more digits of the name of their ledger: the user vouches that no unit
+    of this run's protected data is in any split of their data. It may name `run` itself and runs that it started from. All runs that are
+    not named are charged here too.
     """
 
     run: str
@@ -38,9 +40,9 @@ class FromRun:
 
 @declaration
 class FromFile:
-    """Parameters from elsewhere: `file` is an .npz that holds each as float32 under its path, such as `layers/qkv/kernel`.
+    """Parameters from an external file: `file` is an .npz that holds each parameter as float32 under its path, such as `layers/qkv/kernel`.
 
-    `provenance="public"` is the user's word that nothing of the protected data went into them; without it there is no guarantee.
+    With `provenance="public"` the user vouches that no protected data was used to make them; without it the run has no guarantee.
     """
 
     file: str
@@ -51,10 +53,11 @@ class FromFile:
 
 @declaration
 class FromCheckpoint:
-    """Weights of the checkpoint in the folder `path`, or of the hub id of that name: `config.json` and safetensors (`dpx.interop`).
+    """Weights of the checkpoint in the folder `path`, or of the hub id `path`: `config.json` and safetensors (`dpx.interop`).
 
-    A head that the checkpoint does not have is drawn at random. `provenance="public"` is the user's word, as for a file. `trained_on`
-    names data that it was trained on, beside what its model card lists; where this run's data may be among it, there is no guarantee.
+    A head that the checkpoint does not have is drawn at random. With `provenance="public"` the user vouches as for a file. `trained_on`
+    names data that it was trained on, in addition to the data that its model card lists; if this run's data may be among it, the run has no
+    guarantee.
     """
 
     path: str

@@ -1,7 +1,7 @@
-"""The run that another one starts from: what it declared, what it was charged, and where its weights lie. No jax.
+"""The run that another run starts from: its declarations, its charges, and the path of its weights. No jax.
 
-Its own folder is held against its ledger, as every job does. A copy of `release/` has no ledger: its statement must be the one its weights
-were released with (`dpx.claim.seals`), and nothing is known of its data.
+Its folder is checked against its ledger, as in every job. A copy of `release/` has no ledger: its statement must be the one that its
+weights were released with (`dpx.claim.seals`), and its data is unknown.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ from dpx.training.fingerprint import claim_checksum
 
 @dataclasses.dataclass(frozen=True)
 class Parent:
-    """`origins`: itself first, then what it started from itself; none of them is compared with anybody's data yet.
+    """`origins`: the run itself first, then its own origins; none of them is compared with other data yet.
 
-    `private` is its private tree, `None` for a copied release. `place` holds its weights: a released tree, or a checkpoint at `step`.
-    `plan` is what its ledger says it declared before its first step.
+    `private` is its private tree, `None` for a copied release. `place` is the path of its weights: a released tree, or a checkpoint at
+    `step`. `plan` is the plan before its first step, from its ledger.
     """
 
     asked: str
@@ -52,7 +52,7 @@ class Parent:
 
     @property
     def shapes(self) -> Shapes:
-        """Of the model's own parameters, as declared; adapters come on top."""
+        """Shapes of the model's own parameters, as declared, without adapters."""
         return self.task.parameter_shapes(self.model, self.vocabulary_size)
 
 
@@ -65,8 +65,8 @@ def of_fork(fork: str) -> FromRun:
 
 
 def open_parent(init: FromRun, asked: str) -> Parent:
-    """Reads everything of a run but its weights; `asked` is how the user named it. Raises `ConfigError` where it is not there, is being
-    trained, or its parts disagree."""
+    """Reads everything of a run except its weights; `asked` is the name that the user gave. Raises `ConfigError` if the run is missing, is
+    being trained, or its parts disagree."""
     release, folder = _found(init.run)
     if folder is None:
         return _copied(asked, init, release)
@@ -93,7 +93,8 @@ def open_parent(init: FromRun, asked: str) -> Parent:
 
 
 def _found(named: str) -> tuple[Path, RunFolder | None]:
-    """(its release/, its folder) of a run that is named by folder, by name, or by a copy of its release/, which has no folder."""
+    """(its release/, its folder) of a run that is named by folder, by name, or by a copy of its release/; the folder is `None` for a
+    copy."""
     place = Path(named)
     if (place / "release").is_dir():
         return place / "release", RunFolder(place)
@@ -110,7 +111,7 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
 
 
 def _copied(asked: str, init: FromRun, release: Path) -> Parent:
-    """A run of which only a copy of its `release/` is there."""
+    """The parent of which only a copy of its `release/` exists."""
     require(init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Leave it out, or name the run's folder")
     place = _released(asked, release)
     require((release / STATEMENT).is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
@@ -126,7 +127,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
 
 
 def _stated_origin(name: str, data: Data, privacy: Privacy, document: dict[str, Any]) -> Origin:
-    """A run as its statement tells of it."""
+    """The origin that the statement of a run describes."""
     is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
     reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
     if "tuning" in document:
@@ -147,12 +148,12 @@ def _stated_origin(name: str, data: Data, privacy: Privacy, document: dict[str, 
 
 
 def _stated_further(document: dict[str, Any]) -> list[Origin]:
-    """The runs and files before it that a statement names."""
+    """The earlier runs and files that a statement names."""
     return [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
 
 
 def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:
-    """What its weights belong to: model, task, trained part and vocabulary size."""
+    """Model, task, trained part and vocabulary size of its weights."""
     return declared.model, declared.task, declared.train, declared.model.vocabulary_size or declared.data.vocabulary.size
 
 
@@ -176,14 +177,14 @@ def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
 
 
 def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document: dict[str, Any]) -> list[str]:
-    """Why the parent has no guarantee: what its parts show, and what its statement says."""
+    """The reasons why the parent has no guarantee: from its parts and from its statement."""
     manifest = known[0] if known else None
     reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
     began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]
     if any(claim != claim_checksum(experiment) for claim in began_with):
         reasons.append("its config.yaml is not the config that its ledger began with")
     reasons += reasons_against(experiment, manifest) + seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
-    # A run goes on under commands that leave the search out; what its ledger and its statement say of it stays.
+    # A run may be resumed by commands that do not name the search; its ledger and its statement still do.
     charges = [trial.charge for trial in entered.trials] + ([document["tuning"].get("charge")] if "tuning" in document else [])
     charges += [experiment.tune.charge] if experiment.tune is not None else []
     if charges:
@@ -195,7 +196,7 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
 
 
 def _claim(data: Data, privacy: Privacy, document: dict[str, Any], audit: str | None) -> dict[str, Any]:
-    """What the parent states and declares of its units; `audit` is the state of its audit, `None` where it has none."""
+    """What the parent states and declares about its units; `audit` is the state of its audit, `None` without an audit."""
     stated = {name: document[name] for name in ("guarantee", "epsilon", "steps") if name in document}
     declared = {"unit": privacy.unit, "adjacency": privacy.adjacency, "delta": privacy.delta}
     audited = {"audit": audit} if audit else {}

@@ -1,4 +1,4 @@
-"""The weights of a run that another one starts from, on the host and in the form that the other one trains."""
+"""The weights of a run that another run starts from, on the host and in the form that the new run trains."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ from dpx.training.update import CANARIES
 
 
 def parameters_of(parent: Parent, train: Trained) -> Leaves:
-    """What the parent released, or what its checkpoint and what rests in it are together.
+    """The weights that the parent released, or its checkpoint merged with its frozen parameters.
 
-    Adapters stay where `train` has the same ones; else they become part of the weights that they adapt. Raises `ConfigError` where a file
-    is cut short or is not what was released.
+    Adapters are kept if `train` has the same ones; else they are merged into the weights that they adapt. Raises `ConfigError` if a file is
+    cut short or is not what was released.
     """
     tree = _checkpoint(parent) if parent.step else on_host(parent.place)
     if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"] and not is_adapted_alike(parent.train, train):
@@ -40,12 +40,12 @@ def _checkpoint(parent: Parent) -> Any:
 
 
 def is_adapted_alike(one: Trained, other: Trained) -> bool:
-    """Whether two runs have adapters of one form."""
+    """Whether two runs have adapters of the same form."""
     if not isinstance(one, Adapters) or not isinstance(other, Adapters):
         return False
     return _form(one) == _form(other)
 
 
 def _form(adapters: Adapters) -> tuple[Any, ...]:
-    # A rate of dropout lies beside the factors: those of a run with another rate would bring it along.
+    # The dropout rate is stored beside the factors: factors of a run with another rate would bring that rate along.
     return adapters.rank, adapters.alpha, sorted(adapters.targets), adapters.dropout

@@ -1,7 +1,7 @@
-"""How the data of an origin stand to those of the run that starts from it: by what is declared, never by what is found.
+"""The relation of the data of an origin to the data of the run that starts from it: from declarations, never from the data.
 
-The text of both is compared only to contradict a user's word (`dpx.data.overlap`); what is found is told on the console and under
-`private/`, and changes nothing that is released.
+The text of both is compared only to contradict a user's declaration (`dpx.data.overlap`); the result is printed on the console and written
+under `private/`, and changes nothing that is released.
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ DIGITS = 8
 
 
 def declared_disjoint(origins: Sequence[Origin], names: Iterable[str]) -> frozenset[str]:
-    """Identities of the `origins` that `names` (init.disjoint_from) name; raises `ConfigError` for a name of none, or of several."""
+    """Identities of the `origins` that `names` (init.disjoint_from) name; raises `ConfigError` for a name that matches no origin, or
+    several."""
     chosen = set()
     for name in names:
         meant = {one.identity for one in origins if one.kind == "run" and _is_called(one, name)}
@@ -41,21 +42,21 @@ def _is_called(origin: Origin, name: str) -> bool:
 def relation(origin: Origin, disjoint: Iterable[str], is_holders_data: bool) -> Relation:
     """The relation of `origin`'s data to a run's; `disjoint` are identities that the run declares.
 
-    `origin.relation` was noted by the run that held the record before: its user's word holds here too where this run draws from the very
-    same prepared data (`is_holders_data`).
+    `origin.relation` was noted by the run that held the record before: its user's declaration is valid here too if this run draws from
+    exactly the same prepared data (`is_holders_data`).
     """
     inherits = is_holders_data and origin.relation == "disjoint"
     return "disjoint" if inherits or origin.identity in set(disjoint) else "unknown"
 
 
 def is_same_data(checksums: Sequence[str | None], store: Store | None) -> bool:
-    """Whether `checksums`, those of a run's prepared data, are of `store` alone."""
+    """Whether `checksums` (of a run's prepared data) are only of `store`."""
     return store is not None and set(checksums) == {store.manifest.checksum}
 
 
 def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -> str | None:
-    """Why the vocabulary of `origin`, which this run brings by file, may have been learnt from what is protected now, in words; `None`
-    where declared facts rule that out."""
+    """The reason, as text, why the vocabulary of `origin`, which this run loads from a file, may have been learnt from data that is
+    protected now; `None` if declared facts exclude that."""
     source = origin.vocabulary.get("source")
     if store is None or store.manifest.vocabulary_source != "file" or source == "file" or is_same_data(origin.data, store):
         return None
@@ -63,7 +64,7 @@ def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -
         return None
     node = origin.claim.get("units")
     theirs = None if node is None else UnitFacts.of_json(node, origin.name)
-    # A unit's split is a function of its name, the salt and the fractions: what was public there is public here.
+    # A unit's split is a function of its name, the salt and the fractions: a unit that was public there is public here.
     if source == "public_split" and theirs is not None and _split_alike(theirs, own):
         return None
     split = {"protected": "protected", "public_split": "public"}.get(str(source), "unknown")
@@ -77,10 +78,10 @@ def _split_alike(one: UnitFacts, other: UnitFacts) -> bool:
 
 
 def contradictions(origins: Sequence[Origin], store: Store, private: Path | None, own_private: Path | None) -> list[str]:
-    """What speaks against the user's word that data are disjoint, in sentences for the console; written to `own_private` too.
+    """Evidence against the user's declaration that data are disjoint, as sentences for the console; also written to `own_private`.
 
-    `private` holds manifests of the origins' data. Raises `ConfigError` where the word cannot be true: the run draws from the same prepared
-    data, or most of its rows are in the other data.
+    `private` holds manifests of the origins' data. Raises `ConfigError` if the declaration cannot be true: the run draws from the same
+    prepared data, or most of its rows are in the other data.
     """
     told, noted = [], []
     for origin in origins:
@@ -104,5 +105,5 @@ def contradictions(origins: Sequence[Origin], store: Store, private: Path | None
 
 
 def noted_alone(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """`origins` as another run may hold them: whose state it goes on from is that run's own affair."""
+    """`origins` in the form that another run may hold: without `is_fork`, which describes only the run that holds them now."""
     return tuple(dataclasses.replace(one, is_fork=False) for one in origins)

@@ -1,4 +1,4 @@
-"""Where a run starts from, decided before any array of the model exists: its parameters, and what they cost it."""
+"""The start of a run, decided before any array of the model exists: its parameters and their privacy cost."""
 
 import dataclasses
 import re
@@ -30,7 +30,7 @@ ADAPTERS = "layers/lora/"
 
 @dataclasses.dataclass(frozen=True)
 class Receiver:
-    """What the starting parameters of a run must fit. `vocabulary_size`: the number of rows of its word table."""
+    """The run that the starting parameters must fit. `vocabulary_size`: the number of rows of its word table."""
 
     model: AnyModel
     task: Task
@@ -52,11 +52,11 @@ def receiver_of(experiment: Experiment, vocabulary_size: int) -> Receiver:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """`origins`: what the starting parameters come from, nearest first; none for random ones.
+    """`origins`: the runs and files that the starting parameters come from, nearest first; empty for random ones.
 
-    `parameters`: nested dicts on the host, `None` to draw them; a part above the layers may be missing, and is drawn. `private`: the
-    private tree that tells of the origins' data, if any. `messages`: what was taken, for the user. A fork goes on from the whole state of
-    its parent after `step` steps, in `private`, and is held to the `plan` that its parent declared.
+    `parameters`: nested dicts on the host, `None` to draw them; a part above the layers may be missing, and is then drawn. `private`: the
+    private tree that describes the origins' data, if any. `messages`: what was loaded, for the user. A fork resumes from the whole state of
+    its parent after `step` steps, in `private`, and must follow the `plan` that its parent declared.
     """
 
     origins: tuple[Origin, ...] = ()
@@ -71,9 +71,9 @@ RANDOM = Start()
 
 
 def planned(init: Init, receiver: Receiver, store: Store | None = None, fork: str | None = None) -> Start:
-    """The start of a run that has not begun, without its weights; refuses what `start` or `start_of_fork` would refuse. No jax.
+    """The start of a run that has not begun, without its weights; raises `ConfigError` where `start` or `start_of_fork` would. No jax.
 
-    `store` is its prepared data; without it nothing can be compared, and all data counts as shared.
+    `store` is its prepared data; without it no data can be compared, and all data counts as shared.
     """
     require_one_start(init, fork)
     if fork is None:
@@ -83,7 +83,7 @@ def planned(init: Init, receiver: Receiver, store: Store | None = None, fork: st
 
 
 def require_one_start(init: Init, fork: str | None) -> None:
-    """Raises `ConfigError` for a fork that would begin from something else too."""
+    """Raises `ConfigError` for a fork that also declares another start."""
     require(
         fork is None or init.is_random,
         f"fork={fork} with init={init.kind}",
@@ -93,7 +93,7 @@ def require_one_start(init: Init, fork: str | None) -> None:
 
 
 def start_of_fork(fork: str, receiver: Receiver, store: Store, own_private: Path) -> Start:
-    """The start of a fork, its state left on disk; `own_private` is the fork's private tree.
+    """The start of a fork, whose state stays on disk; `own_private` is the fork's private tree.
 
     Raises `ConfigError` as `start` does.
     """
@@ -107,7 +107,7 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
     """The start of a run, weights included. `outputs` are folders of runs whose releases a file may not hold; `own_private` is the run's
     private tree.
 
-    Raises `ConfigError` for a parent that is not there, incomplete, being trained or in disagreement with its ledger, for weights that are
+    Raises `ConfigError` for a parent that is missing, incomplete, being trained or in disagreement with its ledger, for weights that are
     cut short or of another model or type, for another vocabulary, and for charges that cannot be composed.
     """
     origins, parent = _decided(init, receiver, store)
@@ -135,7 +135,7 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
 
 
 def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()) -> Start:
-    """The start from weights that no run is known to have trained."""
+    """The start from weights without a known training run."""
     weights.require_no_known_release(asked, leaves, outputs)
     weights.require_finite(asked, leaves)
     digest = weights.checksum(leaves)
@@ -143,7 +143,7 @@ def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs:
 
 
 def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: Iterable[str], is_holders_data: bool) -> Origin:
-    """`origin` as it stands to the data of the run that starts from it.
+    """`origin` with its relation to the data of the run that starts from it.
 
     `disjoint` are the identities that the run declares to share no unit with it; `is_holders_data` says that it draws from the same
     prepared data as the run that held this record before.
@@ -157,13 +157,13 @@ def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: I
 
 
 def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store: Store, drawn_from: Sequence[str | None]) -> list[Origin]:
-    """The origins that a run's own ledger holds, when it goes on: its data, `drawn_from` so far, may have been prepared again."""
+    """The origins in a run's own ledger, related again when it resumes: its data (`drawn_from` so far) may have been prepared again."""
     disjoint = declared_disjoint(noted, init.disjoint_from) if isinstance(init, FromRun) else ()
     return [related(origin, receiver, store, disjoint, is_same_data(drawn_from, store)) for origin in noted]
 
 
 def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
-    """Why weights from elsewhere may have seen this run's data: by what they were trained on, or by what they are called."""
+    """Reasons why external weights may have seen this run's data: the data that they were trained on, or their name."""
     may_hold = among(known_as, origin.claim.get("trained_on", ()))
     if may_hold:
         yield f"{origin.name} was trained on {', '.join(may_hold)}, which may hold this run's data"
@@ -184,7 +184,7 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
 
 
 def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) -> tuple[tuple[Origin, ...], Parent]:
-    """The one check that every run passes which another one starts from, by a fork or by its weights."""
+    """The common check of a run that another run starts from, by a fork or by its weights: its origins, and the run as `Parent`."""
     parent, is_fork = open_parent(init, asked), asked.startswith("fork=")
     if is_fork:
         _require_same_state(parent, receiver.train)
@@ -205,7 +205,7 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
 
 
 def _require_same_state(parent: Parent, train: Trained) -> None:
-    """Raises `ConfigError` where a fork would train other parameters than those whose moments its parent's checkpoint holds."""
+    """Raises `ConfigError` if a fork would train other parameters than the ones whose moments are in its parent's checkpoint."""
     theirs = parent.train.kind
     fix = f"Use train={theirs} as its parent, or init=run init.run=... init.step=..., which takes the weights alone"
     require(parent.train == train, parent.asked, f"its state is that of train={theirs}, and this run trains otherwise", fix)
@@ -227,26 +227,28 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
 
 
 def _called(path: str) -> str:
-    """A hub id, also that of a copy in its cache; of another folder its own name: those above it are the user's."""
+    """A hub id, also for a copy in the hub's cache; for another folder only its last name, since the folders above it are private to the
+    user."""
     cached = re.search(r"models--([^/]+)", path)
     return cached.group(1).replace("--", "/") if cached else path if is_hub_id(path) and not Path(path).exists() else PurePath(path).name
 
 
 def _require_trained(taken: Taken, train: Trained) -> None:
-    """Raises `ConfigError` where a parameter that is made new, so random, would rest: the model would be read out by random numbers."""
+    """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the model would be read out by random numbers."""
     resting = [path for path in taken.made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
     require(not resting, f"train={train.kind}", f"{', '.join(resting[:2])} would be made new, and rest as it was drawn", fix)
 
 
 def require_not_exported(checkpoint: Checkpoint) -> None:
-    """Raises `ConfigError` for weights that a run of dpx trained: they cost what was spent on them."""
+    """Raises `ConfigError` for weights that a run of dpx trained: what was spent on them must be charged."""
     of_run = checkpoint.config.get("dpx")
     require(of_run is None, checkpoint.asked, "holds weights that a run of dpx trained and exported", f"Use init=run init.run={of_run}")
 
 
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
-    """Weights mean nothing under another vocabulary, and less where text is changed otherwise before it is cut."""
+    """Raises `ConfigError` for another vocabulary, under which weights have no meaning, or for text that is normalised differently before
+    tokenization."""
     known, fix = tokenizer.vocabulary_checksum(checkpoint.folder), f"Add data.vocabulary.path={checkpoint.folder}"
     _require_vocabulary_of(store, checkpoint.asked, known, fix)
     definition = store.folder / tokenizer.DEFINITION
@@ -267,14 +269,15 @@ def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) ->
 
 
 def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str, further: Sequence[str] = ()) -> None:
-    """Raises `ConfigError` where two models of the same shapes compute something else from their parameters."""
+    """Raises `ConfigError` if two models of the same shapes compute different functions of their parameters."""
     for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset", *further):
         one, other = getattr(theirs, name, None), getattr(model, name, None)
         require(one == other, f"model.{name}={other}", f"{asked} is of a model with {one}", f"Use {named}, or other weights")
 
 
 def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None) -> None:
-    """Weights mean nothing under another vocabulary, and by it data is compared. Unknown before the data is prepared."""
+    """Raises `ConfigError` for another vocabulary: weights have no meaning under it, and data is compared by it. It is unknown before the
+    data is prepared."""
     if store is None or is_same_data(origin.data, store):
         return
     theirs = origin.vocabulary.get("sha256")
@@ -286,6 +289,6 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
 
 
 def same_weights(origins: Iterable[Origin], noted: Iterable[Origin]) -> bool:
-    """Whether a run that is started again reads the same weights that its ledger notes it began from."""
+    """Whether a run that is started again reads the same weights as those in its ledger."""
     known = {(origin.identity, origin.weights) for origin in noted if origin.weights}
     return all((origin.identity, origin.weights) in known for origin in origins if origin.weights)

@@ -1,7 +1,7 @@
-"""Starting parameters as they lie on disk: read to the host, and checked against the model's shapes and the checksums they carry.
+"""Starting parameters on disk: read to the host, and checked against the model's shapes and their stored checksums.
 
-Released weights carry a checksum of each parameter and the names of those that were trained (`facts`), so that a damaged copy is found, and
-so is a file that holds another run's weights under the name of public ones. A parameter that was changed by a bit is not.
+Released weights include a checksum of each parameter and the names of the trained parameters (`facts`). So a damaged copy is detected, and
+so is a file that presents another run's weights as public ones. In such a file, a parameter that was changed by one bit is not detected.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ PARAMS = "params"
 
 
 def by_path(tree: Any, path: str = "") -> Leaves:
-    """Leaves of nested dicts, on the host, each under its path."""
+    """The leaves of nested dicts, on the host, by path."""
     if isinstance(tree, Mapping):
         return {name: leaf for key, part in tree.items() for name, leaf in by_path(part, f"{path}/{key}".lstrip("/")).items()}
     return {path: np.asarray(tree)}
@@ -53,17 +53,17 @@ def checksum(leaves: Leaves) -> str:
 
 
 def facts(params: Any, trained: Iterable[str]) -> dict[str, Any]:
-    """The checksums that released weights carry, and the paths of `trained` leaves among them. A leaf of one constant is not listed as
-    trained: it would identify no run."""
+    """The checksums stored with released weights, and the paths of the `trained` leaves. A constant leaf is not listed as trained, since it
+    would not identify a run."""
     leaves = by_path(params)
     telling = [path for path in sorted(trained) if path in leaves and leaves[path].size and np.ptp(leaves[path]) > 0]
     return {"weights": checksums(leaves), "trained": telling}
 
 
 def facts_beside(params: Path) -> dict[str, Any]:
-    """What was written beside released weights; empty where nothing was."""
+    """The facts written beside released weights; empty if the file is missing."""
     try:
-        # What is no file, such as a named pipe in a folder from elsewhere, may never come to an end.
+        # Reads regular files only: a named pipe in a folder from elsewhere may never end.
         told = json.loads((params / METADATA).read_text()) if (params / METADATA).is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
@@ -91,7 +91,7 @@ def require_finite(place: str, leaves: Leaves) -> None:
 def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
     """`{name: (shape, dtype)}` of the arrays in an .npz file, read from their headers without loading them.
 
-    Raises `ConfigError` where the file is missing, damaged or no .npz."""
+    Raises `ConfigError` if the file is missing, damaged or not an .npz."""
     shapes = {}
     with _reading(file), zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
@@ -104,14 +104,14 @@ def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 
 def read_file(file: Path) -> Leaves:
-    """The arrays of an .npz; nothing in it is executed. Raises `ConfigError` where it is cut short."""
+    """The arrays of an .npz; nothing in it is executed. Raises `ConfigError` if it is cut short."""
     with _reading(file), np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 @contextlib.contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Raises `ConfigError` for a file that is no .npz, or that fails to be read as one here."""
+    """Raises `ConfigError` for a file that is not an .npz, or cannot be read as one inside this context."""
     asked = f"init.file={file}"
     is_release = any((place / METADATA).is_file() for place in (file, file / PARAMS, file / "release" / PARAMS))
     fix = f"Begin from that run, with what it cost: init=run init.run={file}"
@@ -120,21 +120,21 @@ def _reading(file: Path) -> Iterator[None]:
     require(file.is_file(), asked, "is a folder", "Name an .npz of float32 arrays by path")
     try:
         yield
-    # zipfile says RuntimeError of an encrypted member, and NotImplementedError of one packed in a way that it does not know.
+    # zipfile raises RuntimeError for an encrypted member, and NotImplementedError for an unknown compression method.
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
         fix = "Write it with numpy.savez, each parameter under its path"
         raise ConfigError(asked, "is cut short, or no .npz of arrays", fix) from error
 
 
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
-    """Raises `ConfigError` where what was asked for holds a parameter that a run in one of the folders `outputs` trained and released, or
-    would release if it had won its search."""
+    """Raises `ConfigError` if `leaves` hold a parameter that a run in one of the folders `outputs` trained and released, or would release
+    if it won its search."""
     held = {digest: path for path, digest in checksums(leaves).items()}
     places = ("*/release", "*/private/withheld", "studies/*/release/winner")
     released = {metadata.parent for folder in outputs for place in places for metadata in folder.glob(f"{place}/{PARAMS}/{METADATA}")}
     for params in sorted(released):
         known = facts_beside(params)
-        # A run's folder, and that of a search's winner or of what it withholds.
+        # The folder of the run; for a search's winner or withheld weights, the folder that holds the weights.
         place = params.parents[1] if params.parent.name == "release" else params.parent
         run = place if place != params.parent else params.parents[2]
         for path in known.get("trained", ()):

@@ -35,8 +35,8 @@ _Adapter = tuple[Target, Mapping[str, np.ndarray]]
 
 def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves, last_mark: int | None = None) -> Written:
     """The adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of what ends a text. Raises `ConfigError`
-    for a run without adapters or a named base model, where that model is no more what the run began from, and where its class would read
-    another token."""
+    for a run without adapters or without a named base model, if that model differs from the one that the run began from, and if its class
+    would read another token."""
     require(isinstance(train, Adapters), f"train={train.kind}", "trained no adapters that PEFT could add to a base model", _FIX)
     require(isinstance(init, FromCheckpoint), f"init={init.kind}", "names no base model for adapters", _FIX)
     assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)
@@ -78,7 +78,7 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
 
 
 def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]) -> None:
-    """What rested is not written: the base model must still hold it."""
+    """Frozen parameters are not written: the base model must still hold them."""
     rests = {path: leaf for path, leaf in leaves.items() if path not in trained}
     taken = checkpoint.taken({path: leaf.shape for path, leaf in rests.items()})
     for path, values in checkpoint.leaves(taken).items():
@@ -111,7 +111,7 @@ def _tensors(module: str, of: list[_Adapter]) -> dict[str, np.ndarray]:
 
 
 def _pattern(module: str) -> str:
-    """A regular expression for a module in every layer: PEFT takes a list of names as endings, which one module's can be of another's."""
+    """A regular expression for a module in every layer: PEFT reads a list of names as endings, and one name can end another."""
     return re.escape(module).replace(r"\{\}", r"\d+")
 
 

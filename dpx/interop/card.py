@@ -1,6 +1,6 @@
-"""The model card of exported weights: what a run guarantees and does not, what it began from, what it tuned, how it was made.
+"""The model card of exported weights: what a run guarantees and does not, its initial weights, what it tuned, how it was made.
 
-It is made of the run's statement alone: no figure measured on protected text enters it.
+It is made from the run's statement alone: it contains no figure that was measured on protected text.
 """
 
 import json

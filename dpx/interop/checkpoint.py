@@ -1,6 +1,6 @@
 """Weights of a checkpoint as the parameters of a model here: which are taken, which must be drawn, and which tensors are left out.
 
-What stands above the layers (a pooler, a head) may be new. Whatever else is missing, or of another shape, is refused by name: a
+Parts above the layers (a pooler, a head) may be new. Any other part that is missing, or of another shape, is refused by name: a
 misspelt or truncated file must not become a model that is random in parts.
 """
 
@@ -17,13 +17,13 @@ from dpx.interop.shape import model_of
 from dpx.interop.tensors import Tensors
 from dpx.models.shape import AnyModel, Bert, Model
 
-# Files of the first years name the parameters of a LayerNorm so.
+# Early checkpoint files name the parameters of a LayerNorm this way.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 @dataclass(frozen=True)
 class Taken:
-    """By path: `parts` of a model's parameters that a checkpoint holds, those `made_new`; and the tensors `left_out`."""
+    """By path: the `parts` of a model's parameters that a checkpoint holds, and the parameters `made_new`; and the tensors `left_out`."""
 
     parts: Mapping[str, Part]
     made_new: tuple[str, ...]
@@ -112,7 +112,7 @@ def _is_read_otherwise(own: Model, model: AnyModel) -> bool:
 
 
 def _problem(part: Part | None, own: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], layers: int) -> str | None:
-    """What keeps a checkpoint from giving a parameter of the shape `own`, in words."""
+    """The reason, as text, why a checkpoint cannot give a parameter of the shape `own`."""
     if part is None:
         return "has nothing"
     missing = [name for name in part.tensors(layers) if name not in shapes]

@@ -64,7 +64,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     statement = read_json(release / STATEMENT)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
-        # What a later init=hf is refused by: these weights cost what was spent on them. Adapters alone are no start.
+        # A later init=hf is refused by this: these weights have a privacy cost. Adapters alone cannot start a run.
         config = converted.config | ({"dpx": folder.name} if converted.base is None else {})
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
         _write_tokenizer(unfinished, store, special, model.segments, model.positions)
@@ -110,8 +110,8 @@ def _merged(tree: Any) -> Any:
 
 
 def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> tuple[Leaves, SpecialIds]:
-    """The parameters, and the ids of the marks. GPT-2's class for labels reads a text's last token that is not padding: where padding is
-    also the mark that ends a text, it gets a token of its own, with a row of zeros that nothing reads if the table is full."""
+    """The parameters, and the ids of the marks. GPT-2's class for labels reads a text's last token that is not padding: if padding is
+    also the mark that ends a text, padding gets a separate token. If the table is full, its new row is zeros, which nothing reads."""
     special = SpecialIds.of(store.manifest)
     if not isinstance(model, Decoder) or not isinstance(task, Classification) or special.pad_id != special.sep_id:
         return leaves, special

@@ -17,7 +17,7 @@ _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
 def folder_of(path: str, key: str = "init.path") -> Path:
     """The folder that `path` names: itself, or the copy of a hub id's files that `huggingface_hub` keeps on this machine.
 
-    Raises `ConfigError`, naming the `key` that it was declared under, where there is none.
+    Raises `ConfigError`, naming the `key` that it was declared under, if the folder does not exist.
     """
     asked = f"{key}={path}"
     try:
@@ -38,12 +38,12 @@ def folder_of(path: str, key: str = "init.path") -> Path:
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a path that nothing lies at has the form of a hub id."""
+    """Whether a path that does not exist has the form of a hub id."""
     return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Raises `ConfigError` where the file is missing or no JSON object."""
+    """The JSON object in a file. Raises `ConfigError` if the file is missing or is not a JSON object."""
     require(file.is_file(), file.parent, f"holds no {file.name}", "Name the folder of a checkpoint")
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:
-    """The files, each with the names of the tensors that an index says it holds: none where there is no index. Refuses pickles."""
+    """The weight files, each with the names of its tensors according to the index; no names without an index. Refuses pickles."""
     # As transformers does: an index beside the one file is left from before.
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}

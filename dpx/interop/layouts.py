@@ -25,11 +25,11 @@ class Part:
         return "{}" in self.names[0]
 
     def tensors(self, layers: int) -> list[str]:
-        """Every name it is read from."""
+        """The names of all tensors that the parameter is read from."""
         return [name.format(layer) for layer in range(layers) for name in self.names] if self.is_of_layers else list(self.names)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], layers: int) -> tuple[int, ...] | None:
-        """Its shape here, given those of the tensors; `None` where they do not fit one another."""
+        """The parameter's shape in dpx, from the shapes of the tensors; `None` if they do not fit one another."""
         each_shape = [shapes[name][::-1] if self.is_transposed else shapes[name] for name in self.tensors(layers)]
         if len(set(each_shape)) != 1:
             return None
@@ -37,7 +37,7 @@ class Part:
         return (layers, *joined) if self.is_of_layers else joined
 
     def ours(self, read: Callable[[str], np.ndarray], layers: int) -> np.ndarray:
-        """The parameter, of the tensors that `read` gives."""
+        """The parameter, joined from the tensors that `read` returns."""
         place = lambda name: read(name).T if self.is_transposed else read(name)  # noqa: E731
         joined = lambda names: np.concatenate([place(name) for name in names], axis=-1)  # noqa: E731
         if not self.is_of_layers:
@@ -45,7 +45,7 @@ class Part:
         return np.stack([joined([name.format(layer) for name in self.names]) for layer in range(layers)])
 
     def theirs(self, leaf: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors of a parameter; equal bits come back by `ours`."""
+        """The tensors of a parameter; `ours` returns the same bits."""
         layers = range(leaf.shape[0]) if self.is_of_layers else [None]
         tensors = {}
         for layer in layers:
@@ -70,9 +70,9 @@ def dense(path: str, *names: str, is_transposed: bool = True) -> list[Part]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of one family. Those of `body` have `prefix` before their names in a model with a head; `heads` never have it.
+    """The tensors of one family. The names of `body` begin with `prefix` in a model with a head; the names of `heads` never do.
 
-    `ignored`: ends of names that hold no parameter. `decoder`: a word table of the head's own, where it is not tied.
+    `ignored`: ends of names that hold no parameter. `decoder`: the head's separate word table, if it is not tied.
     """
 
     prefix: str

@@ -1,6 +1,6 @@
 """The shape of a checkpoint's model, from its `config.json`: BERT, RoBERTa, DistilBERT and GPT-2. No jax.
 
-`model=hf` stands for that shape: it is written out into the config before anything is built, so a run's config says it without the file.
+`model=hf` declares that shape: it is written out into the config before anything is built, so a run's config holds it without the file.
 """
 
 import math
@@ -85,7 +85,7 @@ def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, .
 
 
 def _whole(config: Mapping[str, Any], key: str, where: str, usual: int | None = None, least: int = 1) -> int:
-    """A size. Raises `KeyError` where it is not said and none is `usual`, `ConfigError` where it is no whole number or below `least`."""
+    """A size. Raises `KeyError` if it is missing and has no `usual` value, `ConfigError` if it is not a whole number or below `least`."""
     value = config[key] if usual is None else config.get(key, usual)
     is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(is_whole, where, f"has {key}={value!r}, which is no whole number of {least} or more", _FIX)
@@ -137,7 +137,7 @@ def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[st
     # The first rows of its position table belong to padding; the first token's is the one after.
     offset = _whole(config, "pad_token_id", where, 1, least=0) + 1
     _whole(config, "max_position_embeddings", where, least=offset + 1)
-    # Transformers' class for choices reads the encoder's pooler; the one for labels has a dense map of its own.
+    # Transformers' class for choices reads the encoder's pooler; the class for labels has its own dense map.
     classifier = "pooler" if is_multiple_choice(config) else "dense"
     return kind, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": classifier}
 

@@ -38,7 +38,7 @@ class Tensors:
                 self._file[name], self.shapes[name], self._types[name] = file, tuple(part.get_shape()), str(part.get_dtype())
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, values as float32) of each, file by file."""
+        """(name, values as float32) of each tensor, file by file."""
         wanted = set(names)
         for file in sorted({self._file[name] for name in wanted}):
             with _open(file) as opened:

@@ -1,7 +1,7 @@
 """What a checkpoint was trained on, as its model card and its user say, and whether a run's protected data may be among it.
 
 A name is found in another whatever stands between its letters, and however they are accented: "sst2" in "SST-2", "bookcorpus" in "Book
-Corpus". What no card names is not known to be absent: that nothing of the protected data went in stays the user's word
+Corpus". A data set that no card names may still have been used: that no protected data was used remains the user's assertion
 (`init.provenance`).
 """
 
@@ -23,7 +23,7 @@ _LISTED = re.compile(r"^datasets:(.*?)(?=^[^\s\-#]|\Z)", re.DOTALL | re.MULTILIN
 
 def named_by_card(folder: Path) -> list[str]:
     """The data sets that a checkpoint's `README.md` lists: in its front matter, and as links, first cells or items under a heading on
-    training data. Empty where there is no card."""
+    training data. Empty without a card."""
     card = folder / "README.md"
     if not card.is_file():
         return []
@@ -44,7 +44,7 @@ def _of_front_matter(text: str) -> list[str]:
 
 
 def _of_no_yaml(front: str) -> list[str]:
-    """What is no YAML still names what it names."""
+    """The names in front matter that is not valid YAML; they still count."""
     parts = [part for listed in _LISTED.findall(front) for part in re.split(r"[\n,\[\]]", listed)]
     return [part.strip(" -'\"") for part in parts if _has_letters(part)]
 
@@ -83,13 +83,13 @@ def _has_letters(text: str) -> bool:
 
 
 def among(known_as: Iterable[str], trained_on: Iterable[str]) -> list[str]:
-    """Those of `trained_on` that one of the names `known_as` is found in."""
+    """The entries of `trained_on` that contain one of the names `known_as`."""
     patterns = [_pattern(letters) for name in known_as if (letters := [one for one in _folded(name) if one.isalnum()])]
     return [name for name in trained_on if any(pattern.search(_folded(name)) for pattern in patterns)]
 
 
 def _folded(name: str) -> str:
-    """Without case, accents and forms of width."""
+    """The text without case, accents and width forms."""
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
 

@@ -62,14 +62,14 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
         is_padding, fix = special.pad_id == model.position_offset - 1, "Train with RoBERTa's own tokenizer, or model.position_offset=0"
         require(is_padding, f"model.position_offset={model.position_offset}", f"RoBERTa has {special.pad_id + 1} with this padding", fix)
     if isinstance(task, Classification | MultipleChoice):
-        # Transformers' classes of choices give one value a text and read no label; how many texts a row has is said by these all the same.
+        # Transformers' classes of choices give one value a text and read no label; these names still state how many texts a row has.
         names = label_names(task, labels)
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     return Written(family, architecture, config, tensors)
 
 
 def family_of(model: AnyModel, task: Task) -> str:
-    """The family (a key of `LAYOUTS`) of a model, by what it computes. Raises `ConfigError` where it is of none."""
+    """The family (a key of `LAYOUTS`) of a model, by what it computes. Raises `ConfigError` if it belongs to no family."""
     if isinstance(model, Decoder):
         return "gpt2"
     if not isinstance(model, Bert):
@@ -92,7 +92,7 @@ def family_of(model: AnyModel, task: Task) -> str:
 
 
 def architecture_of(model: AnyModel, task: Task, family: str) -> str:
-    """The class of transformers. Raises `ConfigError` where it has none for the task."""
+    """The class of transformers. Raises `ConfigError` if the family has no class for the task."""
     name, heads = _CLASSES[family]
     if isinstance(task, MaskedLanguageModel) and task.next_sentence:
         return "BertForPreTraining"

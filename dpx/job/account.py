@@ -28,9 +28,8 @@ POINTS = 8
 class Account:
     """Prints tables and curves; writes `release/account.json`, a CSV of each table and, where matplotlib is installed, pictures.
 
-    `ledgers` are run folders or names of runs, ledger files or statements; none means the run itself. Several are charged jointly,
-    common steps once.
-    `delta` and `adjacency` default to those that the sources were stated at, of several deltas the smallest. Raises `ConfigError` where
+    `ledgers` are run folders or names of runs, ledger files or statements; none means the run itself. Several are charged jointly, common
+    steps once. `delta` and `adjacency` default to the values that the sources were stated at (the smallest delta). Raises `ConfigError` if
     nothing is charged, for several sources that do not protect the same units (`dpx.privacy.unit_facts`), and for an `adjacency` under
     which charges of a source are not proved (`dpx.privacy.relations`).
     """
@@ -85,7 +84,7 @@ UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its w
 
 
 def _place(named: str) -> Path:
-    """What is there, or else the folder of the run of that name; raises `ConfigError` where there is no such run."""
+    """The path `named` if it exists, or else the folder of the run with that name; raises `ConfigError` if no run has that name."""
     from dpx import config
 
     return Path(named) if Path(named).exists() or Path(named).suffix else config.load(named)[1]

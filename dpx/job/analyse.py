@@ -14,8 +14,8 @@ from dpx.table import Table
 class Analyse:
     """Calls `analysis()`, a declaration of all it reads that returns tables; writes `release/analysis.json` and a CSV of each.
 
-    An analysis may have `inputs() -> list[Path]`, what it reads and somebody else has to have made, and
-    `pictures() -> list[dpx.picture.Picture]`, drawn beside the tables where matplotlib (extra `plots`) is installed.
+    An analysis may have `inputs() -> list[Path]`, the files that it reads and that must already exist, and `pictures() ->
+    list[dpx.picture.Picture]`, drawn beside the tables where matplotlib (extra `plots`) is installed.
     """
 
     analysis: Any = None

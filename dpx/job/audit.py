@@ -21,8 +21,8 @@ NOISE_ERROR = 1e-6
 class Audit:
     """Writes `private/audit.json`, `private/audit_coins.npy` and, without coins or scores, `release/audit.json`.
 
-    Raises `ConfigError` after writing when a lower bound exceeds the claim or the noise has not the variance stated. The secret is kept:
-    the same audit again is the same audit, and cannot be repeated until it passes.
+    Raises `ConfigError` after writing when a lower bound exceeds the claim or the noise does not have the stated variance. The secret is
+    kept: running the same audit again gives the same result, so it cannot be repeated until it passes.
     """
 
     canaries: int = 20_000

@@ -1,7 +1,8 @@
-"""`job=benchmark`: what private steps cost beside plain ones and beside peers, on this machine, as ratios within one run.
+"""`job=benchmark`: the cost of private steps relative to plain steps and to other libraries (peers), on this machine, as ratios within one
+run.
 
-Programs take turns (A B C A B C ...), so that a machine shared with others slows all of them alike. Each mesh, jax-privacy and
-torch have a process of their own, which waits while another's program is timed.
+Programs take turns (A B C A B C ...), so that a machine shared with others slows all of them alike. Each mesh, jax-privacy and torch have
+separate processes, each of which waits while a program of another process is timed.
 """
 
 import contextlib
@@ -34,11 +35,11 @@ COMPILING = 0.6
 class Benchmark:
     """Writes `private/benchmark.json`, and `output` if given: one row per (model, sequence, physical batch, clipping, dtype, mesh).
 
-    `autodiff` is `jax.grad` of the modules; `plain` is our own blocks without clipping. `dtypes` and `meshes` (names of options)
-    default to the experiment's own. Peers hold `peer_batches` examples at a time, on one device, in float32. With `limit_s` seconds
-    in all, batches that come too late are left out and named, and there are fewer rounds, one at least. `automatic_batch` measures
-    the private step at the batch of `microbatch=auto` as well.
-    Raises `ConfigError` for a variant, mesh or size that cannot stand, and for a peer that is not installed.
+    `autodiff` is `jax.grad` of the modules; `plain` is our own blocks without clipping. `dtypes` and `meshes` (names of options) default to
+    the experiment's own. Peers hold `peer_batches` examples at a time, on one device, in float32. With `limit_s` seconds in all, batches
+    that come too late are left out and named, and there are fewer rounds, one at least. `automatic_batch` measures the private step at the
+    batch of `microbatch=auto` as well. Raises `ConfigError` for a variant, mesh or size that is not valid, and for a peer that is not
+    installed.
     """
 
     variants: Sequence[str] = ("autodiff", "plain", "book_keeping")

@@ -1,4 +1,4 @@
-"""`job=design`: which model, batch, steps and noise for an epsilon, a number of records and compute; from measured losses."""
+"""`job=design`: which model, batch, steps and noise for a given epsilon, number of records and compute, from measured losses."""
 
 from typing import Any
 
@@ -149,7 +149,7 @@ def _require_small_delta(experiment: Experiment, size: int) -> None:
 
 
 def _base(name: str) -> Any:
-    """The declaration of the recipe that the designed experiment is made from, before anything is searched."""
+    """The declaration of the recipe that the designed experiment is based on, read before the search."""
     from dpx.config import build, recipes
 
     cfg = recipes.planned_if_there(name, [])
@@ -191,7 +191,7 @@ def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Ex
     is_fixed = best.sampler == "deterministic"
     overrides = {"/model": best.model, "/sampler": "deterministic" if is_fixed else "poisson", "/noise": "noise_batch_ratio"}
     overrides |= {"/accountant": "deterministic" if is_fixed else "pld"}
-    # A solved value ends where the target is met; rounded up it still is. No noise is what float32 loses.
+    # A solved value just meets the target; rounded up, it still does. Zero noise becomes a value so small that float32 loses it.
     ratio = best.noise_batch_ratio * (1 + 1e-9) if best.noise_multiplier > 0 else 2.0**-40
     values: dict[str, Any] = {
         "name": f"design_{best.model}",

@@ -1,4 +1,4 @@
-"""`job=explain`: the claim of a config or a run in plain words, and what the next stronger and weaker settings would cost.
+"""`job=explain`: the claim of a config or a run in plain language, and the cost of the next stronger and weaker settings.
 
 Imports no jax. `python -m dpx +experiment=<name> job=explain`, or `python -m dpx job=explain run=<folder>`.
 """
@@ -29,7 +29,7 @@ NEIGHBOURS = {
 
 @declaration
 class Explain:
-    """Prints the explanation and writes `release/explain.json`. `size` stands in for the number of rows where the data is not prepared."""
+    """Prints the explanation and writes `release/explain.json`. `size` is used as the number of rows if the data is not prepared."""
 
     size: int | None = None
 
@@ -51,8 +51,8 @@ class Explain:
             console.print(Table(table["name"], columns, tuple(tuple(row.values()) for row in table["rows"]), table["title"]).shown())
 
     def _size(self, experiment: Experiment, stated: dict[str, Any] | None) -> int:
-        """The number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 where nothing is
-        said of it."""
+        """The number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is
+        unknown."""
         if self.size is not None:
             return self.size
         if stated is None:
@@ -81,7 +81,7 @@ _OF_A_RUN = {"accountant", "mechanism", "spent", "unit_mode", "declared_size", "
 
 
 def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:
-    """What a run that has not begun will begin from."""
+    """The origins of a run that has not begun."""
     if experiment.init.is_random and fork is None:
         return ()
     from dpx.data.prepare import prepare
@@ -128,7 +128,7 @@ def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, be
 
 
 def _on_the_word(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str, Any]:
-    """A table whose numbers are a package's word says so where it is read."""
+    """`table`, with a note in its title if its numbers are not proved but trust the packages `by`."""
     return table | {"title": f"{table['title']} (no bounds: on the word of {', '.join(by)})"} if by else table
 
 
@@ -162,15 +162,15 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
 
 
 def _stated_epsilon(document: dict[str, Any], accountant: str) -> float:
-    """The statement's epsilon, of the planned end and all that was charged beside the plan; where it is no bound, the number given instead.
-    Infinite where there is none."""
+    """The statement's epsilon, of the planned end and everything charged in addition to the plan; if it is not a bound, the number stated
+    instead. Infinite without a number."""
     instead = {one["name"].removeprefix("epsilon/"): one["value"] for one in document["unsupported"]}
     value = (instead | document["epsilon"]).get(accountant)
     return math.inf if value is None else value
 
 
 def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
-    """What the run begins from."""
+    """The lines about the origins of the run."""
     from dpx.privacy.origins import in_words
 
     if not origins:
@@ -180,7 +180,7 @@ def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
 
 
 def _audit(audit: dict[str, Any]) -> list[str]:
-    """What canaries in the run do."""
+    """The lines about the audit's canaries in the run."""
     if audit["canaries"] == "none":
         return ["Audit: none in this run; job=audit attacks its mechanism."]
     from dpx.privacy.origins import VERDICTS
@@ -218,7 +218,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str,
 
 
 def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:
-    """Epsilon with one thing changed; noise is held where it would otherwise be solved for again."""
+    """Epsilon with one thing changed; the noise is kept where it would otherwise be solved for again."""
     from dpx.claim.calibration import calibrate
     from dpx.mechanism.declarations import Multiplier
 

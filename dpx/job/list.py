@@ -72,7 +72,7 @@ def _show_names(names: list[str], points: list[Point], console: Console) -> None
 
 
 def _show_packages(console: Console) -> None:
-    """Installed packages that add to dpx; nothing where there are none."""
+    """Prints the installed packages that add to dpx; nothing if no package is installed."""
     table = Table("package", "version", "options", "set aside because")
     for package in packages.listed():
         table.add_row(package.name, package.version, "\n".join(packages.assignments(package)), package.set_aside)

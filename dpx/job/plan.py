@@ -25,7 +25,7 @@ from dpx.privacy import ledger, origins
 from dpx.privacy.origins import Origin
 from dpx.run_folder import RunFolder, write_json
 
-# Larger microbatches gain nothing: the products are full long before.
+# Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
 LARGEST_MICROBATCH = 1024
 
 
@@ -46,7 +46,7 @@ class Plan:
         show(document, Console(soft_wrap=True))
 
     def document(self, experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
-        """What plan.json will hold. `fork` is the `<run folder>@<step>` that the run would go on from."""
+        """The content of plan.json. `fork` is the `<run folder>@<step>` that the run would resume from."""
         if self.analysis is None:
             planned = plan(experiment, fork)
             return planned | {"compiled": _compiled(experiment, planned)} if self.compile else planned
@@ -54,9 +54,9 @@ class Plan:
 
 
 def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
-    """Every field of plan.json; `fork` is the `<run folder>@<step>` that the run goes on from.
+    """Every field of plan.json; `fork` is the `<run folder>@<step>` that the run resumes from.
 
-    Raises `ConfigError` where the claim cannot stand or the number of rows is not known.
+    Raises `ConfigError` if the claim is not valid or the number of rows is not known.
     """
     store = _store(experiment)
     manifest = store.manifest if store else None
@@ -111,7 +111,7 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
     # A unit costs as much as the most rows it may have: the rest is padding.
     rows = examples * experiment.privacy.rows_per_example
     whole, exact = _products(experiment, vocabulary, rows, size * experiment.privacy.rows_per_example)
-    # The rule is of training every parameter.
+    # The rule assumes that every parameter is trained.
     flops = published_flops(parameters, experiment.data.sequence_length) * rows * (exact / whole)
     hours = flops / mesh.flops_per_s / 3600
     return {
@@ -130,7 +130,7 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
 
 
 def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: int) -> tuple[int, int]:
-    """Matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained and of what is."""
+    """Matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained, and for the parameters that are trained."""
     model, task, length = experiment.model, experiment.task, experiment.data.sequence_length
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
     if experiment.train.is_all:
@@ -179,14 +179,14 @@ def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int) 
 def _claim(
     experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...], against: list[str]
 ) -> dict[str, Any]:
-    """Guarantee, noise and epsilon; `against` are reasons beside those of the config why no guarantee is planned."""
+    """Guarantee, noise and epsilon; `against` are reasons, in addition to those of the config, why no guarantee is planned."""
     sigma = calibrated.noise_multiplier
     reasons = [f"mechanism={experiment.mechanism.name}"]
     if experiment.is_private:
         reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from) + against
     by = rests_on.joined(rests_on.of(experiment), rests_on.of_segments(ledger.join(*origins.charged(begins_from))))
     epsilon = planned_epsilon(experiment, calibrated, begins_from)
-    # As in a statement: what is not proved is a number with its reason, and no bound.
+    # As in a statement: a number that is not proved is given with its reason, not as a bound.
     why_not = "; ".join(reasons if experiment.is_private and reasons else rests_on.words(by))
     said = [{"name": f"epsilon/{name}", "value": value, "reason": why_not} for name, value in epsilon.items() if why_not]
     return {
@@ -211,7 +211,7 @@ def _claim(
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The plan as a person reads it."""
+    """Prints the plan for people."""
     if "analysis" in document:
         _show_analysis(document, console)
         return
@@ -265,7 +265,7 @@ def _epsilons(epsilons: dict[str, float | None]) -> str:
 
 
 def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the run begins from, and what is left of epsilon without it."""
+    """The lines about the run's origins, and epsilon without them."""
     begins_from = document["init"]["origins"]
     lines = [("begins from", origins.in_words(one)) for one in begins_from]
     alone = _epsilons(document["epsilon_of_this_run"])

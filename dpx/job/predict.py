@@ -23,8 +23,8 @@ from dpx.run_folder import RunFolder
 class Predict:
     """Reads `input` (a file as of data=table; no label is read) and writes `output`.jsonl and `output`.csv, a line a row, in its order.
 
-    The classifier is that of the run that `run=` names, or of the folder `checkpoint`. Columns are those the run was trained on, where
-    none are named. With `choices_field` the label is the place of the right one of the texts listed there, from 0.
+    The classifier is that of the run that `run=` names, or of the folder `checkpoint`. By default the run's training columns are used. With
+    `choices_field` the label is the place of the right one of the texts listed there, from 0.
     """
 
     input: str
@@ -61,7 +61,7 @@ class Predict:
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
 
     def _columns(self, trained_on: TextColumns, choices: int | None) -> TextColumns:
-        """Where a row's texts stand, for a classifier that tells `choices` texts of a row apart, or reads one."""
+        """The columns of a row's texts, for a classifier that reads `choices` texts per row, or one."""
         named = self.choices_field or trained_on.choices
         value = f"job.choices_field={self.choices_field}"
         require(named is None or choices is not None, value, "the classifier reads one text a row", "Leave it out")
@@ -79,7 +79,7 @@ def _written(output: Path) -> tuple[Path, Path]:
 
 
 def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
-    """How many rows were written to both files; they are put in place when both are whole, and what was there before stays until then."""
+    """Writes both files and returns the number of rows; the files replace earlier ones only when both are complete."""
     drafts = {path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"): path for path in _written(output)}
     try:
         lines_path, csv_path = drafts

@@ -9,7 +9,7 @@ from dpx.run_folder import RunFolder
 
 @declaration
 class Prepare:
-    """Prepares the experiment's data, or opens what is prepared, and says what is there."""
+    """Prepares the experiment's data, or opens the prepared data, and prints a summary."""
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del folder

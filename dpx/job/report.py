@@ -13,8 +13,8 @@ from dpx.run_folder import RunFolder
 class Report:
     """With `collect`, runs under `outputs` replace their own rows in results.csv; rows of runs that are gone stay.
 
-    Runs that are no longer a point of their recipe are left out and named.
-    Writes README.md, page.html and figures/ beside it. A verdict that fails or did not run is shown as such and is no error.
+    Runs that are no longer a point of their recipe are left out and named. Writes README.md, page.html and figures/ beside it. A verdict
+    that fails or did not run is shown as such and does not raise.
     """
 
     paper: str
@@ -30,7 +30,7 @@ class Report:
             wide_console().print(f"{benchmarks.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
             return
         page, home = pages.page(self.paper), Path(self.evidence) / self.paper
-        # At once, not after every run was collected.
+        # Checked first, not after every run was collected.
         require_extra("job=report", "plots")
         published = home / "published.csv"
         require(published.is_file(), published, "the published values are not there", "Run from the checkout, or set report.evidence")

@@ -1,4 +1,4 @@
-"""`job=resume run=<folder>`: goes on with a run under the config it began with, whatever the recipes say today."""
+"""`job=resume run=<folder>`: resumes a run with the config it began with, even if the recipes have changed."""
 
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
@@ -8,7 +8,7 @@ from dpx.run_folder import RunFolder
 
 @declaration
 class Resume:
-    """Trains on in a folder that holds a run; raises `ConfigError` for one that does not."""
+    """Continues training in a folder that holds a run; raises `ConfigError` for one that does not."""
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(folder.has_begun, "run", "no run is named that could go on", "Add run=<folder>, or start one with job=train")

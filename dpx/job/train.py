@@ -1,4 +1,4 @@
-"""`job=train`: prepare, calibrate, train, state what was spent. Running the same command again goes on where it stopped."""
+"""`job=train`: prepare, calibrate, train, state what was spent. Running the same command again resumes where it stopped."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class Train:
         from dpx.training.session import Session
 
         with folder.claimed(), Session.open(experiment, folder, self) as session:
-            # What was refused has changed nothing.
+            # A refused command has changed nothing.
             session.keep_config()
             results = session.train()
             claim, verdict = session.stated, session.verdict
@@ -44,7 +44,7 @@ _BASELINES = {"most_frequent_token": "most frequent public token", "untrained": 
 
 
 def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
-    """The closing table: what was learnt, against what, under which claim."""
+    """Prints the final table: metrics, their baselines and the claim."""
     table = Table(title=str(folder), title_justify="left", show_header=False)
     metric = results["metric"]
     table.add_row(f"held-out {metric.replace('_', ' ')}", f"{results['heldout'][metric]:.2%}")

@@ -1,4 +1,4 @@
-"""The command line once everything is imported: compose, run, and answer what cannot stand with one line. Starts no jax."""
+"""The command line after all imports: compose, run, and report an invalid config with one line. Starts no jax."""
 
 import logging
 import sys
@@ -24,7 +24,7 @@ def run() -> None:
 
 
 def _run() -> None:
-    # A log that cannot be written (a full disk) must not bury the one line below.
+    # A log that cannot be written (a full disk) must not hide the one line below.
     logging.raiseExceptions = False
     config.register_resolvers()
     resolvers.register_resolvers()
@@ -53,18 +53,18 @@ def _run() -> None:
         except Exception as error:
             launcher.failures.append(error)
     if launcher.failures:
-        # One line for a reason that stopped every point.
+        # Prints a reason that stopped every point once.
         sys.exit(max(_answer(error) for error in {str(error): error for error in launcher.failures}.values()))
 
 
 def _show_sweep(launcher: Launcher) -> None:
-    """A search ends with a table of its own: of all trials, also those of earlier launches."""
+    """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches."""
     if launcher.is_sweep and launcher.study is None:
         sweep.show(launcher.outcomes, wide_console())
 
 
 def _answer(error: Exception) -> int:
-    """Prints the line for one error; the exit code it asks for."""
+    """Prints the line for one error and returns its exit code."""
     refused = as_refused(error)
     if refused is not None:
         tell(f"error: {refused}")

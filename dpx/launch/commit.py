@@ -1,4 +1,4 @@
-"""Which code ran: the commit of the checkout, where dpx runs from one."""
+"""The version of the code that ran: the commit of the checkout, if dpx runs from a checkout."""
 
 import subprocess
 from pathlib import Path

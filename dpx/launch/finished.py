@@ -1,4 +1,4 @@
-"""Whether a run has trained to its end: the same command then says so and touches nothing."""
+"""Whether a run has trained to its end: the same command then reports this and changes nothing."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -11,13 +11,13 @@ from dpx.launch.sweep import Status
 from dpx.places import without_places
 from dpx.run_folder import read_json
 
-# What a run leaves at its end; where one of them was taken away, the same command makes it again.
+# The files that a run writes at its end; if one of them is removed, the same command makes it again.
 _LEFT = ("release/params", f"release/{STATEMENT}", "private/results.json")
 JOBS = ("train", "resume")
 
 
 def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
-    """Whether the run that the resolved config `plain` names stands finished in `folder`."""
+    """Whether `folder` holds the run that the resolved config `plain` names, and that run has finished."""
     if not all((folder / name).exists() for name in _LEFT):
         return False
     if not any(Status(folder, job).read().get("state") == "finished" for job in JOBS):
@@ -29,17 +29,17 @@ def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
 
 
 def is_of(folder: Path, plain: dict[str, Any]) -> bool:
-    """Whether the run in `folder` is the one that the resolved config `plain` names. Raises `ConfigError` where its config is none."""
+    """Whether the run in `folder` is the one that the resolved config `plain` names. Raises `ConfigError` if its config is not valid."""
     place = config.place_of(folder)
     held = cast(dict[str, Any], OmegaConf.to_container(config.read(place)))
     text = OmegaConf.to_yaml(OmegaConf.create(plain))
-    # A copy of release/ holds no paths of the machine that it was made on.
+    # A copy of release/ does not contain the paths of the machine that it was made on.
     named = OmegaConf.to_container(OmegaConf.create(text if place.parent.name == "private" else without_places(text)))
     return config.identity(held) == config.identity(cast(dict[str, Any], named))
 
 
 def say(folder: Path) -> None:
-    """Holds the folder against its ledger, then shows what the run came to; raises `ConfigError` where its parts do not agree."""
+    """Checks the folder against its ledger, then shows the results of the run; raises `ConfigError` if its parts do not agree."""
     from dpx.claim import agreement
     from dpx.console import stage
     from dpx.job.train import show

@@ -1,6 +1,6 @@
-"""One composed config to one job in one run folder; in a sweep, finished points are skipped and errors kept for the end.
+"""Runs one composed config as one job in one run folder; in a sweep, finished points are skipped and errors are kept for the end.
 
-The only module beside `__main__` that knows that Hydra is running.
+Only this module and `__main__` depend on a running Hydra.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from dpx.tuning.study import Study
 
 log = logging.getLogger("dpx")
 
-# How and where a run that was made is looked at, beside `run=`: all that may differ from its own config.
+# The only settings, in addition to `run=`, that may differ from the config of an existing run.
 _BESIDE_RUN = ("mesh", "schedule", "microbatch")
 
 
@@ -61,9 +61,9 @@ class Launcher:
     def __call__(self, cfg: DictConfig) -> float:
         """One job of one config; returns the score that a search maximises.
 
-        Failed points score 0, the worst accuracy there is, so that the search continues.
+        Failed points score 0, the worst possible accuracy, so that the search continues.
 
-        Errors are kept: raised here, Hydra would add lines of its own, and the other points of a sweep would be lost.
+        Errors are kept: if they were raised here, Hydra would add lines to the output, and the other points of a sweep would not run.
         """
         settings = HydraConfig.get()
         self.is_sweep = settings.mode == RunMode.MULTIRUN
@@ -74,16 +74,16 @@ class Launcher:
             try:
                 require_one_process()
             except ConfigError as refused:
-                # Nothing is written, no log either: another process of the same job may be writing here.
+                # Nothing is written, not even a log: another process of the same job may be writing here.
                 self.failures.append(refused)
                 return self._record(path, point, "failed", error=str(refused))
         try:
-            # A point that was at its end when the signal came has finished; the next one does not begin.
+            # A point that was complete when the signal came has finished; the next one does not begin.
             if interruption.is_requested():
                 raise Interrupted
             if self.is_sweep and job == "train":
                 cfg, path = _own_place(cfg, path)
-                # The record then holds the overrides that lead to this folder.
+                # So the record holds the overrides that lead to this folder.
                 point += (f"replicate={cfg.replicate}",) if path != Path(settings.runtime.output_dir) else ()
                 status = Status(path, job)
                 is_left_alone = status.read().get("state") == "finished"
@@ -111,17 +111,17 @@ class Launcher:
             self._note_interrupted(interrupted, path, status)
             raise
         except Exception as error:
-            # A finished run that a search may not count has still finished, and what another process trains has not failed.
+            # A finished run that a search may not count has still finished, and a run that another process trains has not failed.
             words = self._note_failed(error, None if is_left_alone else status)
             return self._record(path, point, "failed", error=words)
         return self._record(path, point, "finished", status.read().get("score"))
 
     def _note_failed(self, error: Exception, status: Status | None) -> str:
-        """Keeps the error, notes it where `status` is the failed job's own, and returns it in words."""
+        """Keeps the error, notes it if `status` is that of the failed job, and returns it as text."""
         log.exception("the job stopped")
         self.failures.append(error)
         words = str(as_refused(error) or f"{type(error).__name__}: {error}")
-        # On a full disk the error is what the user must see, not that it could not be noted; nor may it be noted where a link leads.
+        # On a full disk the user must see this error, not that it could not be noted; it is also not written through a symbolic link.
         with contextlib.suppress(OSError, ConfigError):
             if status is not None:
                 status.write("failed", error=words)
@@ -130,7 +130,7 @@ class Launcher:
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)
         if cfg.run is None:
-            # Of new work alone: a run that was made is answered for whatever it was.
+            # Only for new work: jobs on an existing run accept any config that it had.
             _check_noise(experiment.mechanism, point)
             experiment.lr_schedule.require_fits(experiment.steps)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
@@ -144,10 +144,10 @@ class Launcher:
     def _trial(
         self, experiment: Experiment, job: Any, path: Path, status: Status, point: tuple[str, ...], fork: str | None
     ) -> Iterator[Experiment]:
-        """Counts a trial of a search, whatever becomes of it. Training points of a sweep are trials. A run that began as a trial stays one:
-        its folder tells, whatever the command line says."""
+        """Counts a trial of a search, whatever its result. Training points of a sweep are trials. A run that began as a trial remains one,
+        according to its folder, not the command line."""
         is_point = experiment.tune is not None and self.is_sweep and status.job == "train"
-        # A job from outside may train too.
+        # An external job may also train.
         trains = status.job in finished.JOBS or bool(rests_on.of(job))
         study = Study(path.parent, experiment.name) if is_point else Study.of_run(path) if trains else None
         if study is None:
@@ -162,13 +162,13 @@ class Launcher:
                 search_space.require_settled(sweeper)
             check_fork(fork, experiment.tune)
             check_init(experiment.init, experiment.tune)
-            # Text that cannot be prepared refuses here: no trial has begun then.
+            # Text that cannot be prepared raises here, before a trial begins.
             prepare(experiment.data, experiment.privacy)
             self.study = study
         else:
             experiment = study.resumed(experiment)
         study.begin(experiment, path, point, search_space.composed)
-        # The same command draws new trials, and does not go on with this one.
+        # The same command draws new trials and does not resume this one.
         self._is_draw = experiment.tune is not None and experiment.tune.charge == "repeat_and_select"
         try:
             yield experiment
@@ -178,7 +178,7 @@ class Launcher:
         study.end(experiment, path, "finished", _score(path))
 
     def _adopt(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
-        """A point that was trained before, on its own, tells a charged search what came of it: it becomes a trial and is charged."""
+        """Adds a point that was trained separately before to a charged search: it becomes a trial with its result and is charged."""
         experiment, job = build(cfg)
         if experiment.tune is None or experiment.tune.charge == "uncharged" or Study(path.parent, experiment.name).has(path):
             return
@@ -190,7 +190,7 @@ class Launcher:
         return score or 0.0
 
     def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:
-        """How to go on, and the state a run is left in; a job that had not begun leaves none."""
+        """Notes how to resume and the state of the run; a job that had not begun has no state."""
         resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
         if self.is_sweep and self._is_draw and interrupted.done is not None:
             interrupted.how = f"{resume} goes on with this trial, and then the same command with the sweep"
@@ -203,7 +203,7 @@ class Launcher:
                 status.write("interrupted", steps=interrupted.done)
 
     def _check_sweep(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
-        """A recipe's own sweep is not lost in another, and one process keeps to one mesh."""
+        """Raises `ConfigError` for a recipe's own sweep as a point of another one, and for a second mesh in one process."""
         keys = {override.lstrip("+").partition("=")[0] for override in point}
         own = set(settings.sweeper.get("params") or {})
         if own and not own & keys:
@@ -223,9 +223,9 @@ class Launcher:
 
 
 class CloseStudy(Callback):
-    """Hydra's callback at the end of a search, also of one that had no trial left: its statement, and a table of all trials.
+    """Hydra's callback at the end of a search, also if no trial was left: writes its statement and prints a table of all trials.
 
-    Hydra makes it, and turns what it raises into a warning: errors are added to `failures`, which `__main__` looks at.
+    Hydra creates it and turns its exceptions into warnings, so errors are added to `failures`, which `__main__` reads.
     """
 
     failures: ClassVar[list[Exception]] = []
@@ -256,7 +256,7 @@ class CloseStudy(Callback):
 
 
 def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None:
-    """Raises `ConfigError` where a search is declared, and what is launched would not be one of its trials."""
+    """Raises `ConfigError` if a search is declared, but the launched run would not be one of its trials."""
     require(
         experiment.tune is None or job != "train" or is_sweep,
         "tune",
@@ -278,7 +278,7 @@ def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None
 
 
 def _check_noise(mechanism: Mechanism, overrides: tuple[str, ...]) -> None:
-    """Noise asked for beside a mechanism that adds none is a slip that would cost the guarantee."""
+    """Raises `ConfigError` for noise settings with a mechanism that adds no noise: this mistake would lose the guarantee."""
     asked = [override for override in overrides if override.lstrip("+").startswith(("noise.", "noise="))]
     require(
         not asked or mechanism.is_private,
@@ -289,8 +289,8 @@ def _check_noise(mechanism: Mechanism, overrides: tuple[str, ...]) -> None:
 
 
 def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
-    """The config and folder of one point of a sweep. Under `repeat_and_select` a point that is drawn a second time is a second draw of
-    the mechanism, with noise of its own: it runs again, as the next replicate. What the first came to is not taken for it."""
+    """The config and folder of one point of a sweep. Under `repeat_and_select` a point that is drawn a second time is a second draw of the
+    mechanism, with fresh noise: it runs again, as the next replicate. The result of the first is not reused."""
     if OmegaConf.select(cfg, "tune.charge") != "repeat_and_select":
         return cfg, path
     while path.exists() and any((path / "private" / name).exists() for name in ("ledger", "trial.json")):
@@ -302,7 +302,7 @@ def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
 
 
 def _require_same_run(cfg: DictConfig, path: Path) -> None:
-    """Raises `ConfigError` where a job that does not train would look at the run in `path` by another config than its own."""
+    """Raises `ConfigError` if a job that does not train would read the run in `path` with another config than the run's."""
     require(
         not RunFolder(path).has_begun or finished.is_of(path, config.resolved(cfg)),
         path,
@@ -316,7 +316,7 @@ def _score(path: Path) -> float | None:
     try:
         results = json.loads((path / "private" / "results.json").read_text())
         score = float(results["heldout"][results["metric"]])
-        # What cannot be compared chooses nothing.
+        # A score that cannot be compared is not used.
         return score if math.isfinite(score) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""What Hydra's own node of dpx's YAML may ask for: where its files go, what a search stores, and how many trials it has left."""
+"""Resolvers for Hydra's own node in dpx's YAML: where its files go, what a search stores, and how many trials are left."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ def register_resolvers() -> None:
 
 
 def _hydra_files(root: DictConfig) -> str | None:
-    """Where Hydra keeps what it composed, below the run's folder; nowhere for a run that has finished, which nothing may touch, and for one
-    that is refused in one of several processes.
+    """The folder, below the run's, where Hydra stores what it composed; `None` for a finished run, which must not change, and for one that
+    is refused in one of several processes.
 
-    Hydra asks for it before it writes there: the private folder is then made. Raises `ConfigError` where a symbolic link lies in the run's
-    folder."""
+    Hydra resolves it before it writes there, so the private folder is made here. Raises `ConfigError` if the run's folder contains a
+    symbolic link."""
     place = OmegaConf.select(root, "hydra.runtime.output_dir", throw_on_missing=False)
     if place is None:
         return "private/hydra"
@@ -56,14 +56,14 @@ def _has_finished(root: DictConfig, folder: RunFolder) -> bool:
 
 
 def _job(root: DictConfig) -> str:
-    """The job that a config chooses, by its option's name."""
+    """The job that a config chooses, as the name of its option."""
     return str(OmegaConf.select(root, "hydra.runtime.choices.job", default="train"))
 
 
 class NothingLeft(BaseException):
-    """A search has no trial left when it is launched. `config` is its base config, with Hydra's own node.
+    """Raised if a search has no trial left when it is launched. `config` is its base config, with Hydra's own node.
 
-    It is not an `Exception`: OmegaConf would wrap it, and it has to end the launch, since Optuna fails where it draws no trial."""
+    It is not an `Exception`, which OmegaConf would wrap; it must end the launch, since Optuna fails if it draws no trial."""
 
     def __init__(self, config: DictConfig):
         super().__init__("the search has had all its trials")
@@ -71,20 +71,20 @@ class NothingLeft(BaseException):
 
 
 def _search_storage(root: DictConfig) -> str | None:
-    """Where Optuna stores its trials. `None` for independent trials, since settings can be put into a stored study by hand, and for a job
-    that trains nothing, such as a plan, from which there is nothing to learn."""
+    """The storage of Optuna's trials. `None` for independent trials, since settings can be added to a stored study by hand, and for a job
+    that does not train, such as a plan, whose result is not useful to Optuna."""
     if OmegaConf.select(root, "tune.charge") == "repeat_and_select" or _job(root) != "train":
         return None
     return f"sqlite:///{root.hydra.sweep.dir}/studies/{root.name}/private/optuna.db"
 
 
 def _trials_left(root: DictConfig) -> int:
-    """What the recipe's study still has to begin: a search launched again goes on to its number, not past it. What a `repeat_and_select`
-    draws, and its secret number, are settled here."""
+    """The number of trials that the recipe's study still has to begin: a search launched again continues up to its number, not beyond. The
+    distribution and the secret number of a `repeat_and_select` are fixed here."""
     node = config.resolved(OmegaConf.create({"tune": root.get("tune")}))["tune"]
     require(node is not None, "hydra/sweeper=search", "no search is declared", "Add tune=search")
     tune = config.make(node, "tune")
-    # Before the first trial, not at each.
+    # Checked before the first trial, not at each one.
     check_charge(root.hydra.sweeper, tune)
     if _job(root) != "train":
         return tune.trials

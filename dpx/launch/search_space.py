@@ -1,4 +1,4 @@
-"""What a search draws its trials from, read from a composed config: the sweeper's parameters and the command line together."""
+"""The distribution of a search's trials, read from a composed config: the sweeper's parameters and the command line."""
 
 import json
 from collections.abc import Sequence
@@ -13,15 +13,16 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError, require
 from dpx.tuning.distribution import TrialDistribution, key_of
 
-# As in conf/hydra/sweeper/search.yaml: whatever asks for this number settles the search first.
+# As in conf/hydra/sweeper/search.yaml: resolving this number first fixes the search.
 TRIALS_LEFT = "${trials_left:}"
 
 
 def declared(root: DictConfig) -> TrialDistribution:
-    """The distribution of the trials of the search in `root`, a base config with Hydra's own node. Raises `ConfigError` for a setting whose
-    distribution is not known here.
+    """The distribution of the trials of the search in `root`, a base config with Hydra's own node. Raises `ConfigError` for a setting with
+    an unsupported distribution.
 
-    As in the sweeper, an override of the command line replaces the parameter of that key, and a single value takes it out of the space.
+    As in the sweeper, an override on the command line replaces the parameter with the same key, and a single value removes it from the
+    space.
     """
     params = {str(key): str(value) for key, value in (root.hydra.sweeper.get("params") or {}).items()}
     parser = OverridesParser.create()
@@ -60,7 +61,7 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _fixed(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that decide a trial's result and score: not those of how it is computed, and not the number of the repeat."""
+    """The settings that decide a trial's result and score, without those of how it is computed and without the replicate number."""
     plain = config.resolved(cfg)
     told = {key: value for key, value in config.identity(plain).items() if key != "replicate"}
     told["schedule"] = {"evaluation_rows": (plain.get("schedule") or {}).get("evaluation_rows")}

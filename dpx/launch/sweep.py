@@ -1,4 +1,5 @@
-"""Points of a sweep that can be launched again: what each came to is kept beside it, finished ones are skipped, all stand in a table.
+"""The points of a sweep that can be launched again: the result of each is stored in its folder, finished points are skipped, and a table
+shows all.
 
 `private/status.json` of a run holds, by job, `state` (`running`, `finished`, `failed`, `interrupted`), times, the error and the
 score that a search maximises.
@@ -20,7 +21,7 @@ from dpx.run_folder import RunFolder, write_json
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one point came to. `score` is its held-out accuracy where it trained."""
+    """The result of one point. `score` is its held-out accuracy if it trained."""
 
     folder: Path
     point: tuple[str, ...]
@@ -30,14 +31,15 @@ class Outcome:
 
 
 class Status:
-    """One job's entry in a run's `private/status.json`; a kill leaves the last state, and jobs of other processes keep theirs."""
+    """One job's entry in a run's `private/status.json`; after a kill the last state remains, and the entries of jobs in other processes do
+    not change."""
 
     def __init__(self, folder: Path, job: str):
         self._folder, self.job = RunFolder(folder), job
         self._path = self._folder.private / "status.json"
 
     def read(self) -> dict[str, Any]:
-        """This job's entry; empty where it has never run here, or where what is there cannot be read."""
+        """This job's entry; empty if it has never run here, or if the file cannot be read."""
         entry = self._all().get(self.job)
         return entry if isinstance(entry, dict) else {}
 
@@ -55,13 +57,13 @@ class Status:
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
-    """All points of a sweep by what differs between them, failed ones with their error."""
+    """Prints all points of a sweep with the settings that differ between them; failed points with their error."""
     points = [outcome.point for outcome in outcomes]
     shared = set(points[0]).intersection(*points) if len(points) > 1 else set()
     table = Table("point", "state", "held-out accuracy", "folder", "error", title="points of the sweep", title_justify="left")
     for outcome in outcomes:
         score = "" if outcome.score is None else f"{outcome.score:.2%}"
         point = " ".join(part for part in outcome.point if part not in shared)
-        # A path in brackets is no markup.
+        # Escaped, so that a path in brackets is not read as markup.
         table.add_row(escape(point), outcome.state, score, outcome.folder.name, escape(outcome.error or ""))
     console.print(table)

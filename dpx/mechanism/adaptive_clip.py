@@ -1,8 +1,8 @@
-"""`clip=quantile`: a clipping norm that is state of the run, moved after each step by that step's noisy count (Andrew et al. 2021).
+"""`clip=quantile`: a clipping norm that is state of the run, updated after each step by that step's noisy count (Andrew et al. 2021).
 
-Step t clips to C_t and scales its noise by C_t, both fixed before its rows are drawn; what its rows say about the norm reaches C_{t+1}
-through the noisy count alone. All C_t are therefore released values. Each example is counted by its own norm alone, so one that changes
-moves the count by its own share, wherever the others lie in the step.
+Step t clips to C_t and scales its noise by C_t, both fixed before its rows are drawn; its rows influence C_{t+1} only through the noisy
+count. All C_t are therefore released values. Each example is counted by its own norm alone, so an example that changes moves the count
+only by its own share, whatever the places of the others in the step.
 """
 
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from dpx.declaration import declaration, require
 from dpx.mechanism.clip import Clip, Weights, flat_weights
 from dpx.randomness import RootSecret
 
-# An example counts +1/2 or -1/2, one that is missing 0.
+# An example counts +1/2 or -1/2, a missing example 0.
 COUNT_SENSITIVITY = 0.5
 
 # The norm stays within this factor of the first one, and never falls below the smallest: noise alone must not drive it out of float32.
@@ -25,9 +25,9 @@ RANGE = 1e6
 class AdaptiveClip(Clip):
     """Flat clipping at a norm C_t that follows a quantile of the examples' norms (Andrew et al. 2021).
 
-    C_0 is `clipping_norm`. Each step also releases how many of its examples lie within C_t, on the same draw as the sum and with noise of
-    its own; C_{t+1} = C_t exp(-`learning_rate` (noisy fraction - `target_quantile`)). An example counts +1/2 within C_t and -1/2 beyond
-    it, so `count_noise_multiplier` is the noise's deviation over a sensitivity of 1/2 (the paper's sigma_b is half of it).
+    C_0 is `clipping_norm`. Each step also releases how many of its examples have a norm within C_t, on the same draw as the sum and with
+    separate noise; C_{t+1} = C_t exp(-`learning_rate` (noisy fraction - `target_quantile`)). An example counts +1/2 within C_t and -1/2
+    beyond it, so `count_noise_multiplier` is the noise's standard deviation over a sensitivity of 1/2 (the paper's sigma_b is half of it).
     """
 
     target_quantile: float = 0.5
@@ -88,7 +88,7 @@ class AdaptiveClip(Clip):
         return jnp.clip(moved, max(self.clipping_norm / RANGE, SMALLEST_CLIPPING_NORM), self.clipping_norm * RANGE)
 
     def release(self) -> dict[str, Any]:
-        """The norm is each step's own, so the entry names none."""
+        """The entry names no norm, since each step has its own."""
         return {"clipping_norm": None, "count_noise_multiplier": self.count_noise_multiplier}
 
     def released(self, state: Any) -> dict[str, Any]:

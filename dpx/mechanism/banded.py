@@ -1,13 +1,13 @@
 """`mechanism=banded`: noise correlated over a band of steps. Released at step t is (z_t - sum_j c_j noise_{t-j}) / c_0, row t of C^-1 z.
 
-What the proof covers (Choquette-Choo et al. 2023, theorem 4): column j of C, of norm 1, is all that a row taking part in step j adds to
-C x; it ends before step j + bands. Steps of one row are `cycle` >= `bands` apart, so its columns do not overlap: each time its group comes
-round is one Poisson-sampled Gaussian release of probability `cycle` q, and nothing else. The claim depends on the number of bands and the
+What the proof covers (Choquette-Choo et al. 2023, theorem 4): a row that takes part in step j adds only column j of C, of norm 1, to C x;
+that column ends before step j + bands. Steps of one row are `cycle` >= `bands` apart, so its columns do not overlap: each turn of its group
+is one Poisson-sampled Gaussian release of probability `cycle` q, and nothing else. The claim depends on the number of bands and the
 columns' norm, not on the coefficients' values. Groups must be the same in both neighbours, which the sampler requires
-(`Sampler.needs_fixed_numbers`); places within a step need not be, since sums are of real numbers.
+(`Sampler.needs_fixed_numbers`); places within a step may differ, since sums are of real numbers.
 
 Past noise is state: it starts at zero, is saved with every checkpoint, and starts at zero again in a new noise epoch or fork, which is then
-a mechanism of its own.
+a separate mechanism.
 
 Shape legend: J past steps (bands - 1), most recent first.
 """
@@ -32,8 +32,8 @@ _BELOW_ONE = 1 - 1e-6
 class Banded(Mechanism):
     """Noise correlated over `bands` steps, so that much of it cancels in the sum of all updates (Choquette-Choo et al. 2023, BandMF).
 
-    Released is x + C^-1 z for a lower-triangular Toeplitz matrix C with `bands` diagonals and columns of norm 1, optimised for prefix sums.
-    A row may take part once in any `bands` steps, which `sampler=cyclic_poisson` sees to. Keeps `bands` - 1 noise vectors as state.
+    The release is x + C^-1 z for a lower-triangular Toeplitz matrix C with `bands` diagonals and columns of norm 1, optimised for prefix
+    sums. A row may take part once in any `bands` steps; `sampler=cyclic_poisson` ensures this. Keeps `bands` - 1 noise vectors as state.
     """
 
     bands: int = 4
@@ -61,7 +61,7 @@ class Banded(Mechanism):
         require(not declared.telemetry.is_released, "mechanism=banded, telemetry=released", reason, fix)
 
     def release(self) -> dict[str, Any]:
-        """Gaussian: columns of C have norm 1, so what a row adds to C x is held to the clipping norm."""
+        """Gaussian: columns of C have norm 1, so the norm of what a row adds to C x is at most the clipping norm."""
         return {"noise": "gaussian"}
 
     def require_library(self, private: Path) -> None:
@@ -71,9 +71,9 @@ class Banded(Mechanism):
     def load_strategy(self, steps: int, private: Path) -> np.ndarray:
         """The run's coefficients of C's first column, float32 [bands], written to `private` once and then kept.
 
-        They are a function of (steps, bands) but for the optimiser's last bits, so a file that was lost or is unreadable is made anew.
-        Where that gives other coefficients, or the file was changed, the run's fingerprint differs and a new noise epoch begins: the
-        proof is of one strategy for a whole epoch. Raises `ConfigError` where the library is missing.
+        They are a function of (steps, bands) except for the optimiser's last bits, so a lost or unreadable file is written again.
+        If that gives other coefficients, or the file was changed, the run's fingerprint differs and a new noise epoch begins: the
+        proof assumes one strategy for a whole epoch. Raises `ConfigError` if the library is missing.
         """
         path = private / "strategy.json"
         found = _read(path)
@@ -119,7 +119,7 @@ class Banded(Mechanism):
 
 
 def _read(path: Path) -> Any:
-    """The coefficients in the file at `path`; `None` where it is missing or unreadable."""
+    """The coefficients in the file at `path`; `None` if it is missing or unreadable."""
     try:
         return json.loads(path.read_text())["coefficients"]
     except (OSError, ValueError, TypeError, KeyError):

@@ -1,10 +1,10 @@
-"""What a clip is: a norm, the weights that hold examples to it, and its state from step to step. It is part of the claim; how the clipped
+"""Defines a clip: a norm, the weights that limit examples to it, and its state from step to step. It is part of the claim; how the clipped
 sum is computed is declared as `clipping`.
 
-A clip gives `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that moves; `release` for the
-ledger; `released`, `releases` and `explanation` for what is shown. `Clip` implements all but the weights, for a norm that stays.
+A clip has `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that changes; `release` for the
+ledger; `released`, `releases` and `explanation` for what is shown. `Clip` implements all except the weights, for a constant norm.
 
-Shape legend: B examples, K groups of parameters clipped apart.
+Shape legend: B examples, K groups of parameters clipped separately.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Weights = Callable[[Any], Any]
 
 @declaration
 class Clip:
-    """A clip whose norm stays what was declared. State is `None`."""
+    """A clip with the declared, constant norm. Its state is `None`."""
 
     if TYPE_CHECKING:
 
@@ -29,7 +29,7 @@ class Clip:
         def kind(self) -> str: ...
 
     clipping_norm: float
-    # Whether the norm moves with what examples say, through a noisy count released beside each sum.
+    # Whether the norm adapts to the examples, through a noisy count that is released with each sum.
     is_adaptive: ClassVar[bool] = False
 
     def weights(self, limit: Any) -> Weights:
@@ -37,7 +37,7 @@ class Clip:
         raise NotImplementedError
 
     def initial_state(self) -> Any:
-        """What the clip carries from step to step, as an array; `None` for nothing."""
+        """The clip's state before the first step, as an array; `None` if it has no state."""
         return None
 
     def in_force(self, state: Any) -> Any:
@@ -45,27 +45,27 @@ class Clip:
         return np.float32(self.clipping_norm) if state is None else state
 
     def draw(self, secret: RootSecret, step: int, state: Any) -> np.ndarray | None:
-        """The key of what the clip releases beside a step's sum, under a purpose of its own; `None` where it releases nothing."""
+        """The key for what the clip releases in addition to a step's sum, under its own purpose; `None` if it releases nothing."""
         return None
 
     def next_clipping_norm(self, state: Any, counts: dict[str, Any], key: Any, expected_batch: Any) -> Any:
-        """The state of the next step, from this one's counts (float32 [] each), under jit. Without a key nothing moves."""
+        """The state of the next step, from this step's counts (float32 [] each), under jit. Without a key the state does not change."""
         return state
 
     def release(self) -> dict[str, Any]:
-        """The fields of a ledger entry that are the clip's: its norm, where that is known beforehand, and its own release's noise."""
+        """The clip's fields in a ledger entry: its norm, if that is known before the step, and the noise of the clip's release."""
         return {"clipping_norm": self.clipping_norm, "count_noise_multiplier": None}
 
     def released(self, state: Any) -> dict[str, Any]:
-        """Metrics of a step that the claim pays for, by name."""
+        """Metrics of a step that the claim covers, by name."""
         return {}
 
     def releases(self) -> list[str]:
-        """What the run publishes of the clip, paid for by its claim, in words."""
+        """What the run publishes of the clip, covered by its claim, as text."""
         return []
 
     def explanation(self) -> str:
-        """The norm that gradients are clipped to, in words."""
+        """The norm to which gradients are clipped, as text."""
         return f"norm {self.clipping_norm:.4g}"
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Flat(Clip):
 
 @declaration
 class Normalised(Clip):
-    """clip(g) = C * g / (||g|| + stability): every example weighs nearly C (Bu et al. 2023, AUTO-S)."""
+    """clip(g) = C * g / (||g|| + stability): every clipped gradient has norm near C (Bu et al. 2023, AUTO-S)."""
 
     stability: float = 0.01
     kind: Literal["normalised"] = "normalised"
@@ -104,12 +104,12 @@ class Normalised(Clip):
 
 @declaration
 class PerLayer(Clip):
-    """Each group of parameters (a layer, the embeddings, a head) clipped by itself to C / sqrt(groups); the whole has norm at most C."""
+    """Each group of parameters (a layer, the embeddings, a head) is clipped alone to C / sqrt(groups); the whole has norm at most C."""
 
     kind: Literal["per_layer"] = "per_layer"
 
     def weights(self, limit: Any) -> Weights:
-        """`norms_KB -> c_KB`, one norm a group."""
+        """`norms_KB -> c_KB`, one norm per group."""
         from dpx.clipping.weights import PerLayerWeights
 
         return PerLayerWeights(limit)

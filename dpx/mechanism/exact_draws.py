@@ -1,7 +1,7 @@
 """Exact draws of the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) over the integers, s^2 a rational number.
 
 Rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke 2020, algorithms 2 and 3). Every decision is whether a uniform
-number lies below exp(-x) for a rational x. Float64 decides where that is clear; within `MARGIN` more random bits and exact arithmetic do,
+number lies below exp(-x) for a rational x. Float64 decides clear cases; within `MARGIN` more random bits and exact arithmetic decide,
 so no rounding shifts a probability. `job=benchmark_noise` measures the cost of a draw.
 
 Shape legend: N candidates.
@@ -16,7 +16,7 @@ import numpy as np
 
 from dpx.randomness import BitStream
 
-# Far above the error of float64 in exp and in its arguments here (below 1e-14), and met once in 1e12 decisions.
+# Far above the error of float64 in exp and in its arguments here (below 1e-14), and reached once in 1e12 decisions.
 MARGIN = 1e-12
 
 

@@ -1,9 +1,9 @@
 """Gaussian draws whose tail reaches past 9 sigma in float32.
 
-`jax.random.normal` turns 23 bits into a uniform and stops at 5.42 sigma: a cut of 6e-8 a coordinate, above the deltas of
+`jax.random.normal` turns 23 bits into a uniform and stops at 5.42 sigma: it cuts off 6e-8 per coordinate, more than the deltas of
 the papers. Here the radius of Box and Muller's pair comes from 64 bits, so draws reach sqrt(2 * 64 * ln 2) = 9.42 sigma.
 
-Shape legend: R rows, N columns of one slice; M pairs of all slices that are drawn as one.
+Shape legend: R rows, N columns of one slice; M pairs of all slices that are drawn together.
 """
 
 import itertools
@@ -38,8 +38,8 @@ def gaussian(key: UInt32[Array, "2"], rows: int, columns: int) -> Float[Array, "
 
 
 def gaussians(keys: Sequence[UInt32[Array, "2"]], shapes: Sequence[tuple[int, int]]) -> list[Array]:
-    """`gaussian(key, rows, columns)` for each key and its (rows, columns), to the bit, drawn as one array: to trace and compile a draw for
-    each would be most of what a small model's step takes before it runs."""
+    """`gaussian(key, rows, columns)` for each key and its (rows, columns), with the same bits, drawn as one array: tracing and compiling
+    separate draws would take most of the start-up time of a small model's step."""
     if not keys:
         return []
     pairs = [(rows + 1) // 2 * columns for rows, columns in shapes]
@@ -58,7 +58,7 @@ def gaussians(keys: Sequence[UInt32[Array, "2"]], shapes: Sequence[tuple[int, in
 
 
 def _whole(draws: Array) -> Array:
-    """On every device, where a mesh is named: else the compiler spreads them as it does the sums they meet, and collects them again."""
+    """The draws on every device, if a mesh is named: else the compiler shards them like the sums they are added to, and gathers them."""
     return draws if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(draws, PartitionSpec())
 
 

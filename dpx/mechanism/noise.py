@@ -1,8 +1,9 @@
 """Noise on a fixed grid of slices: every slice of every parameter has its own key, whatever the mesh.
 
-A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^18 elements (one row where a row is
-longer): drawing one takes nine times its size, and XLA may keep several parameters' draws alive at a time. Only rows are
-cut, so a parameter sharded over its last axis draws its noise where it lives. Small parameters are drawn as one array, on every device.
+A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^18 elements (one row if a row is
+longer): drawing a slice takes nine times its size, and XLA may keep several parameters' draws alive at a time. Only rows are cut, so
+each device draws the noise of its part of a parameter sharded over its last axis. Small parameters are drawn as one array, on
+every device.
 """
 
 import math
@@ -18,7 +19,7 @@ from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 
 SLICE_ELEMENTS = 1 << 18
-# A leaf of at most so many numbers is small: biases and norms of large models, everything in small ones.
+# A leaf of at most this many numbers is small: biases and norms of large models, every leaf of small models.
 DRAWN_AS_ONE = 1 << 16
 
 
@@ -80,7 +81,7 @@ def _added_by_slice(total: Array, keys: UInt32[Array, "S 2"], deviation: Float[A
         return flat_RN, carry[1] + squares_N
 
     whole = rows // block
-    # One square a column: where columns are sharded, a single sum would be reduced over devices in every round.
+    # One square per column: if columns are sharded, a single sum would be reduced over devices in every round.
     flat_RN, squares_N = jax.lax.fori_loop(0, whole, body, (flat_RN, jnp.zeros((columns,), jnp.float32)))
     if rows % block:
         flat_RN, tail = add(flat_RN, keys[whole], whole * block, rows % block)

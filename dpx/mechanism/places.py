@@ -1,19 +1,19 @@
-"""Which declarations let one unit move the others: the one list that every proof is checked against whose premise is that they stay.
+"""Lists the declarations under which one unit can move the others. Every proof that assumes that they stay is checked against this list.
 
 An example has a *number* below N, by which samplers draw it, and in a step a *place*: device, microbatch and row there. A proof compares
 two neighbours, in which all other units are the same. Some proofs need more: that the others have the same numbers (groups of rows that
-take turns), or the same places (sums that are rounded microbatch by microbatch). Such a sampler or mechanism says so by
-`needs_fixed_numbers` or `needs_fixed_places`, one from outside too, and `check` refuses it beside whatever moves them. A mechanism that
-adds up something of its own (`summand`) is taken to need fixed places unless its class says that it does not.
+take turns), or the same places (sums that are rounded microbatch by microbatch). Such a sampler or mechanism declares this by
+`needs_fixed_numbers` or `needs_fixed_places`, also if it comes from another package, and `check` refuses it with any setting that moves
+them. A mechanism that sums its own quantity (`summand`) is assumed to need fixed places unless its class says that it does not.
 
-Whatever a unit holds (other text, no text, a gradient that is not finite, fewer rows), this moves no other unit:
+Whatever a unit holds (other text, no text, a gradient that is not finite, fewer rows), it does not move another unit:
 
 - Numbers. Under `zero_out` and `replace_one` N is public, and so is how many rows a unit has where rows are drawn singly: neighbours have
   as many. Which rows of a unit are kept follows from that unit alone (`dpx.data.prepare`).
 - Draws. A sampler sees N, q, the step and keys, so it draws the same numbers; which of them a cap leaves out is drawn likewise.
 - Places. Chunks and microbatches are cut by position in the draw. An example without text, one whose gradient is dropped as not finite, a
-  unit with fewer rows and a canary that is out all take up their places; so does the unit of a `zero_out` neighbour, which contributes
-  nothing there. `microbatch=auto` is decided on synthetic rows.
+  unit with fewer rows and a canary that is out all occupy their places; so does the unit of a `zero_out` neighbour, which contributes
+  zero there. `microbatch=auto` is decided on synthetic rows.
 
 Bounds on exact sums need none of this: the order of real numbers does not change their sum. Those are the Gaussian mechanisms', whose
 sums are stated to be rounded (`Mechanism.floating_point`), counts of `clip=quantile` and clamped values of `telemetry=released`.

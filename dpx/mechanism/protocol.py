@@ -1,14 +1,14 @@
-"""What a mechanism is: one declaration in one file (`dpx.mechanism.dp_sgd` is the simplest).
+"""Defines a mechanism: one declaration in one file (`dpx.mechanism.dp_sgd` is the simplest).
 
-The step, the loop, calibration, the plan and the statement call these methods of whichever mechanism a config names; none of them knows
-which ones there are. A new mechanism is such a file, a YAML that names its class, and a test. In the order in which a run calls them:
+The step, the loop, calibration, the plan and the statement call these methods of the mechanism that a config names; none of them knows
+which mechanisms exist. A new mechanism is such a file, a YAML that names its class, and a test. In the order in which a run calls them:
 
 1. `check`, `needs_fixed_places`, `release`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
 2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
 3. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
-4. `summand`, on the device, for each microbatch: what of a clipped sum is added up.
+4. `summand`, on the device, for each microbatch: what is added up for a clipped sum.
 5. `noisy_sum`, on the device, once a step, after everything was added up over devices.
-6. `extra_memory_bytes`, `noise_facts`, `floating_point`, `explanation`: what the plan and the statement say of it.
+6. `extra_memory_bytes`, `noise_facts`, `floating_point`, `explanation`: what the plan and the statement report about it.
 
 Declarations import no jax, so methods that work on arrays import it themselves and state shapes in their docstrings.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Declared(Protocol):
-    """The declarations that one proof must cover together: what of an experiment a `check` may read."""
+    """The declarations that one proof must cover together: the part of an experiment that a `check` may read."""
 
     @property
     def privacy(self) -> Privacy: ...
@@ -50,8 +50,8 @@ class Declared(Protocol):
 
 
 class NoisySum(NamedTuple):
-    """`total` and `noisy` are trees like the parameters, float32, in the gradient's units; `noise_squares` is the sum of squares of the
-    noise, float32 []; `state` is the mechanism's for the next step."""
+    """The result of `noisy_sum`. `total` and `noisy` are trees like the parameters, float32, in the gradient's units; `noise_squares` is
+    the sum of squares of the noise, float32 []; `state` is the mechanism's state for the next step."""
 
     total: Any
     noisy: Any
@@ -60,8 +60,8 @@ class NoisySum(NamedTuple):
 
 
 class Mechanism:
-    """The base of every mechanism. Its defaults are right for float32 noise that is independent from step to step; every private mechanism
-    gives its own `release`, `draw` and `noisy_sum`."""
+    """The base of every mechanism. Its defaults hold for float32 noise that is independent from step to step; every private mechanism
+    defines its own `release`, `draw` and `noisy_sum`."""
 
     if TYPE_CHECKING:
 
@@ -69,26 +69,26 @@ class Mechanism:
         def name(self) -> str: ...
 
     is_private: ClassVar[bool] = True
-    # What canaries and compiled dry runs assume: every step's noise is Gaussian, real-valued and independent of all other steps'.
+    # Canaries and compiled dry runs assume this: every step's noise is Gaussian, real-valued and independent of the noise of other steps.
     is_independent_gaussian: ClassVar[bool] = False
-    # Whether the proof needs all other examples to have the same places in both neighbours (device, microbatch, row): what would move them
-    # is then refused (`dpx.mechanism.places`). Right for every sum that is not exact, such as one that is rounded for each microbatch.
+    # Whether the proof needs all other examples to have the same places in both neighbours (device, microbatch, row): settings that would
+    # move them are then refused (`dpx.mechanism.places`). True is needed for every inexact sum, such as one rounded for each microbatch.
     needs_fixed_places: ClassVar[bool] = False
-    # In which type clipped sums are added up.
+    # The type in which clipped sums are added up.
     sum_dtype: ClassVar[str] = "float32"
-    # What of rounding is not covered by the proof.
+    # The rounding that the proof does not cover.
     floating_point: ClassVar[str] = (
         "sums and noise are float32: how a sum is rounded follows from all its rows and their order, and the low-order bits of an output "
         "are not those of a real Gaussian"
     )
 
     def check(self, declared: Declared) -> None:
-        """Raises `ConfigError` for what the proof does not cover."""
+        """Raises `ConfigError` for declarations that the proof does not cover."""
 
     def release(self) -> dict[str, Any]:
         """The mechanism's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise.
 
-        Every private mechanism defines this itself, since a claim is not inherited: raises `ConfigError` where it does not.
+        Every private mechanism defines this itself, since a claim is not inherited: raises `ConfigError` if it does not.
         """
         reason = "does not say what a step of it costs: it has no release"
         raise ConfigError(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it release() (dpx/docs/extending.md)")
@@ -97,33 +97,33 @@ class Mechanism:
         """The dp-accounting event of one step in which every example takes part, between neighbours under `adjacency` that differ in one
         example, which moves the clipped sum by at most the clipping norm, or by twice that under `replace_one`.
 
-        `None` for the distributions that `release` can name. An event given here is composed as it is and not checked: the claim then
-        rests on the word of the mechanism's package.
+        `None` for the distributions that `release` can name. An event given here is composed unchanged and not checked: the claim then
+        relies on the mechanism's package, which must vouch for it.
         """
         return None
 
     def require_library(self, private: Path) -> None:
-        """Raises `ConfigError` where `load_strategy` would need a library that is missing: before any work, not after data was prepared."""
+        """Raises `ConfigError` if a library that `load_strategy` needs is missing: before any work, not after data was prepared."""
 
     def load_strategy(self, steps: int, private: Path) -> np.ndarray | None:
-        """What is chosen once for the whole run, kept under `private`; `None` where there is nothing to choose."""
+        """The strategy that is chosen once for the whole run and kept under `private`; `None` if there is nothing to choose."""
         return None
 
     def initial_state(self, params: Any) -> Any:
-        """What is carried from step to step, as a tree; `None` for noise without a memory. A new noise epoch starts at zeros."""
+        """The mechanism's state before the first step, as a tree; `None` for noise without state. A new noise epoch starts at zeros."""
         return None
 
     def draw(
         self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: np.ndarray | None
     ) -> Any:
-        """What `noisy_sum` makes a step's noise of, as host arrays; `params` gives shapes and paths alone.
+        """The host arrays from which `noisy_sum` makes a step's noise; only shapes and paths of `params` are read.
 
         `clipping_norm` is the declared one. Keys come from `secret` by (purpose, step, parameter path, slice).
         """
         raise NotImplementedError
 
     def summand(self, total: Any, clipping_norm: float) -> Any:
-        """What of one microbatch's clipped sum (a float32 tree) is added up: a tree of `sum_dtype`. Runs under jit."""
+        """What is added up for one microbatch's clipped sum (a float32 tree): a tree of `sum_dtype`. Runs under jit."""
         return total
 
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
@@ -135,11 +135,11 @@ class Mechanism:
         raise NotImplementedError
 
     def extra_memory_bytes(self, parameters: int) -> int:
-        """Bytes that the mechanism holds while a step is finished, beyond one noisy sum."""
+        """Bytes that the mechanism holds while a step is finished, in addition to one noisy sum."""
         return 0
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
-        """What the noise is drawn with, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
+        """How the noise is drawn, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
         return {
             "grid_margin": 0.0,
             "generator": "threefry2x32 keys derived by keyed BLAKE2b from one root secret",

@@ -1,8 +1,8 @@
 """Loss and accuracy that may be published: sums over a step's examples, each clamped to a range, released with noise beside the gradients.
 
-An example's loss, clamped to 0..L, and its accuracy in 0..1 are centred, so an example moves their sums by L/2 and 1/2 at most, and one
-that is missing or not finite does not move them; where the others lie in the step does not matter. Each sum gets noise of deviation sqrt(2)
-z times its sensitivity, so that both together have noise multiplier z.
+An example's loss, clamped to 0..L, and its accuracy in 0..1 are centred, so an example moves their sums by L/2 and 1/2 at most, and an
+example that is missing or not finite does not move them; the places of the others in the step do not matter. Each sum gets noise of
+standard deviation sqrt(2) z times its sensitivity, so that both together have noise multiplier z.
 
 Shape legend: B examples.
 """
@@ -17,12 +17,12 @@ from dpx.randomness import RootSecret
 
 
 def count_name(value: str) -> str:
-    """The name under which a step accumulates a value's centred sum."""
+    """The name under which a step accumulates the centred sum of a value."""
     return f"released_{value}"
 
 
 class Telemetry:
-    """The base of every telemetry: nothing that is measured while training is released."""
+    """The base of every telemetry: no training measurement is released."""
 
     is_released: ClassVar[bool] = False
 
@@ -31,7 +31,7 @@ class Telemetry:
         return {}
 
     def draw(self, secret: RootSecret, step: int) -> np.ndarray | None:
-        """The key of a step's telemetry noise, under a purpose of its own; `None` where nothing is released."""
+        """The key of a step's telemetry noise, under its own purpose; `None` if nothing is released."""
         return None
 
     def centred_sums(self, task: Any, result: Any) -> dict[str, Any]:
@@ -43,11 +43,11 @@ class Telemetry:
         return {}
 
     def release(self) -> dict[str, Any]:
-        """The fields of a ledger entry that are the telemetry's."""
+        """The telemetry's fields in a ledger entry."""
         return {"telemetry_noise_multiplier": None}
 
     def releases(self) -> list[str]:
-        """What the run publishes by it, paid for by its claim, in words."""
+        """What the run publishes through it, covered by its claim, as text."""
         return []
 
 

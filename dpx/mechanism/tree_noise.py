@@ -1,4 +1,4 @@
-"""`dpx.add_noise`: Gaussian noise for a training loop of one's own, by the draws that runs use."""
+"""`dpx.add_noise`: Gaussian noise for your own training loop, by the draws that runs use."""
 
 import math
 from typing import Any
@@ -13,12 +13,12 @@ from dpx.parameter_path import path_name
 
 
 def add_noise(key: Any, total: Any, *, stddev: Any) -> Any:
-    """`total`, a float32 sum of clipped gradients, with independent Gaussian noise of deviation `stddev` added to every number.
+    """Returns `total`, a float32 sum of clipped gradients, with independent Gaussian noise of standard deviation `stddev` on every number.
 
-    `key` is one random key of threefry2x32, a new one for every sum: fold the step into a key that comes from the operating system.
-    `stddev` is the noise multiplier times the clipping norm, whatever the adjacency. Noise is added once for a logical batch, to the sum
-    of all its parts. Draws reach past 9 deviations (`dpx.mechanism.gaussian`). Runs under `jax.jit`.
-    Raises `ConfigError` for what is no such key, no such sum or no deviation above zero.
+    `key` is one random key of threefry2x32, a new key for every sum: fold the step into a key that comes from the operating system.
+    `stddev` is the noise multiplier times the clipping norm, whatever the adjacency. Add noise once per logical batch, to the sum
+    of all its parts. Draws reach past 9 standard deviations (`dpx.mechanism.gaussian`). Runs under `jax.jit`.
+    Raises `ConfigError` for another kind of key, for another kind of sum, and if `stddev` is not above zero.
     """
     _check_deviation(stddev)
     leaves = _checked(total)

@@ -1,7 +1,7 @@
 """Multi-head self-attention without its projections: no parameters, and a backward pass that keeps no probabilities.
 
 An example may hold several texts of equal length side by side (multiple choice): `length` is then [B,C], and no token sees
-another text. `causal`: a token sees itself and what is before it.
+another text. `causal`: a token sees itself and the tokens before it.
 
 B: examples, C: texts of an example, R: rows of attention = B C, T, S: tokens, N: heads, D: head size, H: width = N D.
 """
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# Added to the score of a key that is padding: exp() of it is exactly 0, yet a row of nothing but padding stays finite.
+# Added to the score of a key that is padding: exp() of it is exactly 0, yet a row that is all padding stays finite.
 MASKED_SCORE = -1.0e9
 
 Dropped = Callable[[Array], Array]

@@ -37,7 +37,7 @@ class MaskedHead(nn.Module):
 
 
 class BertForPreTraining(nn.Module):
-    """What `decode` makes of the masked positions (logits [B,M,V]) and, with `next_sentence`, that classifier's logits (else None)."""
+    """The output of `decode` at the masked positions (logits [B,M,V]) and, with `next_sentence`, that classifier's logits (else None)."""
 
     model: Bert
     vocabulary_size: int
@@ -81,7 +81,7 @@ class DenseClassifier(nn.Module):
 
 
 def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
-    """What a classifier reads of each text, [B,H] or [B,C,H]: its first token, or the mean over its tokens, padding apart."""
+    """The classifier's input for each text, [B,H] or [B,C,H]: its first token, or the mean over its tokens without padding."""
     x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
     if model.pool == "cls":
         return x_BCSH[..., 0, :]
@@ -92,7 +92,7 @@ def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
 
 
 class BertFeatures(nn.Module):
-    """What a classifier reads of each text, by embeddings, layers and `pooled`: [B,H], or [B,C,H] for lengths [B,C]."""
+    """The classifier's input for each text, from embeddings, layers and `pooled`: [B,H], or [B,C,H] for lengths [B,C]."""
 
     model: Bert
     vocabulary_size: int
@@ -105,7 +105,7 @@ class BertFeatures(nn.Module):
 class BertForClassification(nn.Module):
     """Logits of `outputs` values from each text's `pooled` token: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
-    Where `features` are given (what `BertFeatures` gave for the same texts), the texts are not read and may be `None`.
+    If `features` are given (the output of `BertFeatures` for the same texts), the texts are not read and may be `None`.
     """
 
     model: Bert

@@ -17,7 +17,7 @@ from dpx.models.shape import Decoder
 
 
 class DecoderForCausalLM(nn.Module):
-    """What `decode(h, table)` makes of every position: logits [B,T,V] of the token after it."""
+    """The output of `decode(h, table)` at every position: logits [B,T,V] of the token after it."""
 
     model: Decoder
     vocabulary_size: int
@@ -34,7 +34,7 @@ class DecoderForCausalLM(nn.Module):
 
 
 class DecoderFeatures(nn.Module):
-    """What a classifier reads of each text, its last token after all layers: [B,H], or [B,C,H] for lengths [B,C]."""
+    """The classifier's input for each text, its last token after all layers: [B,H], or [B,C,H] for lengths [B,C]."""
 
     model: Decoder
     vocabulary_size: int
@@ -47,7 +47,7 @@ class DecoderFeatures(nn.Module):
 class DecoderForClassification(nn.Module):
     """Logits of `outputs` values from the last token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
-    Where `features` are given (what `DecoderFeatures` gave for the same texts), the texts are not read and may be `None`.
+    If `features` are given (the output of `DecoderFeatures` for the same texts), the texts are not read and may be `None`.
     """
 
     model: Decoder

@@ -23,8 +23,8 @@ def kept(
 ) -> Bool[Array, "B ..."]:
     """Which entries survive, `shape` per example; `layer` may be traced (it is scanned over).
 
-    Each place along the first `places` axes has a key of its own. An entry depends on where it is, and on no size but those behind the
-    first axis without keys: a text's masks are the same whatever it is padded to.
+    Each place along the first `places` axes has its own key. An entry depends on its position and, of the sizes, only on those behind the
+    first axis without keys: a text's masks are the same whatever length it is padded to.
     """
 
     def entries(key, shape, places):
@@ -39,14 +39,14 @@ def kept(
 def dropout(
     x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, places: int = 0
 ) -> Float[Array, "B ..."]:
-    """Inverted dropout; the identity, at no cost, without keys or at rate 0, which a traced one is never. `places` as in `kept`."""
+    """Inverted dropout; without keys or at a rate of 0 (if it is not traced) the identity, at no cost. `places` as in `kept`."""
     if keys_B is None or (isinstance(rate, float) and rate == 0.0):
         return x
     return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:], places), x / (1.0 - rate), 0).astype(x.dtype)
 
 
 def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, length: Array) -> Array:
-    """Dropout of what tokens hold, [B,T,H]; with `length` [B,C] the tokens of C texts side by side."""
+    """Dropout of the values of tokens, [B,T,H]; with `length` [B,C] the tokens of C texts side by side."""
     if keys_B is None or length.ndim == 1:
         return dropout(x_BTH, keys_B, layer, site, rate)
     by_text = x_BTH.reshape(*length.shape, -1, x_BTH.shape[-1])

@@ -22,13 +22,13 @@ from dpx.models.attention import attend, attend_backward
 from dpx.models.shape import Model
 
 WEIGHTS = ("qkv", "attention_out", "up", "down")
-# Weights whose cotangent may be written over a residual that died, and which. A LayerNorm's normalised input would do for `down`, but
-# what reads it is computed together with that cotangent, and XLA copies the whole stack twice in every layer to keep them apart.
+# Weights whose cotangent may be written over a dead residual, and that residual. A LayerNorm's normalised input would fit for `down`, but
+# its reader is computed together with that cotangent, and XLA copies the whole stack twice in every layer to keep them apart.
 OVER = {"qkv": "qkv"}
 
 
 class Place(NamedTuple):
-    """Where in which model a layer stands, and what it is told about the rows: their lengths, and dropout's keys or None."""
+    """The place of a layer in a model, and its data about the rows: their lengths, and dropout's keys or None."""
 
     model: Model
     layer: Array
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 class Order(NamedTuple):
-    """How the halves make a layer. `sources`: the residual from which each weight's input is recomputed; where it has the name of a
+    """How the halves form a layer. `sources`: the residual from which each weight's input is recomputed; if it has the name of a
     LayerNorm, with that norm's gain and offset."""
 
     sources: dict[str, str]

@@ -1,6 +1,6 @@
 """A head over the vocabulary as one block: the decoder, tied to the word table or not, and the cross-entropy of its labels.
 
-The cotangent of the logits does not depend on other examples, so it is formed once, in the forward pass, and logits do not live on.
+The cotangent of the logits does not depend on other examples, so it is formed once, in the forward pass, and logits are not kept.
 It is kept in two factors, scale_BM * e_BMV: the scale is folded into h, which is hundreds of times smaller than e.
 
 B: examples, H: width, M: positions decoded, m: those of all examples, V: vocabulary.
@@ -24,7 +24,7 @@ F32 = jnp.float32
 class TokenLoss(Op):
     """`leaves`: `table` and perhaps `bias`; inputs: h_BMH, label_BM, has_label_BM. Outputs: losses_B, correct_B.
 
-    Two parts: the table (where it is tied, it belongs with the embeddings) and the bias, if there is one.
+    Two parts: the table (a tied table is clipped with the embeddings) and the bias, if there is one.
     """
 
     norm_sees_all = True
@@ -54,7 +54,7 @@ class TokenLoss(Op):
 
     def _record(self, leaves, h_BMH, e_BMV, scale_BM):
         if not self.trains("table"):
-            # The bias alone: its gradient itself, an M-th of e.
+            # For the bias alone: its gradient itself, whose size is an M-th of e.
             is_bias = "bias" in leaves and self.trains("bias")
             return {"bias": self.over_rows(norms.product("bm,bmv->bv", scale_BM, e_BMV))} if is_bias else {}
         return {"h": self.tokens(norms.at_least_float32(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
@@ -102,7 +102,7 @@ def token_loss(
 ):
     """(losses_B, correct_B): mean cross-entropy over an example's masked positions, 0 where it has none; and how many were right.
 
-    A label that no logit has counts nowhere. A `tie` may come along, and changes nothing. `session`: the loss's, for a head that rests.
+    A label without a logit is not counted. A `tie` may be passed and has no effect. `session`: the loss's session, for a frozen head.
     """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
     return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, has_label_BM), session)

@@ -2,9 +2,9 @@
 
 Forward keeps, per token and layer, 11 widths (a Bert: input, qkv, context, two normalised LayerNorm inputs, and u, before GELU)
 or 10 (a Decoder, which needs no input); attention probabilities, GELU and dropout masks are computed again. The reverse loop
-writes cotangents over residuals that died. Exactly the composition of ops in modules.py, in another order.
+writes cotangents over dead residuals. The block computes exactly the composition of ops in modules.py, in another order.
 
-Without the loop what layers leave behind stays apart, one entry a layer, and dead buffers are left to the compiler: a stack of kept
+Without the loop the results of layers stay separate, one entry per layer, and the compiler reuses dead buffers: a stack of kept
 gradients would be filled with zeros, written and read once more, a tenth of the time of a small model on a CPU.
 
 B: examples, T: tokens, H: width, F: feed-forward, L: layers.
@@ -27,7 +27,7 @@ from dpx.models import lora
 from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
 from dpx.models.shape import Model
 
-# A longer program takes longer to compile than its loop costs.
+# With more layers than this, an unrolled program costs more compile time than its loop costs.
 MOST_IN_LINE = 8
 
 
@@ -35,7 +35,7 @@ def layer_stack(model: Model, layers: Any, x_BTH: Array, session: ProbeSession, 
     """The block for parameters `layers`, wrapped or not: the form of each weight's norm from the shapes and the memory that the
     session may use. The layers are all of the model's, or as many as `layers` holds from number `first` on.
 
-    A short stack is in line where memory is plenty: where the gradient of every weight that is trained is kept.
+    A short stack is unrolled if memory suffices: if the gradient of every trained weight is kept.
     """
     B, T, H = x_BTH.shape
     kernels = {weight: layers[weight]["kernel"] for weight in WEIGHTS}
@@ -53,7 +53,7 @@ def layer_stack(model: Model, layers: Any, x_BTH: Array, session: ProbeSession, 
 
 
 def in_line(layers: int, body: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, list[Any]]:
-    """`lax.scan` of `body` over layers without a loop: results stay apart, one entry a layer.
+    """`lax.scan` of `body` over layers without a loop: results stay separate, one entry per layer.
 
     Each of `xs` is a tree of stacks [L, ...], or such a list.
     """
@@ -100,7 +100,7 @@ class LayerStack(Op):
 
     @property
     def over(self) -> dict[str, str]:
-        """Weights whose cotangent is kept, and in the loop is written over a residual that died: which one."""
+        """Weights whose cotangent is kept, and the dead residual that it overwrites in the loop."""
         over = OVER if self.is_loop else {}
         return {weight: residual for weight, residual in over.items() if self.form.get(weight, "kept") != "kept"}
 
@@ -115,7 +115,7 @@ class LayerStack(Op):
         return jnp.arange(self.model.layers) + self.first if self.first else jnp.arange(self.model.layers)
 
     def values_needed(self):
-        """LayerNorm parameters at rest with which inputs of weights are recomputed."""
+        """Frozen LayerNorm parameters from which the inputs of weights are recomputed."""
         gains = [f"{source}/{leaf}" for source in sorted(self.needed) if source.endswith("norm") for leaf in ("scale", "bias")]
         return tuple(name for name in gains if not self.trains(name))
 
@@ -135,7 +135,7 @@ class LayerStack(Op):
         return x_BTH, (saved, length, keys_B)
 
     def _is_kept(self, residual: str, p: Any) -> bool:
-        """Whether the backward pass needs it: the input of `qkv` and the h of adapters are there for what is trained alone."""
+        """Whether the backward pass needs it: the input of `qkv` and the h of adapters are kept only for trained parameters."""
         if residual == "x":
             adapters = [name for name, *_ in lora.adapters_of(p.get("lora", {}), "qkv")]
             return self.trains("qkv/kernel") or any(self.trains(f"lora/{name}/a") for name in adapters)
@@ -143,7 +143,7 @@ class LayerStack(Op):
 
     def input_cotangent(self, leaves, residuals, cotangent):
         saved, length, keys_B = residuals
-        # Without a loop nothing is written over a residual, and each layer's record takes what it needs along.
+        # Without a loop no residual is overwritten, and each layer's record holds what it needs.
         in_place = {residual: saved[residual] for residual in self.over.values()}
 
         def body(carry, xs):
@@ -164,7 +164,7 @@ class LayerStack(Op):
         return (g_BTH, None, None), record
 
     def _record(self, factors: Any) -> Any:
-        """What one layer leaves behind: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
+        """The results of one layer: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
         sums = jax.tree.map(self.over_rows, self._trained_sums(factors))
         sums |= self._of_adapters(factors, lambda a, g: norms.per_example(self.tokens(a), self.tokens(g)))
         if not sums and not self.form:
@@ -177,12 +177,12 @@ class LayerStack(Op):
             if self.form[weight] == "kept":
                 record["kept"][weight] = own["kernel"]
             elif weight not in self.over:
-                # No residual of its own dies for it to be written over.
+                # It cannot overwrite a dead residual, so it is kept here.
                 record[f"g_{weight}"] = factors[f"g_{weight}"]
         return record
 
     def _trained_sums(self, factors: Any) -> Any:
-        """Of small leaves, by the paths of those that are trained."""
+        """Of small leaves, by the paths of the trained ones."""
         if not self.resting:
             return factors["sums"]
         kept = {name: {leaf: x for leaf, x in of.items() if self.trains(f"{name}/{leaf}")} for name, of in factors["sums"].items()}
@@ -212,7 +212,7 @@ class LayerStack(Op):
     def masked_sum(self, leaves, record, weights, keep_B: Array | None):
         def body(_, xs):
             p, r, w_B = xs
-            # Masked layer by layer, so that never more than one layer's record is copied.
+            # Masked layer by layer, so that at most one layer's record is copied.
             return None, self._layer_sum(p, r if keep_B is None else self.masked(r, keep_B), w_B)
 
         weights_LB = jnp.broadcast_to(weights[0], self.squared_norm(leaves, record)[0].shape)
@@ -235,7 +235,7 @@ class LayerStack(Op):
         """A weight's input, recomputed from a residual."""
         source = self.order.sources[weight]
         if source == "u":
-            # By the expression that the norm was taken with, rounded as there: in float32, then to the compute type.
+            # By the same expression as for the norm, with the same rounding: in float32, then to the compute type.
             return gelu_and_slope(norms.at_least_float32(r["u"]), self.model.gelu)[0].astype(r["u"].dtype)
         return scaled(r[source], p[source]) if source in p else r[source]
 

@@ -15,8 +15,8 @@ class Gemma(ExampleModel):
     norms after each half, its sliding windows and its soft caps.
 
     RMSNorm before each half, rotary positions, `key_value_heads` shared by `heads` (multi-query attention where it is 1), a gated
-    feed-forward (GeGLU) of two maps to `feed_forward`, no biases, and a word table that is multiplied by sqrt(width) where it is looked
-    up and decodes as it is. A head has `head_dim` numbers, whatever the width. `vocabulary_size=None` takes the data's.
+    feed-forward (GeGLU) of two maps to `feed_forward`, no biases, and a word table that is multiplied by sqrt(width) when it is looked
+    up and not when it decodes. A head has `head_dim` numbers, whatever the width. `vocabulary_size=None` takes the data's.
 
     It is a model of one example: `clipping=traced` clips it, by book-keeping everywhere.
     """
@@ -55,7 +55,7 @@ class Gemma(ExampleModel):
         return initial(self.parameter_shapes(vocabulary_size, outputs=outputs), key, self.initialiser_range)
 
     def token_logits(self, params: Any, tokens_T: Any, length: Any) -> Any:
-        # Padding stands behind the text, where no token of it looks.
+        # Padding is after the text, so no token of the text sees it.
         return self._hidden(params, tokens_T) @ params["embeddings"]["word"].T
 
     def class_logits(self, params: Any, tokens_T: Any, segment_T: Any, length: Any) -> Any:

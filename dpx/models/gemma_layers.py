@@ -1,6 +1,6 @@
-"""What a model of the Gemma family (gemma.py) computes of one example, in plain JAX; parameters are exactly those that it declares.
+"""The computation of a model of the Gemma family (gemma.py) for one example, in plain JAX; its parameters are exactly the declared ones.
 
-Matrices come in the compute type, which the word table's rows bring with them; norms, positions and softmax are float32 or wider.
+Matrices are in the compute type, which is the type of the word table's rows; norms, positions and softmax are float32 or wider.
 
 T: tokens (S: those looked at), H: width, F: feed-forward, G: key-value heads, Q: queries that share one, D: numbers of a head.
 """

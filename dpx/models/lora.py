@@ -1,11 +1,11 @@
-"""Low-rank adapters of a model's dense maps (LoRA: Hu et al. 2022; with privacy: Yu et al. 2022): y = x W + (alpha / r) x A B, W resting.
+"""Low-rank adapters of a model's dense maps (LoRA: Hu et al. 2022; with privacy: Yu et al. 2022): y = x W + (alpha / r) x A B, W frozen.
 
-Adapters are parameters among others, stacked like the layers: `layers/lora/<target>/a` [L, p, r], `b` [L, r, d] and `scale` [L],
-alpha / r, a constant that no selection trains. So is `dropout` [L], there where it is above 0: the rate of inverted dropout on an
-adapter's input, each with masks of its own (dropout.py), as long as the loss is given a key. Where a tree holds adapters a model adds
-them; with zeros for B, as they begin, the model computes what it did without. `lora_ffa` (FFA-LoRA: Sun et al. 2024) trains B alone.
+Adapters are ordinary parameters, stacked like the layers: `layers/lora/<target>/a` [L, p, r], `b` [L, r, d] and `scale` [L],
+alpha / r, a constant that no selection trains. `dropout` [L] is such a constant too, present if it is above 0: the rate of inverted dropout
+on an adapter's input, each with separate masks (dropout.py), if the loss is given a key. If a tree holds adapters, a model adds them; B
+starts at zero, and the model then computes the same as without them. `lora_ffa` (FFA-LoRA: Sun et al. 2024) trains B alone.
 
-L: layers, B: examples, T: tokens, p: inputs, d: outputs of a dense map, c: outputs that are a target's own, r: rank.
+L: layers, B: examples, T: tokens, p: inputs, d: outputs of a dense map, c: outputs of one target alone, r: rank.
 """
 
 import difflib
@@ -27,19 +27,19 @@ Drops = Callable[[Array, int, Any], Array]
 
 
 class Target(NamedTuple):
-    """What an adapter is of: of the dense map `weight`, whose outputs fall into `parts`, that number."""
+    """The target of an adapter: one part, by its number, of the outputs of the dense map `weight`, which fall into `parts`."""
 
     weight: str
     part: int = 0
     parts: int = 1
 
     def columns(self, x: Array) -> Array:
-        """The target's own of all outputs [..., d]."""
+        """The target's outputs among all outputs [..., d]."""
         own = x.shape[-1] // self.parts
         return x if self.parts == 1 else x[..., self.part * own : (self.part + 1) * own]
 
     def placed(self, x: Array) -> Array:
-        """[..., c] as all outputs, zeros beside it."""
+        """[..., c] as all outputs, with zeros for the other outputs."""
         own = x.shape[-1]
         around = (self.part * own, (self.parts - self.part - 1) * own)
         return x if self.parts == 1 else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [around])
@@ -63,7 +63,7 @@ def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
 
 
 def has_dropout(params: Any) -> bool:
-    """Whether a model's adapters drop parts of their inputs."""
+    """Whether a model's adapters have dropout on their inputs."""
     adapters = [p for part, of in params.items() if part.startswith("layers") for p in of.get("lora", {}).values()]
     return any("dropout" in p for p in adapters)
 
@@ -75,7 +75,7 @@ def taken(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
 
 
 def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> Array:
-    """y plus what the adapters of a dense map make of its input, by ops."""
+    """y plus the outputs of a dense map's adapters for its input, by ops."""
     for name, target, p in adapters_of(lora, weight):
         own_BTp = taken(x_BTp, name, p, drops)
         y_BTd = y_BTd + target.placed(ops.low_rank(own_BTp, p["a"], p["b"]) * p["scale"].astype(y_BTd.dtype))
@@ -83,7 +83,7 @@ def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
 
 
 def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> tuple[Array, dict[str, Array]]:
-    """(y plus what the adapters make of x, which `backward` goes on from: h_BTr of each, (alpha / r) x A)."""
+    """(y plus the adapters' outputs for x, what `backward` needs: h_BTr of each, (alpha / r) x A)."""
     saved = {}
     for name, target, p in adapters_of(lora, weight):
         saved[f"h_{name}"] = (taken(x_BTp, name, p, drops) @ p["a"]) * p["scale"]
@@ -92,8 +92,8 @@ def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
 
 
 def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, drops: Drops) -> Array | None:
-    """What the adapters add to the cotangent of x, None without any. `factors["lora"]` gets of each adapter h, the cotangents of x A and
-    of its outputs (from these its gradients follow), and the function that makes its input of x."""
+    """What the adapters add to the cotangent of x; None without adapters. For each adapter `factors["lora"]` gets h, the cotangents of
+    x A and of its outputs (its gradients follow from these), and the function that makes its input from x."""
     total = None
     for name, target, p in adapters_of(lora, weight):
         g_BTc = target.columns(g_BTd)
@@ -110,8 +110,8 @@ def add_adapters(
 ) -> Any:
     """A model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `TARGETS`).
 
-    A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `ConfigError` for a rank that no matrix has, a pattern that names no target,
-    and parameters that have adapters or no layers.
+    A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `ConfigError` for a rank that a matrix cannot have, for a pattern that names
+    no target, and for parameters that already have adapters or that have no layers.
     """
     require("layers" in params and "lora" not in params["layers"], "parameters", "have adapters, or no layers", "Give a plain model's")
     for pattern in targets:
@@ -131,7 +131,7 @@ def add_adapters(
 
 
 def merge_adapters(params: Any) -> Any:
-    """Plain weights that compute the same: W + (alpha / r) A B; of a model whose layers are in one stack (`trainable.whole`)."""
+    """Plain weights that compute the same: W + (alpha / r) A B; for a model whose layers are in one stack (`trainable.whole`)."""
     layers = {name: dict(leaf) for name, leaf in params["layers"].items() if name != "lora"}
     for name, p in params["layers"].get("lora", {}).items():
         target = TARGETS[name]

@@ -1,6 +1,6 @@
-"""What every model is composed of, as flax modules made of ops; parameters have the paths the declarations give.
+"""The parts of every model, as flax modules made of ops; parameters have the paths that the declarations give.
 
-With bare parameters a model's gradient is plain autodiff; with wrapped ones the ops leave what clipping needs
+With bare parameters a model's gradient is plain autodiff; with wrapped ones the ops record what clipping needs
 (`dpx.clipping.probes`), and a stack of layers is the one block of fused_layers.py unless the session forbids it.
 
 Parameters are float32 and are cast where they are used: to bfloat16 if the model computes in it, otherwise not at all, so
@@ -92,8 +92,8 @@ class Embeddings(nn.Module):
 class Layer(nn.Module):
     """One layer, in the form `nn.scan` wants: (carry, scanned, broadcast...) -> (carry, None).
 
-    A Bert normalises after each half's sum (post-LayerNorm), a Decoder before each half (pre-LayerNorm). Adapters of its dense maps,
-    where its parameters hold some, are added (lora.py).
+    A Bert normalises after each half's sum (post-LayerNorm), a Decoder before each half (pre-LayerNorm). If its parameters hold adapters
+    of its dense maps, these are added (lora.py).
     """
 
     model: Model
@@ -127,9 +127,9 @@ class Layer(nn.Module):
 
 
 def stack(module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: Array | None) -> Array:
-    """All layers, the parameters `layers` of `module`: one block where clipping asks for it, else a scan over `Layer`.
+    """All layers, the parameters `layers` of `module`: one block if clipping requires it, else a scan over `Layer`.
 
-    Where only the top layers are trained, those below may come apart, as `layers_below` (see trainable.py): a stack of its own.
+    If only the top layers are trained, the layers below may be given as a separate stack, `layers_below` (see trainable.py).
     """
     params = module.variables.get("params", {})
     session = session_of(params)

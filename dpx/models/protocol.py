@@ -1,7 +1,7 @@
-"""A model that a package brings: any JAX code for one example. No jax is imported here.
+"""A model from another package: any JAX code for one example. No jax is imported here.
 
-Whatever it is made of, `clipping=traced` clips it exactly (`dpx.clipped_grad`): an example is computed alone, so that nothing of one can be
-in the row of another, and a parameter whose gradient has no product form gets a copy for each example.
+`clipping=traced` clips any such model exactly (`dpx.clipped_grad`): an example is computed alone, so that nothing of one example can be
+in the row of another, and each example gets a copy of a parameter whose gradient has no product form.
 
 Shape legend: T tokens, V vocabulary, K classes.
 """
@@ -13,10 +13,10 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class ExampleModel:
-    """Asked for `init` and for logits of one example; the rest is answered here as most models would.
+    """The base of such models. A model defines `init` and the logits of one example; the other methods have defaults for most models.
 
-    Parameters are a nested dict of float32 arrays. A path below `layers/` is a stack, whose first axis is the layer, wherever layers are
-    clipped apart or chosen by number (`clip=per_layer`, `train=top`).
+    Parameters are a nested dict of float32 arrays. A path below `layers/` is a stack, whose first axis is the layer, if layers are
+    clipped separately or chosen by number (`clip=per_layer`, `train=top`).
     """
 
     if TYPE_CHECKING:
@@ -27,18 +27,19 @@ class ExampleModel:
         @property
         def positions(self) -> int: ...
 
-    # Whether the logits of a token see the tokens before it alone: then the task is causal_lm, else mlm; classification takes both.
+    # Whether the logits of a token depend only on it and the tokens before it: then the task is causal_lm, else mlm; classification
+    # takes both.
     causal: ClassVar[bool] = False
-    # What train=top leaves at rest comes as `layers_below`, to be run before `layers`. A model that does not say that it does so gets both
-    # as one stack, of which every example then has a copy.
+    # With train=top the frozen layers are given as `layers_below`, to be run before `layers`. A model that does not declare support for
+    # this gets both as one stack, of which every example then has a copy.
     runs_layers_below: ClassVar[bool] = False
-    # Parameters are gathered in it; sums, norms and noise are float32 whatever it is.
+    # The type in which parameters are gathered; sums, norms and noise are always float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # The data's, where it is None.
     vocabulary_size: int | None = None
 
     def init(self, key: Any, vocabulary_size: int, outputs: int) -> Any:
-        """Fresh parameters: with a classifier of `outputs` values, or, where that is 0, with a head over the vocabulary.
+        """New parameters: with a classifier of `outputs` values, or, if that is 0, with a head over the vocabulary.
 
         `key` is uint32 [2].
         """

@@ -20,7 +20,7 @@ class Bert:
     `"dense"` RoBERTa's (dropout, dense, tanh, dropout, output), `"relu"` DistilBERT's (dense, ReLU, dropout, output), `"linear"`
     dropout and output alone. It reads a text's first token, or with `pool="mean"` the mean over its tokens. `dtype` is the compute
     type; parameters, sums, norms and noise are float32 always. `vocabulary_size=None` takes the data's. `segments=0`: no segment table.
-    `scan=False`: layers stand in line in the compiled program, not in a loop.
+    `scan=False`: layers are unrolled in the compiled program, not in a loop.
     """
 
     causal: ClassVar[bool] = False
@@ -81,7 +81,7 @@ class Bert:
 @declaration
 class Decoder:
     """A pre-LayerNorm causal decoder (GPT-2: Radford et al. 2019) whose head, without bias, is tied to the word embedding unless
-    `tied` is false. The other fields mean what they mean for `Bert`.
+    `tied` is false. The other fields have the same meaning as in `Bert`.
     """
 
     causal: ClassVar[bool] = True
@@ -125,7 +125,7 @@ class Decoder:
 
 
 Model = Bert | Decoder
-# What an experiment may name: those, and a model that a package brings.
+# The models that an experiment may name: these, and a model from another package.
 AnyModel = Model | ExampleModel
 
 

@@ -1,10 +1,10 @@
-"""Which parameters of a model are trained: selections by path, and the two trees that they make of its parameters.
+"""Which parameters of a model are trained: selections by path, and the two trees into which they divide its parameters.
 
-`split` gives (trainable, frozen), nested dicts that `dpx.clipping.frozen.merged` makes one again, for the loss; `whole` makes the
-model's ordinary parameters of that, for a file or another program. Pure functions of paths and shapes.
+`split` returns (trainable, frozen), nested dicts that `dpx.clipping.frozen.merged` combines again, for the loss; `whole` converts that
+to the model's ordinary parameters, for a file or another program. Pure functions of paths and shapes.
 
-Layers are stacked on a leading axis, so that the top k of L layers have no path of their own. They keep the name `layers`, as stacks
-[k, ...], and the others rest apart, as `layers_below` [L - k, ...], which a model runs first, forward only.
+Layers are stacked on a leading axis, so the top k of L layers do not have separate paths. They keep the name `layers`, as stacks
+[k, ...]; the others are frozen, in a separate stack `layers_below` [L - k, ...], which a model runs first, forward only.
 """
 
 import difflib
@@ -24,7 +24,7 @@ BELOW = "layers_below"
 
 
 class Selection(NamedTuple):
-    """Parameters by path: each of `parts` is (what a refusal calls it, which paths it picks). `top`: of the layers only so many, or all."""
+    """Parameters by path: each of `parts` is (its name in an error, the paths it picks). `top`: how many layers from the top, or all."""
 
     parts: tuple[tuple[str, Callable[[str], bool]], ...]
     top: int | None = None
@@ -48,12 +48,12 @@ def top(layers: int) -> Selection:
 
 
 def matching(*patterns: str) -> Selection:
-    """Paths such as "layers/qkv/bias". In a pattern * stands for any part of a name, and ** for any number of names."""
+    """Paths such as "layers/qkv/bias". In a pattern * matches any part of a name, and ** any number of names."""
     return Selection(tuple((pattern, lambda path, pattern=pattern: _matches(pattern.split("/"), path.split("/"))) for pattern in patterns))
 
 
 def either(*selections: Selection) -> Selection:
-    """What any of them picks; of layers below the `top` ones of a selection among them, nothing."""
+    """What any of the selections picks; a selection with `top` picks nothing in the layers below its top ones."""
     tops = sorted({selection.top for selection in selections if selection.top is not None})
     require(len(tops) < 2, f"top {tops} layers", "are two numbers", "Choose one")
     return Selection(tuple(part for selection in selections for part in selection.parts), tops[0] if tops else None)
@@ -70,9 +70,9 @@ def _matches(pattern: list[str], names: list[str]) -> bool:
 ALL = Selection((("all", lambda path: True),))
 # Of dense maps, LayerNorms and the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022).
 BIAS = Selection((("bias", _is_bias),))
-# The head: whatever stands above the layers. Of a tied decoder the table is an embedding, and rests.
+# The head: everything above the layers. The table of a tied decoder is an embedding, and is frozen.
 LAST_LAYER = Selection((("last_layer", _is_above),))
-# Adapters (lora.py), and of their factors the second alone.
+# Adapters (lora.py), and only their second factor.
 LORA = matching("layers/lora/*/a", "layers/lora/*/b")
 LORA_FFA = matching("layers/lora/*/b")
 
@@ -97,7 +97,7 @@ def split(params: Any, selection: Selection) -> tuple[Any, Any]:
 
 
 def _cut(params: Any, count: int) -> Any:
-    """Layers below the top `count` under a name of their own, which no selection picks."""
+    """Gives the layers below the top `count` a separate name, which no selection picks."""
     layers = jax.tree.leaves(params.get(LAYERS, {}))
     have = layers[0].shape[0] if layers else 0
     require(count <= have, f"top {count} layers", f"are more than the {have} there are", "Choose fewer")
@@ -110,7 +110,7 @@ def _cut(params: Any, count: int) -> Any:
 
 
 def _is_constant(path: str) -> bool:
-    """Whether no selection trains it: a layer below those, and what adapters are multiplied by."""
+    """Whether no selection trains it: a layer below the trained ones, and the factors by which adapters are multiplied."""
     return path.split("/")[0] == BELOW or any(fnmatchcase(path, f"*/lora/*/{name}") for name in ("scale", "dropout"))
 
 

@@ -1,4 +1,4 @@
-"""What of a model is trained, as declared (`train=...`); everything else rests: it has no gradient, no noise and no moments. No jax.
+"""Which parameters of a model are trained, as declared (`train=...`); all others are frozen: without gradient, noise and moments. No jax.
 
 `trainable.py` turns a declaration into two trees of parameters, `lora.py` makes adapters.
 """
@@ -10,7 +10,7 @@ from dpx.declaration import declaration, require
 
 
 class Part:
-    """What a declaration answers: which parameters are trained, and what they are chosen from."""
+    """The interface of a declaration: which parameters are trained, and from which parameters they are chosen."""
 
     is_all: ClassVar[bool] = False
 
@@ -19,7 +19,7 @@ class Part:
         raise NotImplementedError
 
     def prepared(self, params: Any, key: Any) -> Any:
-        """A model's parameters, with what is added to them to be trained; `key` decides what that is drawn from."""
+        """A model's parameters with the parameters that are added for training; the added ones are drawn from `key`."""
         del key
         return params
 
@@ -39,8 +39,8 @@ class Everything(Part):
 
 @declaration
 class Biases(Part):
-    """Biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022); with `head` all that
-    stands above the layers too, as a head that was made new needs."""
+    """Biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022); with `head` also
+    everything above the layers, which a newly initialised head needs."""
 
     head: bool = False
     kind: Literal["bias"] = "bias"
@@ -53,7 +53,7 @@ class Biases(Part):
 
 @declaration
 class LastLayer(Part):
-    """The head: whatever stands above the layers."""
+    """The head: everything above the layers."""
 
     kind: Literal["last_layer"] = "last_layer"
 
@@ -82,7 +82,7 @@ class TopLayers(Part):
 @declaration
 class Matching(Part):
     """Parameters whose path, such as `layers/qkv/bias`, matches one of `paths` (* within a name, ** for any names); of the layers only
-    the top `layers`, where that is given."""
+    the top `layers`, if that is given."""
 
     paths: Sequence[str]
     layers: int | None = None
@@ -100,8 +100,8 @@ class Matching(Part):
 
 @declaration
 class Adapters(Part):
-    """Low-rank adapters (LoRA: Hu et al. 2022) of the dense maps `targets`, with `dropout` of their inputs; with `kind="lora_ffa"` of
-    their two factors the second alone is trained (FFA-LoRA: Sun et al. 2024)."""
+    """Low-rank adapters (LoRA: Hu et al. 2022) of the dense maps `targets`, with `dropout` of their inputs; with `kind="lora_ffa"`
+    only the second of their two factors is trained (FFA-LoRA: Sun et al. 2024)."""
 
     rank: int
     alpha: float
@@ -126,7 +126,7 @@ class Adapters(Part):
         return _with_head(trainable.LORA if self.kind == "lora" else trainable.LORA_FFA, self.head)
 
     def prepared(self, params: Any, key: Any) -> Any:
-        """With adapters drawn by `key`; what the model computes stays what it was."""
+        """The parameters with adapters drawn by `key`; the model's outputs do not change."""
         from dpx.models.lora import add_adapters
 
         return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets), dropout=self.dropout)

@@ -12,7 +12,7 @@ _HOMES = {"compose": "dpx.privacy.accounting", "epsilon": "dpx.privacy.accountin
 
 
 def __getattr__(name: str) -> Any:
-    # dp-accounting takes two seconds to import: declarations alone must not pay for it.
+    # dp-accounting takes two seconds to import: an import of declarations alone must not take that time.
     if name not in _HOMES:
         raise AttributeError(name)
     from importlib import import_module

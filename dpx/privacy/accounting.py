@@ -28,7 +28,7 @@ SMALLEST_DELTA = {"pld": 1e-13, "rdp": 0.0, "deterministic": 0.0}
 
 @runtime_checkable
 class Composition(Protocol):
-    """All charges of a run, composed once: epsilon at any delta and the other way round."""
+    """All charges of a run, composed once: epsilon at any delta, and delta at any epsilon."""
 
     def epsilon(self, delta: float, /) -> float: ...
 
@@ -54,7 +54,7 @@ class _Renyi(rdp.RdpAccountant):
         return float(self.get_delta(epsilon))
 
 
-# A run is composed again and again as it grows; what one step costs is the same each time.
+# The charges of a run are composed many times during the run; the cost of one step is the same each time.
 @functools.lru_cache(maxsize=256)
 def _divergences_of_one(event: dp_accounting.DpEvent, orders: tuple[float, ...], relation: dp_accounting.NeighboringRelation) -> np.ndarray:
     """Renyi divergences of one sampled release, as dp-accounting adds them up."""
@@ -92,12 +92,12 @@ class _Losses(pld.PLDAccountant):
         return min(1.0, bound + self._allowed(bound))
 
     def _allowed(self, delta: float) -> float:
-        # A margin below a thousandth of delta moves epsilon by less than the grid does; without it anyone can recompute a statement to
-        # its last digit.
+        # A margin below a thousandth of delta moves epsilon by less than the grid does; without the margin anyone can recompute a statement
+        # to its last digit.
         return self._margin if self._margin > 1e-3 * delta else 0.0
 
 
-# Releases whose own distribution takes longest to find, for every grid anew: seconds at the finest.
+# Releases whose distribution takes longest to compute, again for every grid: seconds on the finest grid.
 _SAMPLED = (
     dp_accounting.PoissonSampledDpEvent,
     dp_accounting.SampledWithoutReplacementDpEvent,
@@ -107,7 +107,7 @@ _SAMPLED = (
 
 
 def _is_noisy(event: Any) -> bool:
-    """Whether it is a sampled Gaussian release with noise; dp-accounting has branches of its own for everything else."""
+    """Whether `event` is a sampled Gaussian release with noise; dp-accounting has separate branches for all other events."""
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return event.standard_deviation > 0 and any(event.sensitivities)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -116,20 +116,21 @@ def _is_noisy(event: Any) -> bool:
     return isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent) and event.noise_multiplier > 0 and event.sampling_probability > 0
 
 
-# More compositions than these of two losses or more are composed as arrays by dp-accounting too.
+# Above this number of compositions, dp-accounting also composes distributions of two or more losses as arrays.
 _FEW = 1000
 
 
 def _dense(losses: Any) -> Any:
-    """The same losses in arrays. dp-accounting decides on it by size ** count, an integer of millions of digits at millions of steps."""
+    """The same losses in arrays. dp-accounting chooses the form by size ** count, an integer with millions of digits for millions of
+    steps."""
     of_adding = None if losses._symmetric else losses._pmf_add.to_dense_pmf()
     return type(losses)(losses._pmf_remove.to_dense_pmf(), of_adding)
 
 
-# As many as a ramp has rates, and some; a distribution is a megabyte or less, four at most.
+# More entries than a ramp has rates; a distribution takes about a megabyte, four at most.
 @functools.lru_cache(maxsize=40)
 def _losses_of_one(event: Any, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
-    """The privacy losses of one sampled release on a grid of `interval`, from dp-accounting by the arguments it passes itself."""
+    """The privacy losses of one sampled release on a grid of `interval`, from dp-accounting with the arguments that it uses itself."""
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
             event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=interval
@@ -151,7 +152,7 @@ def _losses_of_one(event: Any, interval: float, relation: dp_accounting.Neighbor
     )
 
 
-# dp-accounting takes e to the power of one step of the grid: beyond about 709 that is no float64.
+# dp-accounting computes e to the power of one step of the grid: above about 709 this overflows float64.
 _WIDEST_GRID = 600.0
 
 
@@ -162,9 +163,9 @@ def compose(
     orders: Sequence[Real] | None = None,
     interval: float | None = None,
 ) -> Composition:
-    """Composes `(release, count)` charges; raises `ConfigError` where `accountant` proves nothing for them.
+    """Composes `(release, count)` charges; raises `ConfigError` if `accountant` has no bound for them.
 
-    `interval` overrides the PLD grid (`loss_grid.grid`): coarser is faster and never below the truth.
+    `interval` overrides the PLD grid (`loss_grid.grid`): a coarser grid is faster, and its epsilon is never below the exact value.
     """
     if any(release.event is not None for release, _ in charges):
         _check_known(charges, accountant, adjacency)
@@ -178,7 +179,7 @@ def compose(
             "Use accountant=deterministic or rdp, or more noise",
         )
         rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
-        # With an interval it is asked for once: kept, it would drive out what statements ask for again.
+        # A composition with an interval is needed once: in the cache it would displace the compositions that statements need again.
         composed = _composed_losses if interval is None else _compose_losses
         return composed(merged, adjacency, grid, rounding)
     if accountant == "deterministic":
@@ -202,17 +203,17 @@ def _compose_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, in
         return _Losses(events.RELATION[adjacency], interval, rounding).compose(event)  # pyright: ignore[reportReturnType]
 
 
-# A statement asks for the planned end again and again; a composition is a megabyte or a few.
+# Statements need the composition of the planned end many times; a composition takes a few megabytes.
 _composed_losses = functools.lru_cache(maxsize=8)(_compose_losses)
 
 
 def renyi(event: dp_accounting.DpEvent, adjacency: str = "zero_out", orders: Sequence[Real] | None = None) -> Composition:
-    """An event composed by Renyi accounting; raises what dp-accounting raises for one it does not know."""
+    """An event composed by Renyi accounting; raises what dp-accounting raises for an unknown event."""
     with quiet():
         return _Renyi(orders, events.RELATION[adjacency]).compose(event)  # pyright: ignore[reportReturnType]
 
 
-# Where noise is discrete, only these are proved.
+# For discrete noise, bounds are proved only at these orders.
 INTEGER_ORDERS = (*range(2, 65), 96, 128, 192, 256, 512, 1024)
 
 
@@ -234,7 +235,7 @@ def bucketed(charges: Charges, rates: int | None = None) -> Charges:
 
 
 def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", rates: int | None = None, accountant: str = "rdp") -> float:
-    """By how much `bucketed` can raise epsilon at `delta`, by `accountant`: its distance to the same buckets rounded down."""
+    """The most that `bucketed` can raise epsilon at `delta`, by `accountant`: the difference from the same buckets rounded down."""
     ends = [compose(_rounded(charges, rates or RATES_MAX, up=up), accountant, adjacency).epsilon(float(delta)) for up in (True, False)]
     return ends[0] - ends[1]
 
@@ -247,7 +248,7 @@ def _rounded(charges: Charges, rates: int, up: bool) -> Charges:
 
 
 def _shared_rates(group: Charges, rates: int, up: bool) -> Charges:
-    """Rates of one bucket share its largest, or (`up=False`) all but the largest share the smallest; buckets are equally wide in q."""
+    """All rates of one bucket get its largest rate, or (`up=False`) all but the largest get its smallest; buckets have equal width in q."""
     if len(group) <= rates:
         return group
     qs = np.array([release.sampling_probability for release, _ in group])
@@ -301,7 +302,7 @@ def epsilon(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Holds back dp-accounting's warnings that a fractional order was dropped: a dropped order only loosens the bound."""
+    """Suppresses dp-accounting's warnings that a fractional order was dropped: a dropped order only loosens the bound."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -313,5 +314,5 @@ def quiet() -> Iterator[None]:
 
 
 def finite(value: float) -> float | None:
-    """`value` for JSON, which has no infinity: `None` where no finite bound was found."""
+    """`value` for JSON, which has no infinity: `None` if no finite bound was found."""
     return value if math.isfinite(value) else None

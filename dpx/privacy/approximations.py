@@ -1,4 +1,4 @@
-"""Numbers that papers print and that bound nothing, kept apart from every bound.
+"""Approximations that papers print and that are not bounds, kept separate from every bound.
 
 The central limit of Gaussian DP for Poisson-sampled Gaussians (Bu et al. 2020, arXiv 1911.11607):
 mu_total = sqrt(sum_t q_t^2 (exp(1 / sigma_t^2) - 1)). It can report a tenth of the true epsilon at small noise.

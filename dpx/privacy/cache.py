@@ -11,7 +11,7 @@ from typing import Any
 
 from dpx.durable import write_durably
 
-# Raised when this package's own arithmetic changes, so that older answers are not reused.
+# Increased when this package's arithmetic changes, so that older results are not reused.
 FORMULA = 2
 
 
@@ -21,13 +21,13 @@ def folder() -> Path:
 
 
 def key(question: dict[str, Any]) -> str:
-    """Name of the answer to `question` under the installed dp-accounting."""
+    """Name of the stored result for `question` with the installed version of dp-accounting."""
     text = json.dumps({"formula": FORMULA, "dp-accounting": version("dp-accounting"), **question}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def read(name: str) -> float | None:
-    """The stored number; `None` when there is none that can be read, or that a noise multiplier can be."""
+    """The stored noise multiplier; `None` if the file cannot be read, or its number is not positive and finite."""
     try:
         stored = json.loads((folder() / "calibration" / f"{name}.json").read_text())
         value = float(stored["noise_multiplier"])

@@ -1,10 +1,11 @@
-"""An append-only text file that shows when it was cut or changed: each line carries a keyed digest of itself and all lines before it.
+"""An append-only text file that shows whether it was cut or changed: each line has a keyed digest of itself and all lines before it.
 
-A line is `<digest> <JSON>`. The key is drawn with the file and stands in its first line; the file lives under private/, so a digest may
-stand in a released file: without the key it tells nothing about the lines (HMAC; Bellare, Canetti, Krawczyk 1996, by keyed BLAKE2b).
-A `Mark` names a place in the file: whatever follows from the lines up to there carries it, and can be held against the file later.
+A line is `<digest> <JSON>`. The key is drawn when the file is made and is in its first line; the file is under private/, so a released file
+may contain a digest: without the key it reveals nothing about the lines (HMAC; Bellare, Canetti, Krawczyk 1996, by keyed BLAKE2b). A `Mark`
+names a line of the file: every file that follows from the lines up to there contains the mark, and can be checked against the chain later.
 
-This finds accidents (a lost, cut, edited or older file), not somebody who holds the key, nor a file and all its marks set back together.
+This detects accidents (a lost, cut, edited or older file). It does not detect changes by somebody who has the key, nor a file that was
+rolled back together with all its marks.
 """
 
 import errno
@@ -44,11 +45,11 @@ def mark_of(node: Any) -> Mark | None:
 
 
 class Chain:
-    """The chain at `path`; a new one is made durably where there is none.
+    """The chain at `path`; a missing file is created durably.
 
-    `formats`, by name, stand in the first line: in that of a file that is there already too. `lines` are the JSON values after the first
-    line. A last line without its line feed was never acknowledged and is dropped. Raises `ConfigError` for a file that is no chain or is in
-    another format, and for lines that do not follow from each other.
+    `formats`, by name, are in the first line, also in that of an existing file. `lines` are the JSON values after the first line. A last
+    line without its line feed was never acknowledged and is dropped. Raises `ConfigError` for a file that is not a chain or has another
+    format, and for lines that do not follow from each other.
     """
 
     def __init__(self, path: str | os.PathLike[str], formats: dict[str, int] | None = None):
@@ -64,11 +65,12 @@ class Chain:
 
     @property
     def mark(self) -> Mark:
-        """The place after the last line."""
+        """The mark of the last line."""
         return Mark(chain=self.name, position=len(self._digests), digest=self._digests[-1].hex())
 
     def missing(self, mark: Mark | None) -> str | None:
-        """Why `mark` is no place in this chain, in words; `None` where it is one. What has no mark does not follow from a chain."""
+        """The reason, as text, why `mark` is not a line of this chain; `None` if it is. A file without a mark does not follow from a
+        chain."""
         if mark is None:
             return "is a chain, and that names no line of it"
         if mark.chain != self.name:
@@ -127,7 +129,7 @@ class Chain:
             self.lines.append(json.loads(text))
 
     def close(self) -> None:
-        """Gives the file handle back; a later append opens it again."""
+        """Closes the file handle; a later append opens it again."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -51,7 +51,7 @@ def root(excess: Callable[[float], float], low: float, high: float, tolerance: f
 
 
 class Gaussians:
-    """Many Gaussian releases of one sum each, without amplification."""
+    """Many Gaussian releases, each of one sum, without amplification."""
 
     def __init__(self, event: dp_accounting.DpEvent):
         self.mu = math.sqrt(_squared_mu(event))

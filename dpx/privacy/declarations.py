@@ -1,4 +1,4 @@
-"""What is protected, between which neighbours, and who computes epsilon, as declared."""
+"""Declarations of what is protected, between which neighbours, and which accountant computes epsilon."""
 
 from typing import Any, Literal
 
@@ -11,11 +11,11 @@ Adjacency = Literal["zero_out", "add_remove", "replace_one"]
 class Privacy:
     """The unit of privacy, its neighbouring relation and delta.
 
-    `rows_per_unit_max` is the enforced cap of prepared rows one unit may have: surplus rows are dropped at preparation.
-    `unit_mode` says what is drawn and clipped: under `group` rows are, singly, and the accountant charges for all of a unit's at
-    once; under `sample_units` whole units are, so the batch size, the divisor and N all count units.
-    `assumed` names config keys whose values stand for what nobody published, such as `data.declared_size`: while there are any, no
-    guarantee stands, and what is computed with them is a number under `unsupported`.
+    `rows_per_unit_max` is the enforced maximum number of prepared rows per unit: surplus rows are dropped at preparation. `unit_mode` says
+    what is drawn and clipped: under `group` single rows, and the accountant charges for all rows of a unit at once; under `sample_units`
+    whole units, so the batch size, the divisor and N all count units. `assumed` names config keys whose values are assumptions because
+    nobody published them, such as `data.declared_size`: with any such key the run has no guarantee, and the numbers computed with them are
+    listed under `unsupported`.
     """
 
     delta: float
@@ -55,11 +55,11 @@ class Privacy:
 
     @property
     def drawn(self) -> str:
-        """What the sampler draws, in a word: what the batch size and N count."""
+        """What the sampler draws, as one word: what the batch size and N count."""
         return "row" if self.unit_mode == "group" else self.unit
 
     def population(self, manifest: Any) -> int:
-        """How many protected things of a prepared store (its manifest) there are to draw."""
+        """The number of rows or units in a prepared store (given its manifest) that the sampler draws from."""
         return manifest.rows["protected"] if self.unit_mode == "group" else manifest.units["protected"]
 
 
@@ -87,7 +87,7 @@ class Deterministic:
 
 @declaration
 class GdpClt:
-    """The Gaussian-DP central limit: an approximation that can under-report. `pld` proves the run's epsilon beside it."""
+    """The Gaussian-DP central limit: an approximation that can under-report. The run's epsilon is then proved by `pld`."""
 
     name: Literal["gdp_clt"] = "gdp_clt"
 

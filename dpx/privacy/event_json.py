@@ -20,7 +20,7 @@ def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
 
 
 def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
-    """The event that `describe` was given; raises `ConfigError` for what is none of dp-accounting's."""
+    """The event that `describe` was given; raises `ConfigError` for a class that is not an event of dp-accounting."""
     kind = getattr(dp_event, str(described.get("class")), None)
     if not isinstance(kind, type) or not issubclass(kind, dp_accounting.DpEvent):
         raise ConfigError(
@@ -30,12 +30,12 @@ def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
 
 
 def as_text(event: dp_accounting.DpEvent, adjacency: str) -> str:
-    """`event` between neighbours under `adjacency`, as a ledger holds it."""
+    """`event` and its neighbouring relation `adjacency` as text, in the form that a ledger holds."""
     return json.dumps({"adjacency": adjacency, "event": describe(event)}, sort_keys=True)
 
 
 def from_text(text: str, adjacency: str) -> dp_accounting.DpEvent:
-    """The event of `as_text`; raises `ConfigError` where it is of another neighbouring relation."""
+    """The event of `as_text`; raises `ConfigError` if it was stored with another neighbouring relation."""
     held = json.loads(text)
     if held["adjacency"] != adjacency:
         reason = f"the ledger holds an event that its package gave for {held['adjacency']} alone"
@@ -52,5 +52,5 @@ def _described(value: Any) -> Any:
 def _restored(value: Any) -> Any:
     if isinstance(value, dict):
         return restore(value)
-    # dp-accounting's events are kept by what they hold, so that has to have a hash.
+    # dp-accounting's events are cached by their values, so the values must be hashable.
     return tuple(_restored(item) for item in value) if isinstance(value, list) else value

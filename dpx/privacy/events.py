@@ -1,6 +1,6 @@
 """One table: which dp-accounting event a noisy release is, between which neighbours, for which accountant.
 
-Every number leaves here relative to the sensitivity the accountant assumes. The clipped sum has sensitivity C under
+Every number that this module returns is relative to the sensitivity that the accountant assumes. The clipped sum has sensitivity C under
 `zero_out` and `add_remove`, and 2C under `replace_one`; dp-accounting's PLD doubles by itself, its RDP does not.
 """
 
@@ -28,13 +28,13 @@ RELATION = {
 
 @declaration
 class Release:
-    """One noisy sum, as an accountant must see it.
+    """One noisy sum, in the form that an accountant needs.
 
-    `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes
-    part for certain; "shuffled", "deterministic" and "balls_in_bins" are one whole pass over the data; "group" is Poisson over rows
-    of which one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
-    `is_discrete`: sum and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as a package from
-    outside gave it (`dpx.privacy.event_json`); the noise multiplier then only says how fine to compose.
+    `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes part
+    with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole pass over the data; "group" is Poisson over rows of which
+    one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size` count rows, for the kinds that depend on them. `is_discrete`: sum
+    and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external package defined it
+    (`dpx.privacy.event_json`); the noise multiplier then only sets how fine the grid of the composition is.
     """
 
     noise_multiplier: float
@@ -45,7 +45,7 @@ class Release:
     sample_size: int | None = None
     rows_per_unit: int = 1
     is_discrete: bool = False
-    # Noise of such an event is never solved for, so that stored solutions keep their names.
+    # The noise of such an event is never solved for; left out of the repr, so that stored solutions keep their names.
     event: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ def _mixture(release: Release) -> Event:
         return dp_accounting.GaussianDpEvent(release.noise_multiplier / k)
     weights = binom.pmf(range(k), k, q)
     likely = [j for j in range(k) if weights[j] > 1e-30]
-    # Counts too rare to matter are charged as if the whole unit were drawn, which never lowers epsilon.
+    # Counts of negligible probability are charged as if the whole unit were drawn, which never lowers epsilon.
     rest = max(1 - math.fsum(weights[likely]), float(binom.pmf(k, k, q)))
     counts, chances = [*likely, k], [*weights[likely], rest]
     total = math.fsum(chances)
@@ -118,7 +118,7 @@ def _mixture(release: Release) -> Event:
 _USE_PLD = "Use accountant=pld"
 _USE_ZERO_OUT = "Use privacy.adjacency=zero_out"
 
-# A cell holds the event's builder, or (reason, fix).
+# A cell holds the function that builds the event, or (reason, fix) if no event is known.
 TABLE: dict[tuple[str, str, str], Build | tuple[str, str]] = {
     ("poisson", "zero_out", "pld"): _poisson,
     ("poisson", "zero_out", "rdp"): _poisson,
@@ -146,7 +146,7 @@ TABLE: dict[tuple[str, str, str], Build | tuple[str, str]] = {
     ("group", "replace_one", "rdp"): ("the mixture event is not proved for replaced units", _USE_ZERO_OUT),
 }
 
-# Here every unit takes part once, for certain.
+# Here every unit takes part once, with certainty.
 for _kind in ("gaussian", "shuffled", "deterministic", "balls_in_bins"):
     for _accountant in ACCOUNTANTS:
         TABLE[(_kind, "zero_out", _accountant)] = TABLE[(_kind, "add_remove", _accountant)] = _gaussian
@@ -169,7 +169,7 @@ for _adjacency in RELATION:
 
 
 def event(release: Release, adjacency: str, accountant: str) -> Event:
-    """The event `accountant` composes for `release`; raises `ConfigError` where no bound is known."""
+    """The event that `accountant` composes for `release`; raises `ConfigError` if no bound is known."""
     require(
         accountant in ACCOUNTANTS,
         f"accountant={accountant}",
@@ -203,7 +203,7 @@ def composed(charges: list[tuple[Release, int]], adjacency: str, accountant: str
 
 
 def merge(charges: list[tuple[Release, int]]) -> list[tuple[Release, int]]:
-    """Equal releases once, with their counts added; order never matters to a composition."""
+    """Equal releases once, with their counts added; the order does not change a composition."""
     counts: dict[Release, int] = {}
     for release, count in charges:
         if count:

@@ -1,8 +1,8 @@
 """A privacy filter: a budget declared before the first trial, within which sampling, noise and steps may follow from earlier results.
 
-An accountant that is handed the realised events proves nothing where these were chosen after results: composition theorems fix the
-parameters beforehand. Rogers, Roth, Ullman and Vadhan 2016 (arXiv 1605.08294) ask the question and define the filter: a rule that stops
-before a budget is passed. Two filters are proved to cost nothing beside ordinary composition, and only they are used here:
+An accountant proves nothing for events that were chosen after results: composition theorems fix the parameters beforehand. Rogers, Roth,
+Ullman and Vadhan 2016 (arXiv 1605.08294) ask the question and define the filter: a rule that stops before a budget is passed. Two filters
+are proved to cost no more than ordinary composition, and only they are used here:
 
 - Renyi: for one order fixed beforehand, go on as long as the divergences of all mechanisms so far, the next one included, add up to at
   most the budget. All outputs together then have at most the budget's divergence at that order (Feldman and Zrnic 2021, arXiv
@@ -29,13 +29,14 @@ from dpx.declaration import ConfigError, require
 from dpx.privacy import accounting, events
 from dpx.privacy.accounting import Charges, Real
 
-# Sums of costs and the budget are each rounded once or twice; neither may let a trial through that is over.
+# Sums of costs and the budget are each rounded once or twice; neither may admit a trial that exceeds the budget.
 _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-    """A declared budget: (`epsilon`, `delta`), held by Renyi divergence at `order`, or by rho where `kind` is zcdp (`order` is `None`)."""
+    """A declared budget (`epsilon`, `delta`), enforced by Renyi divergence at `order`, or by rho if `kind` is zcdp (`order` is then
+    `None`)."""
 
     kind: Literal["renyi", "zcdp"]
     epsilon: Real
@@ -53,19 +54,19 @@ class Filter:
 
     @property
     def accountant(self) -> str:
-        """The name under which its epsilon is stated."""
+        """The name of the accountant that its epsilon is stated with."""
         return "rdp" if self.kind == "renyi" else "zcdp"
 
     @property
     def limit(self) -> float:
-        """The largest sum of costs that converts to `epsilon` at `delta`; 0 or less where none does."""
+        """The largest sum of costs that converts to `epsilon` at `delta`; 0 or less if no sum does."""
         if self.kind == "zcdp":
             return zcdp_limit(self.epsilon, self.delta)
         assert self.order is not None
         return renyi_limit(self.epsilon, self.delta, self.order)
 
     def cost(self, charges: Charges) -> float:
-        """How much of `limit` the `charges` use; costs add up. Raises `ConfigError` where they have no such cost."""
+        """The part of `limit` that the `charges` use; costs add up. Raises `ConfigError` for charges without such a cost."""
         if not charges:
             return 0.0
         if self.kind == "zcdp":
@@ -79,7 +80,7 @@ class Filter:
 
 
 def renyi(charges: Charges, order: Real, adjacency: str) -> float:
-    """The Renyi divergence of `charges` at one order, in nats; `math.inf` where no bound is found there."""
+    """The Renyi divergence of `charges` at one order, in nats; `math.inf` if no bound is found there."""
     require(
         float(order).is_integer() or not any(release.is_discrete for release, _ in charges),
         f"tune.budget.order={order}",

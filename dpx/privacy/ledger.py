@@ -1,15 +1,15 @@
 """What was released, durably: one line per step, synced before anything of that step can be seen.
 
-The file is a chain (`dpx.privacy.chain`) of JSON lines. `{"origin", ...}` states the event that the following steps cost, and each step is
-its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` is the checksum of what that step's noise was added to,
-`{"plan": ...}` what was declared before the first step, `{"units": ...}` which units the steps protect (`dpx.privacy.unit_facts`),
-`{"chosen_after_results": ...}` what was planned anew later on, `{"trial_of": ...}` a search that the run is a trial of, `{"from": ...}` a
-run or file that this one starts from or was forked from (`dpx.privacy.origins`), and `{"verdict": ...}` what the run's own audit found.
-`{"sealed": ...}` holds checksums of a statement or of configs that are written next, `{"stated": ...}` that of a statement that was
-(`dpx.claim.seals`).
+The file is a chain (`dpx.privacy.chain`) of JSON lines. `{"origin", ...}` states the event that each of the following steps is charged, and
+a step is a line with its number. `{"epoch": ...}` opens a noise epoch, `{"sum": ..., "step": ...}` holds the checksum of what that step's
+noise was added to, `{"plan": ...}` what was declared before the first step, `{"units": ...}` which units the steps protect
+(`dpx.privacy.unit_facts`), `{"chosen_after_results": ...}` the settings that were changed later, `{"trial_of": ...}` a search that the run
+is a trial of, `{"from": ...}` a run or file that this one starts from or was forked from (`dpx.privacy.origins`), and `{"verdict": ...}`
+the result of the run's own audit. `{"sealed": ...}` holds checksums of a statement or of configs that are written next, `{"stated": ...}`
+that of a statement that was written (`dpx.claim.seals`).
 
-A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): replayed with the same key it is
-the same bits and charged once; entered in several epochs or branches it is charged each time.
+A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): a replay with the same key gives
+the same bits and is charged once; an entry in several epochs or branches is charged each time.
 """
 
 import os
@@ -33,10 +33,10 @@ from dpx.sampler import IN_PASSES, steps_per_pass
 
 FORMAT = 4
 
-# Of a verdict, what decides and what a statement names.
+# The fields of a verdict that decide, and the fields that a statement names.
 _OF_VERDICT = ("passes", "primary", "others")
 
-# Noise multipliers of what a step releases beside the gradient's sum.
+# Noise multipliers of the values that a step releases beside the gradient's sum.
 AUXILIARY = ("count_noise_multiplier", "telemetry_noise_multiplier")
 
 
@@ -45,8 +45,9 @@ class Epoch:
     """Steps whose noise and draws come from one root secret, from `from_step` on.
 
     `name` is public and random. `start` is the mark of the checkpoint it starts from, `None` for a fresh state. `secret_tag` and
-    `secret_place` tell whether the secret on disk is the one that was drawn, at the place where it was drawn: in a copy of the folder it
-    is not, and two folders that go on with one key would use it on two sums. `fingerprint` is what must be unchanged to repeat a step.
+    `secret_place` tell whether the secret on disk is the one that was drawn, at the place where it was drawn: in a copy of the folder the
+    place differs, and two folders that resume with one key would use it on two sums. `fingerprint` identifies what must be unchanged to
+    repeat a step.
     """
 
     number: int
@@ -61,14 +62,14 @@ class Epoch:
 
 @declaration
 class TrialOf:
-    """A search that a run is a trial of, by the name of its study, and how it charges the choice among its trials (`dpx.tuning`)."""
+    """The search that a run is a trial of: the name of its study, and how it charges the choice among its trials (`dpx.tuning`)."""
 
     study: str
     charge: str
 
 
 class Ledger:
-    """An append-only ledger at `path`, created durably when absent. Raises `ConfigError` for a file that is no ledger.
+    """An append-only ledger at `path`, created durably if missing. Raises `ConfigError` for a file that is not a ledger.
 
     `statements` are checksums of the statements that may lie in the run's folder, `configs` those of its configs (`dpx.claim.seals`).
     """
@@ -80,7 +81,7 @@ class Ledger:
         self.chosen_after_results: list[str] = []
         self.origins: list[Origin] = []
         self.verdict: dict[str, Any] | None = None
-        # Every record that steps here were entered under; `None` for steps whose units nobody noted.
+        # Every record of units that steps here were entered with; `None` for steps whose units were not noted.
         self.units: list[UnitFacts | None] = []
         self.trials: list[TrialOf] = []
         self.statements: set[str] = set()
@@ -95,11 +96,11 @@ class Ledger:
 
     @property
     def mark(self) -> Mark:
-        """The place after everything entered so far."""
+        """The mark after everything entered so far."""
         return self._chain.mark
 
     def missing(self, mark: Mark | None) -> str | None:
-        """Why the ledger does not reach `mark`, in words; `None` where it does."""
+        """The reason, as text, why the ledger does not contain `mark`; `None` if it does."""
         return self._chain.missing(mark)
 
     def append(self, step: int, entry: LedgerEntry) -> None:
@@ -107,7 +108,7 @@ class Ledger:
         self._enter([(self.identity, step, entry)])
 
     def open_epoch(self, epoch: Epoch) -> None:
-        """From here on steps are of `epoch`; on disk when this returns."""
+        """Opens `epoch`: later steps belong to it; on disk when this returns."""
         self._add({"epoch": asdict(epoch)})
 
     def record_sum(self, epoch_name: str, step: int, checksum: str) -> None:
@@ -119,18 +120,18 @@ class Ledger:
         self._add({"plan": plan})
 
     def note_units(self, facts: UnitFacts) -> None:
-        """Notes which units the following steps protect, where that is new; on disk when this returns."""
+        """Notes which units the following steps protect, if that is new; on disk when this returns."""
         unknown: list[UnitFacts | None] = [None] if self._entered and not self.units else []
         self._add_units(*unknown, *([] if facts in self.units else [facts]))
 
     def note_origins(self, origins: Iterable[Origin]) -> None:
-        """Notes origins of the starting parameters that are new, or about which something worse is known; on disk when this returns."""
+        """Notes origins of the starting parameters that are new, or whose record became worse; on disk when this returns."""
         worse = [origin for origin in merged(self.origins, origins) if origin not in self.origins]
         if worse:
             self._add(*({"from": origin.as_line()} for origin in worse))
 
     def note_trial(self, study: str, charge: str) -> None:
-        """Notes that this run is a trial of the search `study`, whatever a later command says of it; on disk when this returns."""
+        """Notes that this run is a trial of the search `study`, which later commands cannot change; on disk when this returns."""
         trial = TrialOf(study=study, charge=charge)
         if trial not in self.trials:
             self._add({"trial_of": asdict(trial)})
@@ -140,7 +141,8 @@ class Ledger:
         self._add({"chosen_after_results": names})
 
     def note_verdict(self, verdict: dict[str, Any]) -> None:
-        """Notes what the run's audit found (`dpx.audit.verdict`); it counts until another one is noted. On disk when this returns."""
+        """Notes the result of the run's audit (`dpx.audit.verdict`), which is valid until the next one is noted. On disk when this
+        returns."""
         self._add({"verdict": {name: verdict[name] for name in _OF_VERDICT}})
 
     def seal_statement(self, checksum: str) -> None:
@@ -148,21 +150,21 @@ class Ledger:
         self._add({"sealed": {"statement": checksum}})
 
     def note_stated(self, checksum: str) -> None:
-        """Notes that the statement of that checksum was written: no older one may lie there from now on."""
+        """Notes that the statement with that checksum was written: no older statement may be there from now on."""
         self._add({"stated": checksum})
 
     def seal_configs(self, checksums: Iterable[str]) -> None:
-        """Notes the checksums of configs that are about to be written, where they are new; on disk when this returns."""
+        """Notes the checksums of configs that are about to be written, if they are new; on disk when this returns."""
         new = [checksum for checksum in checksums if checksum not in self.configs]
         if new:
             self._add({"sealed": {"configs": new}})
 
     def sum_of(self, epoch_name: str, step: int) -> str | None:
-        """The checksum that was noted for `step`; `None` where nothing of that step left the process that computed it."""
+        """The checksum that was noted for `step`; `None` if no result of that step left the process that computed it."""
         return self._sums.get((epoch_name, step))
 
     def holds(self, step: int, entry: LedgerEntry) -> bool:
-        """Whether this very release was entered here."""
+        """Whether exactly this release was entered here."""
         return (self.identity, step, entry) in self._known
 
     def entries(self) -> Iterator[tuple[int, LedgerEntry]]:
@@ -170,7 +172,7 @@ class Ledger:
         return ((step, entry) for _, step, entry in self._entered)
 
     def steps(self, epoch: int) -> set[int]:
-        """Steps of the epoch of that number."""
+        """Steps of the epoch with number `epoch`."""
         return {step for _, step, entry in self._entered if entry.epoch == epoch}
 
     @property
@@ -180,7 +182,7 @@ class Ledger:
 
     @property
     def data(self) -> list[str | None]:
-        """Checksums of the prepared data that its steps drew from; `None` stands for unknown data."""
+        """Checksums of the prepared data that its steps drew from; `None` for unknown data."""
         return list(dict.fromkeys(epoch.fingerprint.get("data") for epoch in self.epochs)) or [None]
 
     def own_segments(self) -> Segments:
@@ -259,16 +261,16 @@ class Ledger:
         self._read(lines)
 
     def close(self) -> None:
-        """Gives the file handle back; a later append opens it again."""
+        """Closes the file handle; a later append opens it again."""
         self._chain.close()
 
 
 def releases(segments: Segments) -> list[tuple[Release, int]]:
-    """What an accountant is charged for `segments`.
+    """The charges of `segments`, for an accountant.
 
-    Under cyclic sampling a row is drawn from only when its group comes round: the busiest group's steps are charged. A sampler without
-    amplification costs one Gaussian release per pass over the data that was started, in each noise epoch
-    (a partial pass counts whole), at the smallest noise of that pass.
+    Under cyclic sampling a row can be drawn only in the steps of its group: the steps of the busiest group are charged. A sampler without
+    amplification is charged one Gaussian release per started pass over the data in each noise epoch (a partial pass counts as a whole one),
+    at the smallest noise of that pass.
     """
     charges: list[tuple[Release, int]] = []
     passes: dict[tuple[str, int, str, int], Release] = {}
@@ -278,7 +280,7 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
         elif segment["sampler"] in IN_PASSES:
             _enter_passes(segment, passes)
         elif segment["sampler"] == "cyclic_poisson":
-            # When its group comes round, a row is drawn with `cycle` times the probability.
+            # In the steps of its group, a row is drawn with `cycle` times the probability.
             as_poisson = segment | {"sampler": "poisson", "q": min(1.0, segment["q"] * segment["cycle"])}
             charges.append((_release(as_poisson), _most_of_a_group(segment)))
         else:
@@ -287,7 +289,8 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
 
 
 def _of_package(segment: dict[str, Any]) -> Release:
-    """The charge of a step whose whole event a package gave, for one example; the ledger holds the event, so the package is not needed."""
+    """The charge of a step whose whole event a package defined, for one example; the ledger holds the event, so the package is not
+    needed."""
     require(
         rows_clipped_apart(segment) == 1 and all(segment.get(name) is None for name in AUXILIARY),
         f"the event that {segment.get('by')} gives",
@@ -298,7 +301,7 @@ def _of_package(segment: dict[str, Any]) -> Release:
 
 
 def _most_of_a_group(segment: dict[str, Any]) -> int:
-    """How often the busiest of the groups came round: no row can have taken part more often."""
+    """The number of steps of the busiest group: no row can have taken part in more."""
     seen = [0] * segment["cycle"]
     for first, count in segment["steps"]:
         for group in range(segment["cycle"]):
@@ -343,5 +346,5 @@ def _is_discrete(segment: dict[str, Any]) -> bool:
 
 
 def _joint(segment: dict[str, Any]) -> float:
-    """Everything that a step releases shares its draw, so it is one release."""
+    """The joint noise multiplier of a step: all its releases share its draw, so they are one release."""
     return joint(segment["noise_multiplier"], *(segment.get(name) for name in AUXILIARY))

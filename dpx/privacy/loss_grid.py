@@ -1,8 +1,10 @@
-"""How finely privacy losses are discretised: fine against one step's loss, whatever the noise; bounded in points, and above rounding.
+"""The grid that discretises privacy losses: fine relative to one step's loss for any noise, with a bounded number of points, and coarser
+than rounding errors.
 
-Connect-the-dots (arXiv 2207.04380, as dp-accounting composes it) rounds each step's loss up and down to neighbouring points of the
-grid, which adds variance and never lowers epsilon: with a grid of d on a loss of standard deviation s, d**2 / 6 on s**2. Composed, that
-is as if the noise were smaller by a factor 1 + d**2 / (12 s**2). A loss's spread is about q / sigma, so no fixed grid will do.
+Connect-the-dots (arXiv 2207.04380, as dp-accounting composes it) rounds each step's loss up and down to neighbouring points of the grid,
+which adds variance and never lowers epsilon: with a grid of d on a loss of standard deviation s, d**2 / 6 on s**2. Composed, that is as if
+the noise were smaller by a factor 1 + d**2 / (12 s**2). The standard deviation of a loss is about q / sigma, so no fixed grid fits all
+settings.
 """
 
 import functools
@@ -19,7 +21,7 @@ FINENESS = 1 / 6
 
 # Points of one privacy loss distribution: eight bytes each, a few tens of them alive while composing.
 POINTS_MAX = 1_000_000
-# Points of one step, each computed on its own: 3 s in all. A mixture's are found numerically, 12 s for 100,000.
+# Points of one step, each computed separately: 3 s in all. Those of a mixture are computed numerically, 12 s for 100,000.
 STEP_POINTS_MAX = {"poisson": 250_000, "group": 100_000}
 
 SKETCH_POINTS = 5_000
@@ -48,7 +50,7 @@ def grid(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarse
     reach, total = max(r for r, _, _ in steps), sum(count for *_, count in steps)
     variance = sum(v * count for _, v, count in steps)
     kind = "group" if any(release.kind == "group" for release, _ in charges) else "poisson"
-    # Rounding's surplus lies at negative losses; what lies further off than the whole composition spreads never counts.
+    # The surplus from rounding is at negative losses; losses outside the spread of the whole composition have no effect.
     surplus = math.sqrt(_ROUNDING * total * min(reach, 3 * math.sqrt(variance)))
     finest = max(surplus, reach / STEP_POINTS_MAX[kind])
     wanted = max(FINENESS * math.sqrt(variance / total), finest)
@@ -64,27 +66,27 @@ def rough(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coars
 def multiple(charges: list[tuple[Release, int]], adjacency: str = "zero_out") -> float:
     """A whole multiple of `grid`, as `rough` up to half a step's standard deviation but no more than thirty times `grid`.
 
-    A composition on it is never below the one on `grid`: every loss on it is one on the finer grid too, and what connects its dots
-    (delta is convex in e**epsilon) lies nowhere below. It takes hundredths of a second and is 0.3 % above at most.
+    A composition on it is never below the one on `grid`: every loss on it is one on the finer grid too, and what connects its dots (delta
+    is convex in e**epsilon) is nowhere below. It takes hundredths of a second and is 0.3 % above at most.
     """
     own, widest = grid(charges, adjacency), grid(charges, adjacency, 1.0)
     return own * max(1, int(min(30.0, widest / FINENESS / 2 / own)))
 
 
 def sketch(charges: list[tuple[Release, int]], adjacency: str = "zero_out") -> float:
-    """A grid for a search over many settings, whose answer is solved anew: `multiple`, but of at most 5,000 points a step.
+    """A grid for a search over many settings, whose result is then solved again: `multiple`, but with at most 5,000 points per step.
 
     Noise solved on it is above that of `grid`: by 0.5 % at most for one step's q of 1e-7 to 1, 10 to 1e5 steps and epsilons of 1 and 8 at a
-    delta of 1e-8 (`tests/privacy/test_loss_grid.py`). Where few steps in a thousand decide, a finer grid takes seconds.
+    delta of 1e-8 (`tests/privacy/test_loss_grid.py`). Where few steps in a thousand decide, a finer grid would take seconds.
     """
     return max(multiple(charges, adjacency), max(_seen(release, count, adjacency)[0] for release, count in charges) / SKETCH_POINTS)
 
 
 def rounding(charges: list[tuple[Release, int]]) -> float:
-    """How far the deltas of `charges` may be off by float64's rounding, either way: 1.5e-16 for every step composed.
+    """How far the deltas of `charges` may be off by float64's rounding, either way: 1.5e-16 per composed step.
 
-    A Fourier transform near 1 is raised to the number of steps. Measured at up to 1.4e-16 a step in the dearer of the two directions,
-    on any grid, for 1e3 to 1e6 steps.
+    A Fourier transform near 1 is raised to the number of steps. The measured error is at most 1.4e-16 per step in the worse of the two
+    directions, on any grid, for 1e3 to 1e6 steps.
     """
     return 1.5 * _ROUNDING * sum(_joined(release, count)[1] for release, count in charges)
 

@@ -1,7 +1,7 @@
 """Noise multiplier over batch size, the one number that compares claims across batch sizes (McKenna et al. 2025, appendix B.1).
 
-It is the smaller of two ways to take part: Poisson sampling with amplification, or deterministic batches in which a record takes part
-at most ceil(T B / N) times and the noise is that of one Gaussian release times the root of that.
+It is the smaller of two branches: Poisson sampling with amplification, or deterministic batches in which a record takes part at most ceil(T
+B / N) times and the noise is that of one Gaussian release times the root of that.
 """
 
 import math

@@ -1,8 +1,9 @@
-"""What a run's starting parameters cost: the runs and files they come from, as its ledger and its statement carry them.
+"""The privacy cost of a run's starting parameters: the runs and files that they come from, as recorded in its ledger and its statement.
 
-A guarantee does not end where a run ends: whoever trains on with its weights on the same data spends once more. So a run that starts from
-another one, by a fork or by `init=run`, takes over the charges of all runs before it. It composes with them unless the user declares that
-their data share no unit with its own (`init.disjoint_from`). A run without a guarantee on data that may be shared leaves none.
+A guarantee does not end where a run ends: further training of its weights on the same data costs more. So a run that starts from another
+one, by a fork or by `init=run`, inherits the charges of all runs before it. It composes its own charges with them unless the user declares
+that their data share no unit with its own (`init.disjoint_from`). A run that starts from one without a guarantee, on data that may be
+shared, has no guarantee.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from dpx.privacy.declarations import Privacy
 from dpx.privacy.segments import join
 from dpx.privacy.unit_facts import UnitFacts
 
-# Declared, never found: a relation that one row of the data could change would tell of that row.
+# Declared, never computed from data: a relation that one row of the data could change would reveal something about that row.
 Relation = Literal["unknown", "disjoint"]
 
 WORDS = {
@@ -24,7 +25,7 @@ WORDS = {
     "disjoint": "data that the user declares to share no unit with this run's",
 }
 
-# Of the audit that travels with a run (`audit.verdict` of its statement).
+# Texts for the state of a run's audit (`audit.verdict` of its statement).
 VERDICTS = {"pending": "is pending: it has no verdict yet", "passes": "passes", "fails": "fails: it proves more than was claimed"}
 
 MEANING = (
@@ -38,10 +39,11 @@ class Origin:
     """A run or a file that a run's starting parameters come from, however many runs ago.
 
     `identity` is the name of its ledger; of a file, the checksum of its values. `relation` is that of its data to the data of the run that
-    holds this record. `is_fork` says that this run goes on from its state, and so with its audit's canaries. `segments` are its charges,
-    `reasons` why it has no guarantee, `against` what else takes the guarantee from the run that holds this record. `claim` is what it
-    stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of its prepared data, `None` for some that
-    nobody knows; they never leave private/. `weights` is the checksum of what was taken from it, empty for one further back.
+    holds this record. `is_fork` says that this run resumes from its state, and so keeps the canaries of its audit. `segments` are its
+    charges, `reasons` say why it has no guarantee, `against` lists other reasons why the run that holds this record has no guarantee.
+    `claim` is what it stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of its prepared data, `None`
+    for unknown data; they never leave private/. `weights` is the checksum of the weights that were loaded from it, empty for an earlier
+    origin.
     """
 
     kind: Literal["run", "file"]
@@ -61,7 +63,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """Its name; a run's is told from those of other runs by its ledger's."""
+        """Its name and identity; for a run the first 8 digits of the name of its ledger, which tell it from other runs."""
         return f"{self.name} ({self.identity if self.kind == 'file' else self.identity[:8]})"
 
     @property
@@ -83,13 +85,13 @@ class Origin:
 
 
 def of_released(node: dict[str, Any]) -> Origin:
-    """The origin that `as_released` wrote, for a run that knows nothing else about it: its data counts as unknown."""
+    """The origin that `as_released` wrote, for a run that has no other facts about it: its data counts as unknown."""
     names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "is_fork", "against", "data", "is_checked"}
     return Origin(**{name: value for name, value in node.items() if name in names})
 
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
-    """Both, each identity once: with every charge, every reason and the worst relation that either holds."""
+    """Both lists, each identity once: with every charge, every reason and the worst relation of either record."""
     by_identity: dict[str, Origin] = {}
     for origin in (*known, *further):
         other = by_identity.get(origin.identity)
@@ -115,7 +117,7 @@ def _all_of(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
 
 
 def charged(origins: Iterable[Origin]) -> list[list[dict[str, Any]]]:
-    """The charges that join those of a run that starts from `origins`."""
+    """The charges of `origins` that are added to those of a run that starts from them."""
     return [list(origin.segments) for origin in origins if origin.is_composed]
 
 
@@ -163,12 +165,12 @@ def facts(origins: Sequence[Origin]) -> dict[str, Any]:
 
 
 def charged_in(statement: dict[str, Any]) -> list[dict[str, Any]]:
-    """The charges that a statement holds of runs before the one it is of."""
+    """The charges in a statement of the runs before its own run."""
     return join(*charged(of_released(node) for node in statement.get("init", {}).get("origins", []) if node.get("composed")))
 
 
 def in_words(released: dict[str, Any]) -> str:
-    """One of the `origins` of a statement, in words."""
+    """One of the `origins` of a statement, as text."""
     if released["kind"] == "file":
         return f"{released['name']} ({released['identity']}), {released['word'] or 'of unknown provenance'}"
     stated, audit = released["claim"].get("guarantee", "none stated yet"), released["claim"].get("audit")
@@ -178,10 +180,11 @@ def in_words(released: dict[str, Any]) -> str:
 
 
 def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bool) -> str | None:
-    """Why the charges of `origin` cannot be added to those of a run on `data`, in words; `None` where they can or need not be.
+    """The reason, as text, why the charges of `origin` cannot be added to those of a run on `data`; `None` if they can be or need not be.
 
-    Events of two runs compose for one unit: both runs must define it alike, cut it alike and protect it in the same split. A cap on a
-    unit's rows may differ, and so may what a step draws: each event holds for whatever its run kept of the unit.
+    Events of two runs compose for one unit: both runs must define it, cut it into rows and protect it in a split in the same way. The
+    maximum number of rows per unit may differ, and so may what a step draws: each event is valid for the part of the unit that its run
+    kept.
     """
     if not origin.is_composed or origin.reasons:
         return None
@@ -190,7 +193,7 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
     if node is None:
         return f"what {origin.name} protects is not recorded"
     theirs = UnitFacts.of_json(node, origin.name)
-    # That the vocabularies are one is checked where weights are read, and that it was not learnt from protected text beside this.
+    # Reading the weights checks that the vocabularies are the same; another check excludes one learnt from protected text.
     alike = {name: getattr(ours, name) for name in ("unit_mode", "rows_per_unit_max", "vocabulary_source")} | {"vocabulary_sha256": ""}
     differing = dataclasses.replace(theirs, **alike).differences(dataclasses.replace(ours, vocabulary_sha256=""))
     if differing:
@@ -201,7 +204,7 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
 
 
 def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
-    """Raises `ConfigError` where charges under another neighbouring relation would have to be composed."""
+    """Raises `ConfigError` if charges under another neighbouring relation would have to be composed."""
     for origin in origins:
         theirs = origin.claim.get("adjacency", privacy.adjacency)
         require(

@@ -1,4 +1,4 @@
-"""What a composed claim means beyond one (epsilon, delta): its profile, its trade-off curve, what an attacker can reach.
+"""What a composed claim implies in addition to one (epsilon, delta): its privacy profile, its trade-off curve, and bounds on an attacker.
 
 With the profile delta(eps), eps >= 0, of both directions, the least type-II error of a membership test at type-I error alpha is
 f(alpha) = max over eps of 0, 1 - delta(eps) - e^eps alpha and e^-eps (1 - delta(eps) - alpha) (Dong, Roth and Su 2022, proposition 2.12).
@@ -11,13 +11,13 @@ import numpy as np
 from dpx.privacy import closed_form
 from dpx.privacy.accounting import Composition
 
-# Deltas below this are mostly the accountant's own truncation, and no claim here is made at them.
+# Deltas below this are mostly truncation by the accountant, and this module claims nothing at them.
 SMALLEST_DELTA = 1e-10
 
 
 class Profile:
-    """delta(eps) of `composed` on a grid of epsilons that ends where delta falls below `SMALLEST_DELTA`. Whatever is read from it errs in
-    the attacker's favour."""
+    """delta(eps) of `composed` on a grid of epsilons that ends where delta falls below `SMALLEST_DELTA`. Every value computed from it errs
+    in the attacker's favour."""
 
     def __init__(self, composed: Composition, points: int = 200):
         end = 1.0
@@ -28,7 +28,7 @@ class Profile:
 
     @property
     def advantage(self) -> float:
-        """Membership advantage: the largest true-positive rate less false-positive rate, delta(0)."""
+        """Membership advantage: the largest difference of true-positive and false-positive rate, delta(0)."""
         return float(self.deltas[0])
 
     def type_two_error(self, alpha: float) -> float:
@@ -39,11 +39,11 @@ class Profile:
         return max(0.0, float(lines.max()))
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """The most that any membership test reaches at this false-positive rate."""
+        """The largest true-positive rate of any membership test at this false-positive rate."""
         return 1.0 - self.type_two_error(false_positive_rate)
 
     def gdp_parameter(self) -> float:
-        """Smallest mu whose Gaussian profile lies above this one where delta is at least `SMALLEST_DELTA`."""
+        """Smallest mu whose Gaussian profile is above this one wherever delta is at least `SMALLEST_DELTA`."""
         known = [(e, d) for e, d in zip(self.epsilons, self.deltas, strict=True) if SMALLEST_DELTA <= d < 1]
         if not known:
             return math.inf if self.deltas[0] >= 1 else 0.0

@@ -1,8 +1,8 @@
-"""Under which neighbouring relation charges may be accounted that were stated under another one.
+"""Rules for charges stated under one neighbouring relation: under which other relations they may be accounted.
 
-A run does one thing whatever relation was declared: what the relation changes is which other data its outputs are compared with. So steps
-that ran under one relation are bounded under another where nothing of their proof used the first, and the table of events
-(`dpx.privacy.events`) has a cell for the second.
+A run does the same whatever relation is declared: the relation only changes which other data its outputs are compared with. So steps that
+ran under one relation have a bound under another if their proof does not use the first, and the table of events (`dpx.privacy.events`) has
+a cell for the second.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from dpx.declaration import require
 from dpx.privacy.events import RELATION
 from dpx.privacy.segments import Segments, rows_clipped_apart
 
-# By kind of step and relation it was stated under: the relations under which it is proved besides.
-# Every draw of dpx depends on N and on places in the data, never on contents. A unit that is blanked or replaced moves no other unit, and
-# moves the sum by C or 2C, which the cells of the table of events know. So each of the two proofs uses the draw alone.
+# By kind of step and stated relation: the other relations under which it is also proved. Every draw of dpx depends on N and on positions in
+# the data, never on contents. A unit that is blanked or replaced moves no other unit, and moves the sum by C or 2C, which the cells of the
+# table of events know. So each of the two proofs uses the draw alone.
 ALSO_UNDER: dict[tuple[str, str], tuple[str, ...]] = {}
 for _kind in ("poisson", "truncated_poisson", "fixed_size", "cyclic_poisson", "shuffled", "deterministic", "balls_in_bins"):
     ALSO_UNDER[(_kind, "zero_out")] = ("replace_one",)
@@ -30,15 +30,15 @@ _WHY_NOT = {
 
 
 def kind_of(segment: dict[str, Any]) -> str:
-    """What decides under which relations a charged step is proved: its sampler, "group" where a unit falls into several clipped gradients,
-    "package" where a package gave its event."""
+    """The kind of a charged step, which decides under which relations it is proved: its sampler, "group" if a unit can be in several
+    clipped gradients, "package" if a package defined its event."""
     if segment.get("event") is not None:
         return "package"
     return "group" if rows_clipped_apart(segment) > 1 else segment["sampler"]
 
 
 def require_relation(value: str, adjacency: str) -> None:
-    """Raises `ConfigError` for the name of no relation; `value` is what the user wrote."""
+    """Raises `ConfigError` for an unknown relation; `value` is what the user wrote."""
     require(adjacency in RELATION, value, "is not a neighbouring relation", f"Use one of {', '.join(RELATION)}")
 
 

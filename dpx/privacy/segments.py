@@ -9,20 +9,20 @@ from dpx.declaration import declaration, require
 # One dictionary per event, with the steps that it cost.
 Segments = list[dict[str, Any]]
 
-# Fields of an entry that are there only where code from outside the tree takes part.
+# Fields of an entry that exist only if code from outside the tree takes part.
 _OF_PACKAGES = ("event", "by")
 
 
 @declaration
 class LedgerEntry:
-    """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum; `None` where the norm is each step's own.
+    """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum; `None` if each step has its own norm.
 
-    `count_noise_multiplier` and `telemetry_noise_multiplier` are those of what is released beside the sum (`dpx.privacy.joint`).
-    `size`, `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says
-    whether q, `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units").
-    `epoch_name` is that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy of one, names do not.
-    `event` is the whole step's event where a package from outside gave one (`dpx.privacy.event_json`), and `by` names the packages on
-    whose word the step rests (`dpx.claim.rests_on`); `None` where all of it is dpx's own.
+    `count_noise_multiplier` and `telemetry_noise_multiplier` are those of the values released beside the sum (`dpx.privacy.joint`). `size`,
+    `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says whether q,
+    `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units"). `epoch_name` is
+    that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy, but names are unique. `event` is the whole step's
+    event if an external package defines one (`dpx.privacy.event_json`), and `by` names the packages that the step trusts
+    (`dpx.claim.rests_on`); `None` if all of it is dpx's own.
     """
 
     epoch: int
@@ -44,7 +44,7 @@ class LedgerEntry:
     by: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Every field by name, less what only a package from outside brings."""
+        """Every field by name, without the fields that only an external package sets."""
         return {name: value for name, value in asdict(self).items() if value is not None or name not in _OF_PACKAGES}
 
 
@@ -67,8 +67,8 @@ def _spans(steps: list[int]) -> list[list[int]]:
 
 
 def decode(segments: Segments) -> Iterator[tuple[str, int, LedgerEntry]]:
-    """The releases that `encode` was given, each once. Raises `ConfigError` for what another version of dpx entered beside them: it may be
-    a release too, and cost something."""
+    """The releases that `encode` was given, each once. Raises `ConfigError` for entries of another version of dpx that this one does not
+    know: they may be releases with a cost."""
     names = {field.name for field in fields(LedgerEntry)}
     for segment in segments:
         unknown = sorted(segment.keys() - names - {"origin", "steps"})
@@ -80,17 +80,17 @@ def decode(segments: Segments) -> Iterator[tuple[str, int, LedgerEntry]]:
 
 
 def join(*branches: Segments) -> Segments:
-    """Several branches as one claim: releases they share (a common parent's) count once."""
+    """Several branches as one claim: releases that they share (those of a common parent) count once."""
     return encode(release for segments in branches for release in decode(segments))
 
 
 def rows_clipped_apart(segment: dict[str, Any]) -> int:
-    """Into how many clipped gradients one unit can fall: one where whole units were drawn and clipped."""
+    """The number of clipped gradients that one unit can be in: one if whole units were drawn and clipped."""
     return 1 if segment.get("unit_mode") == "sample_units" else segment["rows_per_unit"]
 
 
 def left(plan: Segments, entered: Segments, ignored: Collection[str] = ("by",)) -> Segments:
-    """Those steps of `plan` that `entered` does not hold with the same values of every field but the `ignored` ones."""
+    """The steps of `plan` that `entered` does not hold with the same values of every field except the `ignored` ones."""
 
     def facts(segment: dict[str, Any]) -> frozenset[Any]:
         return frozenset((key, value) for key, value in segment.items() if key != "steps" and key not in ignored and value is not None)

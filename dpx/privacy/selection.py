@@ -1,9 +1,9 @@
 """Repeating a mechanism a secret, random number of times and releasing only the best result.
 
-Liu and Talwar 2019; Papernot and Steinke 2022 (theorem 2 for the truncated negative binomial, theorem 6 for Poisson). The
-repetitions must be independent draws of one mechanism, their number independent of the data, and nothing but the winner released. What is
-charged is that mechanism as it was declared: both theorems are about its divergences, never about what single repetitions came to, so a
-repetition that was lost, stopped or drawn anew leaves no theorem to apply (`dpx.tuning.claim`).
+Liu and Talwar 2019; Papernot and Steinke 2022 (theorem 2 for the truncated negative binomial, theorem 6 for Poisson). The repetitions must
+be independent draws of one mechanism, their number independent of the data, and nothing but the winner released. The charge is that of the
+mechanism as declared: both theorems use its divergences, never the results of single repetitions. So neither theorem applies if a
+repetition was lost, stopped or drawn again (`dpx.tuning.claim`).
 """
 
 import math
@@ -32,7 +32,7 @@ def epsilon(
     adjacency: str = "zero_out",
     orders: Sequence[float] | None = None,
 ) -> float:
-    """Epsilon of the winner by Renyi accounting, the only one that has a theorem; `math.inf` where it finds none."""
+    """Epsilon of the winner by Renyi accounting, the only accounting with a theorem for this; `math.inf` if it finds no bound."""
     accounting.check_delta(delta, "rdp")
     event = repeated(charges, adjacency, mean, shape)
     return accounting.renyi(event, adjacency, accounting.proved_orders(charges, orders)).epsilon(delta)
@@ -41,7 +41,7 @@ def epsilon(
 def draw(mean: float | int, shape: float | int) -> int:
     """A number of repetitions from the operating system's randomness, by inversion; 0 is possible for Poisson alone.
 
-    Keep it: it is as secret as the noise, and a second draw would be another mechanism.
+    Store it: it is as secret as the noise, and a second draw would be another mechanism.
     """
     return quantile(secrets.SystemRandom().random(), float(mean), float(shape))
 

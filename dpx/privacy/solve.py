@@ -1,4 +1,4 @@
-"""The smallest noise multiplier whose epsilon is at most a target: bracketed by cheap bounds, and never below it."""
+"""The smallest noise multiplier whose epsilon is at most a target: bracketed by cheap bounds, and never too small."""
 
 import functools
 import math
@@ -30,7 +30,7 @@ def noise_multiplier(
 ) -> float:
     """Smallest noise multiplier (to 2e-5 relative, on the safe side) whose epsilon at `delta` is at most `epsilon`.
 
-    Arguments as in `dpx.privacy.epsilon`. Kept on disk (`dpx.privacy.cache`); a stored value is checked before it is used.
+    Arguments as in `dpx.privacy.epsilon`. The result is stored on disk (`dpx.privacy.cache`); a stored value is checked before it is used.
     """
     charges = accounting.charges_of(stages, 1.0, sampler)
     return solve(charges, epsilon=epsilon, delta=delta, accountant=accountant, orders=orders, adjacency=adjacency)
@@ -48,7 +48,7 @@ def solve(
 ) -> float:
     """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another.
 
-    `interval` is the PLD grid where losses are large against it (finer below, `loss_grid.grid`): with a coarse one the answer errs
+    `interval` is the PLD grid if losses are large relative to it (finer otherwise, `loss_grid.grid`): with a coarse grid the result errs
     upward, and a large sweep takes minutes.
     """
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
@@ -74,7 +74,7 @@ def solve(
         return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, width).epsilon(delta)
 
     def spent(sigma: float, of: Callable[..., float] = loss_grid.grid) -> float:
-        # The grid follows the noise at hand: the charges' own noise multipliers are only relative.
+        # The grid is computed for the current noise: the noise multipliers of the charges are only relative.
         return on(sigma, of(scaled(charges, sigma), adjacency, interval) if accountant == "pld" else 0.0)
 
     stored = cache.read(name)
@@ -89,16 +89,17 @@ def solve(
 
 
 def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> float:
-    """A noise multiplier within 1 % of `solve`'s under zero_out, by PLD, in a tenth of a second: for searches, whose answer is solved anew.
+    """A noise multiplier within 1 % of `solve`'s under zero_out, by PLD, in a tenth of a second: for searches, whose result is then solved
+    again.
 
-    `start` is a guess. Kept on disk. Raises `ConfigError` where `solve` does.
+    `start` is an initial guess. The result is stored on disk. Raises `ConfigError` where `solve` does.
     """
     question = {"charges": [[repr(release), count] for release, count in events.merge(charges)], "nearly": [epsilon, delta]}
     stored = cache.read(cache.key(question))
     if stored is not None:
         return stored
 
-    # Nearly a straight line, so the secant is there in three or four evaluations.
+    # Nearly a straight line, so the secant method converges in three or four evaluations.
     def excess(log_sigma: float) -> float:
         at = scaled(charges, math.exp(log_sigma))
         return math.log(max(accounting.compose(at, interval=loss_grid.sketch(at)).epsilon(delta), 1e-12) / epsilon)
@@ -107,7 +108,7 @@ def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> flo
     try:
         solved = math.exp(optimize.newton(excess, first, x1=first + 0.01, tol=2e-3))
     except RuntimeError:
-        # At an epsilon or delta near nothing the secant leaves what a sketch resolves; what refuses, refuses in words.
+        # At an epsilon or delta near 0 the secant leaves the range that a sketch resolves; `solve` gives the result, or an error message.
         solved = solve(charges, epsilon=epsilon, delta=delta)
     cache.write(cache.key(question), solved, question)
     return solved
@@ -119,7 +120,7 @@ def scaled(charges: Charges, factor: float) -> Charges:
 
 
 def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -> float:
-    """Renyi's noise multiplier, a little too large, where Renyi knows these charges; else 1."""
+    """The noise multiplier by Renyi accounting, slightly too large, if it has a bound for these charges; else 1."""
 
     @functools.cache
     def spent(sigma: float) -> float:
@@ -132,7 +133,8 @@ def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -
 
 
 def _by_losses(coarse: Spent, fine: Spent, target: Real, guess: float) -> float:
-    """A coarse grid, whose answer is never too small, brackets the noise; the grids that statements use, one for each noise, refine it."""
+    """The smallest noise multiplier by PLD: a coarse grid, whose result is never too small, brackets it; the grids that statements use, one
+    for each noise, refine it."""
     upper = _refine(coarse, target, *_bracket(coarse, target, guess, 1.1), tolerance=1e-3)
     return _refine(fine, target, *_bracket(fine, target, upper, 1.003))
 
@@ -164,7 +166,7 @@ def _refine(spent: Spent, target: Real, low: float, high: float, tolerance: floa
         return math.log(min(max(value, 1e-12), 1e12) / target)
 
     low_log, high_log = math.log(low), math.log(high)
-    # exp(log(x)) is not x: the ends keep their own value, whose epsilon is known already.
+    # exp(log(x)) is not x: the ends keep their exact values, whose epsilon is already known.
     ends = {low_log: low, high_log: high}
     if excess(low_log) <= 0:
         return low

@@ -1,7 +1,7 @@
-"""What the units of a claim are, as a record: charges of two ledgers are added up only where their records agree.
+"""A record of the units of a claim: charges of two ledgers are added up only if their records agree.
 
-An event bounds what one unit changes. Two events are about the same unit only where both runs define it alike, cut it alike under one
-vocabulary, protect it in the same split, and mean the same neighbour.
+An event bounds what one unit changes. Two events are about the same unit only if both runs define it in the same way, cut it into rows in
+the same way with one vocabulary, protect it in the same split, and use the same neighbouring relation.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class UnitFacts:
     """The units that a run protects.
 
     `definition` says what one unit is (`unit_definition`); `unit_mode` and `rows_per_unit_max` how much of it a step can hold. A unit is
-    protected in one split only, so the fields that decide the splits belong to it. `vocabulary_sha256` is `None` where the data is not
-    prepared; an unknown checksum agrees with nothing.
+    protected in one split only, so the fields that decide the splits belong to it. `vocabulary_sha256` is `None` if the data is not
+    prepared; an unknown checksum agrees with no other.
     """
 
     unit: str
@@ -42,7 +42,7 @@ class UnitFacts:
 
     @classmethod
     def of(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
-        """Those of a run on `data`; `manifest` is that of its prepared store, `None` before there is one."""
+        """The record of a run on `data`; `manifest` is that of its prepared store, `None` before preparation."""
         return cls(
             **{name: getattr(privacy, name) for name in _OF_PRIVACY},
             **{name: getattr(data, name) for name in _OF_SPLITS},
@@ -53,7 +53,7 @@ class UnitFacts:
 
     @classmethod
     def of_json(cls, node: Any, source: Any) -> "UnitFacts":
-        """The record that `as_json` wrote into `source`; raises `ConfigError`, naming that, for anything else."""
+        """The record that `as_json` wrote into `source`; raises `ConfigError`, naming `source`, for anything else."""
         try:
             return cls(**node)
         # The constructor checks the types, and raises by its own class.
@@ -62,21 +62,21 @@ class UnitFacts:
 
     @classmethod
     def listed(cls, nodes: Any, source: Any) -> "list[UnitFacts | None]":
-        """The records that a statement lists, `None` for one that was not known; raises `ConfigError` as `of_json` does."""
+        """The records that a statement lists, `None` for an unknown record; raises `ConfigError` as `of_json` does."""
         listed = nodes if isinstance(nodes, list) else [] if nodes is None else [nodes]
         return [None if node is None else cls.of_json(node, source) for node in listed]
 
     def as_json(self) -> dict[str, Any]:
-        """As a ledger and a statement hold it: nothing in it depends on protected text."""
+        """The record as a ledger and a statement hold it: nothing in it depends on protected text."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def in_words(self) -> str:
-        """The unit and its neighbouring relation, for a person."""
+        """The unit and its neighbouring relation, as text for people."""
         most = f" of at most {self.rows_per_unit_max} rows" if self.unit != "row" else ""
         return f"one {self.unit}{most}, under {self.adjacency}"
 
     def differences(self, other: "UnitFacts") -> list[str]:
-        """What differs, or is unknown, one config key with both values each; empty where charges of both may be added up."""
+        """What differs or is unknown: each config key with both values; empty if the charges of both may be added up."""
         ours, theirs = self._by_key(), other._by_key()
         found = [
             f"{key} ({ours.get(key, 'nothing')} and {theirs.get(key, 'nothing')})"
@@ -102,7 +102,7 @@ class UnitFacts:
 
 
 def unlike(units: Sequence[UnitFacts | None]) -> list[str]:
-    """Why steps under these records are not known to be about one unit; empty where they are."""
+    """The reasons why steps with these records are not known to protect one unit; empty if they do."""
     known = [facts for facts in units if facts is not None]
     if not known or len(known) < len(units):
         return ["which units some steps protect is not recorded"]
@@ -122,10 +122,10 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
-    """What one protected unit is: two runs must agree on all of it to be charged together."""
+    """The definition of one protected unit: two runs must agree on all of it to be charged together."""
     source = dataclasses.asdict(data)["source"]
     names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
-    # What of another package's source tells documents apart is not known here, so all of it must agree.
+    # Which settings of another package's source identify documents is not known here, so all of them must agree.
     is_own = type(data.source).__module__.partition(".")[0] == "dpx"
     fields = {name: value for name, value in source.items() if name in names or not is_own}
     fields |= {} if is_own else {"kind": f"{type(data.source).__module__}.{type(data.source).__qualname__}"}
@@ -137,7 +137,7 @@ def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
 
 
 def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
-    """Where a vocabulary comes from: what the prepared store says, or else the declaration."""
+    """The source of a vocabulary: from the prepared store, or else from the declaration."""
     if manifest is not None:
         return manifest.vocabulary_source
     return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]

@@ -9,14 +9,14 @@ from dpx.run_folder import read_json
 
 BEGIN, END = "<!-- tables: job=report report.paper=benchmarks -->", "<!-- end of tables -->"
 PRIVATE = "book_keeping"
-# Peers by how the summary names them; Opacus's ghost clipping cannot hold the tied model and stands in the full table alone.
+# Peers by their names in the summary; Opacus's ghost clipping does not support the tied model and is in the full table only.
 RIVALS = {"jax-privacy": ("jax_privacy",), "Opacus": ("opacus_hooks", "opacus_ew")}
 
 Row = dict[str, Any]
 
 
 def write(home: Path) -> int:
-    """Replaces what stands between the two marks of README.md; the number of files read. Raises `ConfigError` without marks or files."""
+    """Replaces the text between the two marks of README.md; returns the number of files read. Raises `ConfigError` if either is missing."""
     readme, files = home / "README.md", sorted(home.glob("*.json"))
     text = readme.read_text() if readme.is_file() else ""
     require(BEGIN in text and END in text, readme, "has no place for tables", f"Write the lines {BEGIN} and {END} into it")
@@ -42,7 +42,7 @@ def tables(documents: Sequence[tuple[str, Row]]) -> str:
 
 
 def _summary(stem: str, document: Row, dtype: str, rows: Sequence[Row]) -> list[str]:
-    """One file and type: the private step at its best beside everyone at theirs."""
+    """One file and type: the private step at its best batch beside every other program at its best."""
     private = _best(rows, (PRIVATE,))
     assert private is not None
     cells = [stem, document.get("device") or "cpu", dtype, str(private["physical_batch"])]
@@ -62,7 +62,7 @@ def _automatic(rows: Sequence[Row], best: Row) -> str:
 
 
 def _best(rows: Sequence[Row], names: Sequence[str]) -> Row | None:
-    """The fastest row of these ways that is exact (a wrong sum is no rival), on the first mesh measured."""
+    """The fastest exact row of these ways (a wrong sum does not compete), on the first mesh measured."""
     same = [row for row in rows if row["mesh"] == rows[0]["mesh"]]
     ways = [row for row in same if row["clipping"] in names and row.get("is_exact", True) is not False]
     return max(ways, key=lambda row: row["examples_per_s"], default=None)

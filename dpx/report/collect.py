@@ -51,7 +51,7 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]
 
 
 def merged(kept: Iterable[Row], fresh: Iterable[Row]) -> tuple[list[Row], list[str]]:
-    """The rows of both; of a run or an analysis that both have, those of `fresh`. Runs that are no point of their recipe are left out."""
+    """The rows of both; for a run or an analysis that both have, the rows of `fresh`. Runs outside their recipe's points are left out."""
     fresh = list(fresh)
     runs = {(row.experiment, row.run) for row in fresh}
     anew = {(experiment, models_timed(rows)) for (experiment, _), rows in by_run(fresh).items() if is_analysis(rows)}
@@ -65,8 +65,8 @@ def merged(kept: Iterable[Row], fresh: Iterable[Row]) -> tuple[list[Row], list[s
 
 
 def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """Why a run does not stand on the page, by (experiment, run): no point of its recipe as it stands, or another corpus than that of
-    the recipe's latest run. Which corpus it is a recipe leaves open; runs that are compared share one."""
+    """Why a run is not on the page, by (experiment, run): it is not a point of its current recipe, or its corpus differs from that of
+    the recipe's latest run. A recipe does not fix the corpus; runs that are compared share one."""
     knobs: dict[tuple[str, str], dict[str, str]] = {}
     facts: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
@@ -153,7 +153,7 @@ def _text(value: Any) -> str:
 
 
 def _statement(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """What the run guarantees, in the words of its own statement."""
+    """What the run guarantees, as its statement words it."""
     claim = json.loads((folder / "release" / "privacy.json").read_text())
     for key in ("guarantee", "unit", "adjacency", "accountant", "delta", "declared_size"):
         if claim.get(key) is not None:
@@ -170,7 +170,7 @@ def _statement(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _corpus(known: Ledger | None, plain: dict[str, Any]) -> tuple[str, str, str]:
-    """What text it was, by the names of files and the checksum of what was prepared from them."""
+    """The corpus of a run: the names of its files and the checksum of the prepared data."""
     source = plain["data"]["source"]
     paths = source.get("paths") or ()
     names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)] or [
@@ -237,7 +237,7 @@ def _number(value: int | float) -> str:
 
 @functools.cache
 def _points_of(name: str) -> list[dict[str, str]]:
-    """Knobs of every point of the recipe as it stands; none where there is no such recipe."""
+    """Knobs of every point of the current recipe; empty if the recipe does not exist."""
     recipe = name.replace("laptop_", "laptop/", 1)
     if recipe not in recipes.names():
         return []
@@ -254,7 +254,7 @@ def _sweep(recipe: str) -> dict[str, Any]:
 
 
 def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:
-    """Why the run is no point of its recipe as it stands, or `None`. A key that only one of the two has does not count."""
+    """Why the run is not a point of its current recipe, or `None`. A key that only one of the two has does not count."""
     if not wanted:
         return "no recipe of that name"
     differences = []

@@ -48,7 +48,7 @@ def panels(name: str, caption: str, count: int, into: list[Figure], raster: bool
         canvas = Canvas(figsize=(4.9 * count, 3.3), layout="constrained")
         yield list(canvas.subplots(1, count, squeeze=False)[0])
         written = io.StringIO()
-        # A font that the reader's browser has and this machine lacks is no reason to warn.
+        # Do not warn about a font that the reader's browser has and this machine lacks.
         canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
         pixels = io.BytesIO()
         if raster:

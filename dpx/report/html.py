@@ -1,4 +1,4 @@
-"""A document as one HTML page that asks the network for nothing and runs no script; light and dark by the reader's setting."""
+"""A document as one HTML page that makes no network request and runs no script; light or dark by the reader's setting."""
 
 import html as escaping
 import re

@@ -45,7 +45,7 @@ def names() -> list[str]:
 
 
 def page(paper: str) -> Page:
-    """The page of `paper`; raises `ConfigError` where there is none."""
+    """The page of `paper`; raises `ConfigError` if it does not exist."""
     path = packages.yaml_of("paper", paper)
     if path is None:
         raise ConfigError(f"report.paper={paper}", "no page is made of that paper", f"There are {', '.join(names())}, benchmarks")

@@ -1,4 +1,4 @@
-"""`published.csv`: every number a paper gives, where it stands, how it was obtained, and what running it would cost."""
+"""`published.csv`: every number in a paper, its place in the paper, how it was obtained, and the cost of running it."""
 
 import csv
 import dataclasses
@@ -13,7 +13,7 @@ MARKS = ("text", "picture", "computed", "claim")
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """One published number. `value` is empty where it stands only in a picture that nobody digitised, or is a claim in words.
+    """One published number. `value` is empty if it is only in a figure that was not digitised, or is a claim in prose.
 
     `metric` and `point` say which row of results.csv is ours at full scale; `h200_hours` and `flops` what making it costs.
     """

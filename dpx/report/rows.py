@@ -20,7 +20,7 @@ COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
 FINAL = "final"
 # A cell of a table that an analysis or a benchmark gave.
 _CELL = re.compile(r"(?P<table>\w+)\[(?P<row>\d+)\]\.(?P<column>.*)")
-# Which repeat it is, and how a sum is computed, are no part of what is compared.
+# The repeat's number, and how a sum is computed, are not compared.
 _NOT_A_POINT = ("microbatch", "clipping.method", "clipping")
 
 
@@ -38,7 +38,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run as its rows tell it. `curves[metric]` are (steps done, value) in the order of steps."""
+    """One run, read from its rows. `curves[metric]` are (steps done, value) in the order of steps."""
 
     experiment: str
     run: str
@@ -50,7 +50,7 @@ class Run:
     curves: dict[str, tuple[tuple[int, float], ...]]
 
     def number(self, key: str) -> float:
-        """A knob as a number; raises `KeyError` where the run has none of that name."""
+        """A knob as a number; raises `KeyError` if the run has no knob of that name."""
         return float(self.config[key])
 
 
@@ -67,7 +67,7 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of `path`; none where it does not exist. Raises `ConfigError` for other columns, and for a row that is none."""
+    """The rows of `path`; empty if it does not exist. Raises `ConfigError` for other columns, and for a malformed row."""
     if not path.exists():
         return []
     with open(path, newline="") as file:
@@ -125,7 +125,7 @@ def points(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
 
 
 def runs_of(rows: Iterable[Row]) -> list[Run]:
-    """The runs that `rows` tell of, by experiment, point and replicate."""
+    """The runs in `rows`, by experiment, point and replicate."""
     rows = list(rows)
     labels = points(rows)
     runs = [_run(key, labels[key], group) for key, group in by_run(rows).items()]

@@ -1,4 +1,4 @@
-"""Whether a laptop run shows the paper's shape: verdicts, and the statistics over replicates that they rest on.
+"""Whether a laptop run shows the paper's shape: verdicts, and the statistics over replicates behind them.
 
 Only order is judged, so the statistics are those of ranks: pairs of replicates in the right order, and the Jonckheere-Terpstra
 trend (Jonckheere 1954), normal approximation. All are pure functions of numbers.
@@ -21,7 +21,7 @@ LEVEL = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One claim about the runs, the numbers it was judged by, and what came out."""
+    """One claim about the runs, the numbers it was judged by, and the result."""
 
     claim: str
     statistic: str
@@ -65,7 +65,7 @@ class Trend:
 
     @property
     def holds(self) -> bool:
-        """A trend at `LEVEL`, and no two neighbouring groups all of whose replicates stand the other way round."""
+        """A trend at `LEVEL`, and no two neighbouring groups whose replicates are all in reverse order."""
         return self.p < LEVEL and not self.reversed
 
     def words(self) -> str:

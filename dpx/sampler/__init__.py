@@ -1,4 +1,4 @@
-"""Who takes part in a step: indices drawn on the host, and what an accountant may assume about them."""
+"""Which units take part in a step: indices drawn on the host, and what an accountant may assume about them."""
 
 from dpx.sampler.cyclic_poisson import CyclicPoisson as CyclicPoisson
 from dpx.sampler.fixed_size import FixedSize as FixedSize

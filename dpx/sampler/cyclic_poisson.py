@@ -1,4 +1,4 @@
-"""`sampler=cyclic_poisson`: groups that take turns, so that a row rests between its steps."""
+"""`sampler=cyclic_poisson`: groups that take turns, so that a row is not drawn again for a fixed number of steps."""
 
 from typing import Any, ClassVar, Literal
 
@@ -14,8 +14,8 @@ from dpx.sampler.protocol import GeneratorFor, Sampler
 class CyclicPoisson(Sampler):
     """Row i belongs to group i mod `cycle`; step t draws each row of group t mod `cycle` independently with probability `cycle` q_t.
 
-    A row's steps are `cycle` apart at least, which correlated noise needs (Choquette-Choo et al. 2023, section 4). That is proved for a row
-    whose group is the same in both neighbours, so rows keep their numbers, and a unit is one row.
+    A row's steps are at least `cycle` apart, which correlated noise needs (Choquette-Choo et al. 2023, section 4). The proof assumes that
+    the row's group is the same in both neighbours, so rows keep their numbers, and a unit is one row.
     """
 
     cycle: int
@@ -58,5 +58,5 @@ class CyclicPoisson(Sampler):
         )
 
     def release(self, size: int, batch: int) -> dict[str, Any]:
-        """q is that of plain sampling: `cycle` says how often, and with which probability, a row's group comes round."""
+        """q is that of plain sampling: `cycle` determines how often a row's group has its turn, and the probability in that turn."""
         return super().release(size, batch) | {"cycle": self.cycle}

@@ -1,4 +1,4 @@
-"""`sampler=fixed_size`: exactly B rows, anew at each step."""
+"""`sampler=fixed_size`: exactly B rows, drawn again at each step."""
 
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
 
 @declaration
 class FixedSize(Sampler):
-    """A uniformly random subset of exactly B rows, anew at each step."""
+    """A uniformly random subset of exactly B rows, drawn again at each step."""
 
     assumed: Assumed = None
     name: Literal["fixed_size"] = "fixed_size"

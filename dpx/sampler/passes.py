@@ -1,7 +1,7 @@
 """Samplers that pass over the data, every row once in each pass of ceil(N/B) steps: `shuffled`, `deterministic`, `balls_in_bins`.
 
-No amplification is claimed of them: one Gaussian release per pass begun. The order follows from N and the key alone, so what a row holds
-moves no row to another step; one row more would, so the table of events refuses `add_remove`.
+No amplification is claimed for them: one Gaussian release per started pass. The order follows from N and the key alone, so the content of
+a row does not move any row to another step; an added row would, so the table of events refuses `add_remove`.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 from dpx.declaration import declaration
 from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
 
-# The kinds of release that are charged by the pass.
+# The kinds of release that are charged per pass.
 IN_PASSES = ("shuffled", "deterministic", "balls_in_bins")
 
 
@@ -77,10 +77,10 @@ class BallsInBins(_InPasses):
 
 
 def permuted(places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    """Images of `places` under one random-looking permutation of `range(size)`, in time proportional to `places`.
+    """Images of `places` under one pseudorandom permutation of `range(size)`, in time proportional to `places`.
 
-    A Feistel network over the next power of four, walked until it lands below `size`. The order need only look random: no epsilon
-    here rests on it.
+    A Feistel network over the next power of four, iterated until its value is below `size`. The order need only look random: no epsilon
+    here depends on it.
     """
     half = max(1, math.ceil(math.log2(max(size, 2)) / 2))
     keys = generator.integers(1 << 62, size=8, dtype=np.uint64)

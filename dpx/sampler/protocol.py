@@ -1,8 +1,8 @@
-"""What a sampler is: a draw, and the release that is true of it.
+"""Defines a sampler: a draw, and the kind of release that describes it correctly.
 
-`name` is the kind of release (`dpx.privacy.events`), so that a ledger says by itself what its steps cost. `assumed` names the sampler whose
-epsilon a paper quotes: that value is reported as unsupported, and a target epsilon is met under it. A new sampler is a file with a `draw`
-and its facts, a YAML that names its class, and a test; where no known release is true of its draw, also a row of the table of events.
+`name` is the kind of release (`dpx.privacy.events`), so that a ledger alone determines the cost of its steps. `assumed` names the sampler
+whose epsilon a paper quotes: that value is reported as unsupported, and a target epsilon is met under it. A new sampler is a file with a
+`draw` and its facts, a YAML that names its class, and a test; if no known release describes its draw, also a row of the table of events.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from dpx.privacy.declarations import Accountant, Privacy
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# `generator_for(step, shard)` for what is drawn at each step, `generator_for("pass", number)` for an order that lasts a pass.
+# `generator_for(step, shard)` for a draw at each step, `generator_for("pass", number)` for an order that is fixed for a pass.
 GeneratorFor = Callable[..., np.random.Generator]
 Assumed = Literal["poisson"] | None
 
 
 class Sampler:
-    """The base of every sampler, with the defaults most of them share. N counts what is drawn (rows, or units), B is the expected batch
-    size, q = B/N."""
+    """The base of every sampler, with the defaults that most samplers share. N is the number of rows (or units) from which it draws, B is
+    the expected batch size, q = B/N."""
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -33,16 +33,16 @@ class Sampler:
         @property
         def assumed(self) -> Assumed: ...
 
-    # Whether its draw is true of one batch size alone.
+    # Whether its draw is valid only for a constant batch size.
     needs_one_batch_size: ClassVar[bool] = False
-    # Whether its event depends on N, so that the claim needs the true one.
+    # Whether its event depends on N, so that the claim needs the true N.
     depends_on_size: ClassVar[bool] = False
-    # Whether its proof needs all other units to have the same numbers below N in both neighbours, beyond what the table of events knows of
-    # its kind of release: what would move them is then refused (`dpx.mechanism.places`).
+    # Whether its proof needs all other units to have the same numbers below N in both neighbours, in addition to what the table of events
+    # requires for its kind of release: settings that would move them are then refused (`dpx.mechanism.places`).
     needs_fixed_numbers: ClassVar[bool] = False
     # Whether its bounds are proved for integer noise too.
     covers_integer_noise: ClassVar[bool] = True
-    # Who takes part in a step, in words; `{drawn}` stands for what is drawn.
+    # Which units take part in a step, as text; `{drawn}` is replaced by the name of what is drawn.
     explanation: ClassVar[str]
 
     @property
@@ -59,16 +59,16 @@ class Sampler:
         return size
 
     def check(self, privacy: Privacy, accountant: Accountant) -> None:
-        """Raises `ConfigError` for what the proof of its release does not cover."""
+        """Raises `ConfigError` for declarations that the proof of its release does not cover."""
 
     def release(self, size: int, batch: int) -> dict[str, Any]:
-        """The fields of a ledger entry that are the sampler's (`dpx.privacy.ledger.LedgerEntry`), at N and B."""
+        """The sampler's fields in a ledger entry (`dpx.privacy.ledger.LedgerEntry`), at N and B."""
         return {"sampler": self.name, "q": batch / size}
 
     def event(self, noisy: "DpEvent", size: int, batch: int, adjacency: str) -> "DpEvent | None":
-        """The dp-accounting event of one whole step at N and B, where `noisy` is that of a step in which every example takes part.
+        """The dp-accounting event of one whole step at N and B; `noisy` is the event of a step in which every example takes part.
 
-        `None` where `release` names a kind that the table of events knows. For a mechanism with an event of its own only Poisson sampling
+        `None` if `release` names a kind that the table of events knows. For a mechanism with its own event only Poisson sampling
         is known there (`dpx.claim.calibration`).
         """
         return None

@@ -1,4 +1,4 @@
-"""Designs for a budget: ranked configurations that can be run, what marks them, and what twice the data, compute or epsilon would buy.
+"""Designs for a budget: ranked configurations that can be run, their marks, and the gain from twice the data, compute or epsilon.
 
 Losses come from a measured surface at its own physical batch: that another batch of equal noise-batch ratio reaches the same loss is the
 assumption of McKenna et al. 2025, whose own Figure 7 has smaller batches lower. Configurations are trained models with whole numbers.
@@ -20,7 +20,7 @@ from dpx.scaling.vulnerability import excess_by_profiles
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What there is to spend: FLOPs (6 M B S T), protected records and (epsilon, delta)."""
+    """The budget: FLOPs (6 M B S T), protected records and (epsilon, delta)."""
 
     compute: float
     size: int
@@ -109,7 +109,7 @@ def _exact(surface: Surface, calibration: Calibration, budget: Budget, asked: Ca
 
 
 def profile_of(size: int, batch: int, steps: int, sigma: float, sampler: str) -> np.ndarray:
-    """delta at `EPSILONS` of what would run; the dearer of both directions, so that the profile is symmetric."""
+    """delta at `EPSILONS` of what would run; the larger of both directions, so that the profile is symmetric."""
     if sampler == "deterministic":
         mu = math.sqrt(math.ceil(steps * batch / size * (1 - 1e-12))) / sigma
         return np.array([closed_form.delta(mu, float(epsilon)) for epsilon in EPSILONS])

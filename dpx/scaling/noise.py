@@ -21,7 +21,7 @@ NODES_A_DECADE = 2
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Ratios at one (epsilon, delta). `epsilon` inf is no noise: a ratio of 0 by the branch "none"."""
+    """Ratios at one (epsilon, delta). `epsilon` inf means no noise: a ratio of 0 by the branch "none"."""
 
     epsilon: float | int
     delta: float

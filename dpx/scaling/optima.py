@@ -34,8 +34,8 @@ class Optimum:
 
     @property
     def is_censored(self) -> bool:
-        """Whether the optimum stands at an end of the trained models: the true one may lie beyond. Without noise the batch is fixed, so
-        that the most steps that were run are such an end too."""
+        """Whether the optimum is at an end of the trained models: the true one may lie beyond. Without noise the batch is fixed, so
+        the largest number of steps that was run is such an end too."""
         ends = ("smallest model", "largest model", *(() if np.isfinite(self.epsilon) else ("largest steps",)))
         return any(mark in ends for mark in self.marks)
 

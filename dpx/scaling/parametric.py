@@ -18,7 +18,7 @@ NAMES: dict[Form, tuple[str, ...]] = {
     "L1": ("E", "A", "B", "C", "alpha", "beta", "gamma"),
     "L2": ("E", "A", "B", "C", "alpha", "beta", "gamma", "alpha2"),
 }
-# A coefficient counts as identified where its 95 % interval is no wider than this share of its size.
+# A coefficient counts as identified if its 95 % interval is at most this share of its size.
 IDENTIFIED = 0.5
 
 
@@ -165,7 +165,7 @@ def bootstrap(
 
 
 def optimal_parameters(fit: Fit, compute: float | int, ratio: float, tokens: float | int, low: float, high: float) -> float:
-    """The model in [low, high] of least predicted loss at N = C / (6 M S) examples (Figure 19); an end of it is no optimum."""
+    """The model in [low, high] of least predicted loss at N = C / (6 M S) examples (Figure 19); an end of the range is not an optimum."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_m: float) -> float:

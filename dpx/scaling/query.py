@@ -47,7 +47,7 @@ class Candidates:
         return places[np.argsort(self.loss[places], kind="stable")]
 
     def at_edge(self, surface: Surface, place: int) -> tuple[str, ...]:
-        """Which ends of the grid the configuration stands at: an optimum there is censored, the true one may lie beyond."""
+        """The ends of the grid that the configuration is at: an optimum there is censored, the true one may lie beyond."""
         edges = []
         for name, value, nodes in (
             ("model", self.parameters[place], surface.parameters_M),

@@ -84,7 +84,7 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
 
 
 def _knobs(config: Any, folder: Path) -> dict[str, Any]:
-    """What a run is told by; a run without privacy has ratio 0 and counts as one without noise."""
+    """The settings that identify a run; a run without privacy has ratio 0 and counts as one without noise."""
     batch_size = config.batch_schedule.size
     noise = config.noise
     if "noise_batch_ratio" in noise:

@@ -22,12 +22,12 @@ Either = TypeVar("Either", bound="WithNoiseless")
 
 
 class WithNoiseless:
-    """Losses at noise-batch ratios, and, apart from them and where there are any, the like without noise."""
+    """Losses at noise-batch ratios and, separately, losses without noise if any were measured."""
 
     noiseless: Any
 
     def for_epsilon(self: Either, epsilon: float | int) -> Either:
-        """What a budget of `epsilon` rests on: the losses without noise where it is infinite. Raises `ConfigError` without them."""
+        """The losses to use for a budget of `epsilon`: those without noise if it is infinite. Raises `ConfigError` if they are missing."""
         if np.isfinite(epsilon):
             return self
         require(self.noiseless is not None, "epsilon=inf", "nothing was measured without noise", "Train models without noise too")
@@ -38,7 +38,7 @@ class WithNoiseless:
 class Grid(WithNoiseless):
     """Losses at every (model, ratio, record); `rates_MRT` are the learning rates that they were reached with.
 
-    `noiseless` are losses without noise, a grid of its own models and of the one ratio 0.
+    `noiseless` are losses without noise: a grid with its own models and the single ratio 0.
     """
 
     names: tuple[str, ...]
@@ -127,7 +127,7 @@ def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, fl
 
 
 def _common_steps(measurements: Measurements) -> np.ndarray:
-    """The steps of the records that most models and ratios have, the longest of those that as many have."""
+    """The steps of the records that most models and ratios have; among equally frequent ones, the longest."""
     cells: dict[tuple[float, ...], set] = {}
     for (m, _, ratio, *_), (steps, _) in _runs(measurements).items():
         cells.setdefault(tuple(steps.tolist()), set()).add((m, ratio))
@@ -135,7 +135,7 @@ def _common_steps(measurements: Measurements) -> np.ndarray:
 
 
 def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> Cells:
-    """(losses, rates) [T] by (parameters, model, ratio), of those that have every record at some rate."""
+    """(losses, rates) [T] by (parameters, model, ratio), only where every record exists at some rate."""
     by_cell: dict[tuple[float, str, float], dict[float, list[np.ndarray]]] = {}
     for (m, name, ratio, rate, _), (steps, losses) in _runs(measurements).items():
         if np.array_equal(steps, steps_T):

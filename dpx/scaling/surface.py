@@ -1,7 +1,7 @@
 """Loss at any (model, steps, noise-batch ratio) inside a measured grid: linear between the logarithms of nodes.
 
-A place outside the grid has no loss here: it is marked and NaN, never moved to the edge. Two are marked and have a value: steps beyond
-those that were run (extrapolated), and a ratio below the smallest (the loss there, from which less noise can only lead down).
+A point outside the grid has no loss: it is marked and NaN, never moved to the edge. Two cases are marked and have a value: steps beyond
+the measured ones (extrapolated), and a ratio below the smallest (the loss at the smallest ratio; less noise can only lower it).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ Real = np.ndarray | float | int
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Losses and what they rest on, arrays of one shape."""
+    """Losses and marks of how each was found, arrays of one shape."""
 
     loss: np.ndarray
     is_outside: np.ndarray
@@ -29,7 +29,7 @@ class Found:
 class Surface(WithNoiseless):
     """Nodes, ascending, and losses [M, R, T] on them; `measured_steps` is the last step that was run.
 
-    `noiseless` are losses without noise, a surface of its own models and of the one ratio 0. `tokens` is the length of an example.
+    `noiseless` are losses without noise: a surface with its own models and the single ratio 0. `tokens` is the length of an example.
     """
 
     names: tuple[str, ...]

@@ -1,10 +1,10 @@
-"""What is learnt, as declared: masked words (with or without next sentence), next words, or the class of a text.
+"""The declared tasks: masked words (with or without next sentence), next words, or the class of a text.
 
-Every task names the columns of a row that it reads (`columns`), what is counted in a step (`counts`), what metrics follow from the sums
-of those counts, and which of them is its headline (`metric`): an accuracy, the quotient of `accuracy_counts` (the second None: of one).
-`masked_positions` is the number of positions decoded over the vocabulary, `pooled_outputs` that of a classifier's values. `baselines` are
-the accuracies of one and the same answer everywhere, which a model has to beat; they follow from how often each answer is right (`answers`,
-by id or class).
+Every task names the columns of a row that it reads (`columns`), its counts in a step (`counts`), the metrics that follow from the sums
+of those counts, and its headline metric (`metric`): an accuracy, the quotient of `accuracy_counts` (second None: divided by one).
+`masked_positions` is the number of positions decoded over the vocabulary, `pooled_outputs` the number of a classifier's values.
+`baselines` are the accuracies of one constant answer, which a model has to exceed; they follow from how often each answer is correct
+(`answers`, by id or class).
 """
 
 import math
@@ -60,7 +60,7 @@ class MaskedLanguageModel:
         return _most_frequent_token(answers, frequent_token)
 
     def masked_positions(self, sequence_length: int) -> int:
-        """As many as a row of that length can have: what arrays are made for."""
+        """The largest number that a row of that length can have; it sets the size of arrays."""
         return min(self.max_masked_positions, max(1, math.ceil(self.masking_rate * sequence_length)))
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
@@ -90,7 +90,7 @@ class MaskedLanguageModel:
 
 @declaration
 class CausalLanguageModel(OneText):
-    """Every next token from those before it: mean cross-entropy over an example's real next tokens."""
+    """Predicts every next token from the tokens before it: mean cross-entropy over an example's real next tokens."""
 
     metric: ClassVar[str] = "next_token_accuracy"
     counts: ClassVar[tuple[str, ...]] = ("next_token_correct", "next_token_predicted", "next_token_nats")
@@ -109,7 +109,7 @@ class CausalLanguageModel(OneText):
         """Loss per example; accuracy and perplexity per token."""
         predicted = max(totals["next_token_predicted"], 1.0)
         accuracy = {"next_token_accuracy": totals["next_token_correct"] / predicted}
-        # Beyond float's range a perplexity says nothing that the loss does not.
+        # A perplexity beyond float's range says no more than the loss.
         return _loss(totals) | accuracy | {"perplexity": math.exp(min(totals["next_token_nats"] / predicted, 700.0))}
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
@@ -127,7 +127,7 @@ class CausalLanguageModel(OneText):
 
 
 class _Labels:
-    """What every task whose rows carry a label has in common."""
+    """The common part of all tasks whose rows have a label."""
 
     metric: ClassVar[str] = "accuracy"
     counts: ClassVar[tuple[str, ...]] = ("correct",)
@@ -145,7 +145,7 @@ class _Labels:
         return 0
 
     def metrics(self, totals: dict[str, Any]) -> dict[str, float]:
-        """Loss and accuracy per example; where answers were counted too (`confusion`), F1 and Matthews' correlation."""
+        """Loss and accuracy per example; if answers were counted too (`confusion`), F1 and Matthews' correlation."""
         metrics = _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
         return metrics | (of_confusion(np.asarray(totals["confusion"], np.float64)) if "confusion" in totals else {})
 
@@ -153,7 +153,7 @@ class _Labels:
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
-        """Raises `ConfigError` where rows carry no label, or others than are declared."""
+        """Raises `ConfigError` if rows have no label, or labels that differ from the declared ones."""
         require_columns(self, data)
 
 
@@ -176,13 +176,13 @@ class Classification(_Labels):
         return texts(sequence_length, vocabulary_size) | {"label": classes(self.classes)}
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-        """Always the class that most of the rows looked at have: no other constant answer is better."""
+        """Always answers the most frequent class of the evaluated rows: no other constant answer is better."""
         return {"most_frequent_class": _share(answers, int(np.argmax(answers[: self.classes])))}
 
 
 @declaration
 class MultipleChoice(_Labels):
-    """Cross-entropy of the right one of `choices` texts, each scored by itself; all texts of an example are one example."""
+    """Cross-entropy of the correct one of `choices` texts, each scored separately; all texts of an example are one example."""
 
     choices: int
     name: Literal["multiple_choice"] = "multiple_choice"
@@ -199,12 +199,12 @@ class MultipleChoice(_Labels):
         return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(self.choices)}
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-        """Always the place that is right most often among the rows looked at."""
+        """Always answers the place that is correct most often among the evaluated rows."""
         return {"most_frequent_choice": _share(answers, int(np.argmax(answers[: self.choices])))}
 
 
 def label_names(task: Classification | MultipleChoice, declared: Sequence[str]) -> list[str]:
-    """The labels by number: as `declared` by the data, or the numbers themselves where it declares none."""
+    """The labels by number: as `declared` by the data, or the numbers themselves if the data declares no labels."""
     count = task.choices if isinstance(task, MultipleChoice) else task.classes
     return list(declared) or [str(number) for number in range(count)]
 
@@ -213,7 +213,7 @@ Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoi
 
 
 def _most_frequent_token(answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-    """Always the most frequent token of the public split; 0 without one: no token is then known to be frequent."""
+    """Always answers the most frequent token of the public split; 0 without that split, since no token is then known to be frequent."""
     return {"most_frequent_token": 0.0 if frequent_token is None else _share(answers, frequent_token)}
 
 

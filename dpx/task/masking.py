@@ -75,6 +75,6 @@ def _mask_one(task: MaskedLanguageModel, special: SpecialIds, vocabulary_size: i
         random_M = ordinary_id(jax.random.randint(replace, (M,), 0, vocabulary_size - len(specials), token_T.dtype), specials)
         fate_M = jax.random.uniform(how, (M,))
         shown_M = jnp.where(fate_M < 0.8, special.mask_id, jnp.where(fate_M < 0.9, random_M, original_M))
-    # A place that asks for nothing writes out of range, which is dropped.
+    # An unused slot writes out of range, and that write is dropped.
     shown_T = token_T.at[jnp.where(has_label_M, masked_position_M, T)].set(shown_M.astype(token_T.dtype), mode="drop")
     return shown_T, masked_position_M, jnp.where(has_label_M, original_M, 0), has_label_M

@@ -1,4 +1,4 @@
-"""What a task that a package brings answers, and what every task is run by.
+"""The interface of a task from another package, and the objective by which every task is run.
 
 Shape legend: B examples, M answers of an example.
 """
@@ -10,12 +10,12 @@ from dpx.data.schema import Schema, require_gives, texts
 
 @runtime_checkable
 class Objective(Protocol):
-    """A task for a model, running: pure functions of their arguments. It has `model`, `task` and `vocabulary_size` too.
+    """A task for a model, as pure functions of their arguments. It also has `model`, `task` and `vocabulary_size`.
 
-    `init(key)` gives fresh parameters, a nested dict of float32 arrays. `batch(key, rows)` makes a batch of rows as a store gives them:
-    arrays [B, ...], `record` among them. `losses(params, batch, dropout_key)` gives (losses_B, counts): one float and the task's `counts`,
-    float [B] each; an example's loss depends on its own row alone, and not on how far a row was padded. `answers(batch)` gives what has to
-    be found, int [B, M], and where there is something to find, bool [B, M].
+    `init(key)` returns new parameters, a nested dict of float32 arrays. `batch(key, rows)` makes a batch from the rows of a store: arrays
+    [B, ...], including `record`. `losses(params, batch, dropout_key)` returns (losses_B, counts): the losses, float [B], and the task's
+    `counts`, float [B] each; an example's loss depends on its own row alone, and not on how far a row was padded. `answers(batch)` returns
+    the correct answers, int [B, M], and a mask of the places that have an answer, bool [B, M].
     """
 
     def init(self, key: Any) -> Any: ...
@@ -26,17 +26,17 @@ class Objective(Protocol):
 
 @runtime_checkable
 class ClassifierObjective(Objective, Protocol):
-    """`logits(params, batch)` gives one value a class [B, K]: where it is there, held-out predictions are counted class by class, for
-    measures such as F1."""
+    """`logits(params, batch)` returns one value per class, [B, K]: if it is defined, held-out predictions are counted for each class, for
+    metrics such as F1."""
 
     def logits(self, params: Any, batch: Any, dropout_key: Any = None) -> Any: ...
 
 
 @runtime_checkable
 class TwoPartObjective(Objective, Protocol):
-    """`features(params, batch)` gives what the head reads of each row, [B, ...], by parameters below the head alone and without dropout;
-    `has_constant_features` where training drops nothing of it either. Rows that hold `features` in place of text are made into a batch, and
-    have losses, like any others."""
+    """`features(params, batch)` returns the head's input for each row, [B, ...], computed by only the parameters below the head and without
+    dropout; `has_constant_features` is true if training applies no dropout to it either. Rows that hold `features` in place of text are
+    made into a batch, and have losses, like all other rows."""
 
     @property
     def has_constant_features(self) -> bool: ...
@@ -44,27 +44,27 @@ class TwoPartObjective(Objective, Protocol):
 
 
 def require_columns(task: Any, data: Any) -> None:
-    """Raises `ConfigError` where the rows of `data` lack a column that `task` reads, or hold it in another form."""
+    """Raises `ConfigError` if the rows of `data` lack a column that `task` reads, or hold it in another form."""
     if data.columns is not None:
         require_gives(data.columns, task.columns(data.sequence_length, data.vocabulary.size), data.name, task.name)
 
 
 class OneText:
-    """What tasks share that read a text of one segment and decode over the vocabulary."""
+    """The common part of tasks that read a text of one segment and decode over the vocabulary."""
 
     @property
     def pooled_outputs(self) -> int:
-        """How many values a classifier gives; 0 for a head over the vocabulary."""
+        """How many values a classifier returns; 0 for a head over the vocabulary."""
         return 0
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        """What is read of a row."""
+        """The columns of a row that the task reads."""
         of_text = texts(sequence_length, vocabulary_size)
         return {name: of_text[name] for name in ("tokens", "length")}
 
 
 class PackageTask(OneText):
-    """A task from outside: it makes its own objective, for the models that `require_fits` lets through."""
+    """A task from another package: it makes its own objective, for the models that `require_fits` accepts."""
 
     if TYPE_CHECKING:
 
@@ -77,17 +77,17 @@ class PackageTask(OneText):
 
         @property
         def counts(self) -> tuple[str, ...]:
-            """What `losses` counts for every example, by name."""
+            """The names of the counts that `losses` returns for every example."""
             ...
 
         @property
         def accuracy_counts(self) -> tuple[str, str | None]:
-            """The two counts whose quotient is `metric`; the second `None`: of one."""
+            """The two counts whose quotient is `metric`; if the second is `None`, the divisor is one per example."""
             ...
 
     def baselines(self, answers: Any, frequent_token: int | None) -> dict[str, float]:
-        """Accuracies, by name, of answering without a model. `answers` int [values] counts how often each value was right among held-out
-        rows; `frequent_token` is the public split's most frequent one."""
+        """Accuracies, by name, of answers without a model. `answers`, int [values], counts how often each value was correct among held-out
+        rows; `frequent_token` is the most frequent token of the public split."""
         return {}
 
     def masked_positions(self, sequence_length: int) -> int:
@@ -95,7 +95,7 @@ class PackageTask(OneText):
         return sequence_length
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """What is reported, from sums over examples: of `loss`, of `examples` and of every count."""
+        """The reported metrics, from sums over examples of `loss`, of `examples` and of every count."""
         raise NotImplementedError
 
     def parameter_shapes(self, model: Any, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
@@ -103,7 +103,7 @@ class PackageTask(OneText):
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
     def require_fits(self, model: Any, data: Any) -> None:
-        """Raises `ConfigError` where the model or the rows cannot be learnt from in this way."""
+        """Raises `ConfigError` if the task does not fit the model or the rows."""
         require_columns(self, data)
 
     def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:

@@ -1,7 +1,7 @@
 """Checkpoints through Orbax, asynchronous; the only file that names Orbax.
 
-A checkpoint counts only after its atomic commit, and is loaded only where it holds the values that were saved. It holds a run's `State`;
-the sampler and independent noise have no state of their own, being functions of (root secret, step).
+A checkpoint is valid only after its atomic commit, and is loaded only if it holds the values that were saved. It holds a run's `State`;
+the sampler and independent noise have no state: they are functions of (root secret, step).
 """
 
 import contextlib
@@ -30,21 +30,21 @@ from dpx.init.weights import checksums as weight_checksums
 from dpx.training.checksum import checksums
 from dpx.training.state import State, restored
 
-# In each checkpoint: the checksums of its files. They are compared first, since a reader of damaged files may do anything.
+# In each checkpoint: the checksums of its files. They are compared first, since reading damaged files has no defined result.
 FILES = "files.json"
 # Among the facts of a checkpoint: the checksum of each part of its state.
 VALUES = "values"
-# What the operating system answers where a disk or a quota is full, or a file may not grow further.
+# Error numbers of the operating system for a full disk or quota, and for a file that may not grow further.
 _OF_A_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NUMBER_IN_TEXT = re.compile(r"os_error_code='(\d+)'")
-# Words of faults that say nothing about the file: other permissions, more memory or more open files are what is needed.
+# Text in faults that are not caused by the file: they need other permissions, more memory or more open files.
 _OF_THE_MACHINE = ("RESOURCE_EXHAUSTED", "MemoryError", "PERMISSION_DENIED", "PermissionError", "Too many open files")
 _COMMITTED = "commit_success.txt"
 
 
 @contextlib.contextmanager
 def _storage_faults(directory: Path) -> Iterator[None]:
-    """A full disk is the user's to mend, so it reads as one line; earlier checkpoints and the ledger stay whole."""
+    """A full disk, reported as one line since the user must free space; earlier checkpoints and the ledger stay undamaged."""
     try:
         yield
     except Exception as fault:
@@ -58,10 +58,10 @@ def _storage_faults(directory: Path) -> Iterator[None]:
 
 
 def _is_of_a_full_disk(fault: BaseException | None) -> bool:
-    """Whether `fault`, or one that caused it, is the operating system's answer of a full disk.
+    """Whether `fault`, or a fault that caused it, is the operating system's error for a full disk.
 
-    It is told by the system's error number, which TensorStore writes into the text of its faults. The status of such a fault,
-    RESOURCE_EXHAUSTED, is also that of a device without memory.
+    It is identified by the system's error number, which TensorStore writes into the text of its faults. The status of such a fault,
+    RESOURCE_EXHAUSTED, is also that of a device without free memory.
     """
     chain: list[BaseException] = []
     while fault is not None and fault not in chain:
@@ -73,12 +73,12 @@ def _is_of_a_full_disk(fault: BaseException | None) -> bool:
 
 
 class Damaged(ConfigError):
-    """A checkpoint that is not whole, or holds other values than were saved."""
+    """A checkpoint that is incomplete, or does not hold the values that were saved."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was verified: steps done, the state after them, and the facts that were saved beside it."""
+    """A verified checkpoint: steps done, the state after them, and the facts that were saved with it."""
 
     steps_done: int
     state: State
@@ -88,7 +88,7 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one run, under `private/checkpoints/<steps done>`.
 
-    Beside each state lie facts (JSON): those of the caller, a checksum of each part of the state, and a checksum of the facts themselves.
+    Facts (JSON) are saved with each state: those of the caller, a checksum of each part of the state, and a checksum of these facts.
     """
 
     def __init__(self, directory: Path, kept: int):
@@ -99,7 +99,7 @@ class Checkpoints:
 
     @functools.cached_property
     def _checkpointer(self) -> Any:
-        # Made by the first save: Orbax reads every checkpoint that it finds, and damaged ones are moved aside before.
+        # The first save creates it: Orbax reads every checkpoint that it finds, and damaged ones are moved away before.
         policy: Any = ocp.training.preservation_policies.LatestN(self._kept)
         return ocp.training.Checkpointer(str(self.directory), cleanup_tmp_directories=True, preservation_policy=policy)
 
@@ -109,7 +109,7 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
 
     def save(self, steps_done: int, state: State, facts: dict[str, Any]) -> None:
-        """Starts saving `state` with `facts` (JSON) beside it; waits first for the save before it. Raises `ConfigError` on a full disk."""
+        """Starts saving `state` and `facts` (JSON), after the previous save has ended. Raises `ConfigError` on a full disk."""
         self.wait()
         saved = state.saved()
         facts = agreement.sealed(facts | {VALUES: checksums(saved)})
@@ -125,7 +125,7 @@ class Checkpoints:
                 pending.result()
 
     def newest_whole(self, like: State) -> tuple[Saved | None, list[int]]:
-        """The newest checkpoint that is whole (`None` where none is), and the steps of the damaged ones that are newer."""
+        """The newest undamaged checkpoint (`None` if all are damaged or missing), and the steps of the damaged ones that are newer."""
         damaged = []
         for steps_done in reversed(self.steps):
             try:
@@ -137,13 +137,13 @@ class Checkpoints:
     def load(self, steps_done: int, like: State) -> Saved:
         """The checkpoint after `steps_done` steps, its state laid out as `like` (of arrays or ShapeDtypeStructs with shardings).
 
-        Raises `Damaged` where it is not whole or holds other values than were saved; another `ConfigError` where it is whole but of
-        another form.
+        Raises `Damaged` if it is incomplete or does not hold the values that were saved; another `ConfigError` if it is complete but its
+        structure differs.
         """
         place = self.directory / str(steps_done)
         facts = _facts(place)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like.saved())
-        # Files that are as they were written cannot be the cause.
+        # Files that are unchanged since they were written cannot be the cause.
         unlike = ConfigError(place, "holds no state of the form that this run has", "Use the version of dpx that wrote it")
         with _reading(place, unlike if (place / FILES).exists() else _damaged(place)):
             saved: Any = ocp.load(str(place), abstract)
@@ -156,7 +156,7 @@ class Checkpoints:
         return set(_facts_alone(place)[VALUES])
 
     def set_aside(self, steps_done: int) -> Path:
-        """Moves a damaged checkpoint to a name under which it is no checkpoint, and nothing deletes it; returns its new place."""
+        """Renames a damaged checkpoint so that it is not used as a checkpoint and not deleted; returns its new path."""
         aside = self.directory / f"{agreement.DAMAGED}{steps_done}"
         for number in itertools.count(2):
             if not aside.exists():
@@ -182,9 +182,9 @@ def _note_files(response: Any, checkpoint: Path) -> None:
 
 
 def _facts(checkpoint: Path) -> dict[str, Any]:
-    """The facts beside a state. Raises `Damaged` where they, or any file of the checkpoint, are not as they were written.
+    """The facts saved with a state. Raises `Damaged` if they, or any file of the checkpoint, have changed since they were written.
 
-    A process that was killed between the commit and `_note_files` leaves a checkpoint whose values alone can be verified.
+    A process that was killed between the commit and `_note_files` leaves a checkpoint of which only the values can be verified.
     """
     facts = _facts_alone(checkpoint)
     if (checkpoint / FILES).exists():
@@ -203,7 +203,7 @@ def _facts_alone(checkpoint: Path) -> dict[str, Any]:
 
 
 def _require_saved(checkpoint: Path, saved: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Raises `Damaged` where these parts of a state do not have the checksums that were saved beside them."""
+    """Raises `Damaged` if these parts of a state do not have the checksums that were saved with them."""
     known = facts[VALUES]
     if checksums(saved) != {name: known.get(name) for name in saved}:
         raise _damaged(checkpoint)
@@ -217,7 +217,7 @@ def _damaged(checkpoint: Path) -> Damaged:
 
 @contextlib.contextmanager
 def _reading(place: Path, otherwise: ConfigError) -> Iterator[None]:
-    """Raises `otherwise` where a file cannot be read as what it should hold, and another `ConfigError` where the machine is why."""
+    """Raises `otherwise` if a file cannot be read as what it should hold, and another `ConfigError` if the machine is the cause."""
     try:
         yield
     except Exception as fault:
@@ -229,18 +229,18 @@ def _reading(place: Path, otherwise: ConfigError) -> Iterator[None]:
 
 
 def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
-    """Writes parameters alone, with `facts` (JSON; `dpx.init.weights.facts` and more) beside them; replaces what lay there."""
+    """Writes parameters alone, together with `facts` (JSON; `dpx.init.weights.facts` and more); replaces earlier content."""
     with _storage_faults(directory):
         shutil.rmtree(directory, ignore_errors=True)
         ocp.save(str(directory.absolute()), params, custom_metadata=facts)
         if (directory / _COMMITTED).is_file():
-            # Orbax asks whether this file is there, and writes into it where on this machine that is.
+            # Orbax only checks that this file exists, but writes the folder's path on this machine into it.
             write_durably(directory / _COMMITTED, f"committed as {directory.name}\n")
 
 
 def released(directory: Path) -> Any:
-    """The parameters that `export` wrote, on this process's devices. Raises `ConfigError` where they are cut short, or are not those whose
-    checksums were written beside them."""
+    """The parameters that `export` wrote, on this process's devices. Raises `ConfigError` if they are incomplete, or do not match the
+    checksums that were written with them."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = shapes_on_disk(directory)
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
@@ -252,14 +252,14 @@ def released(directory: Path) -> Any:
 
 def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
     """Leaves with `shape` and `dtype` of a tree that `export` wrote, or that `Checkpoints.save` wrote as `part` of its state. Raises
-    `ConfigError` where it is cut short."""
+    `ConfigError` if it is incomplete."""
     with _reading(directory, _unreadable(directory) if part is None else _damaged(directory)):
         shapes: Any = ocp.metadata(str(directory.absolute())).metadata
         return shapes if part is None else shapes[part]
 
 
 def on_host(directory: Path, part: str | None = None) -> Any:
-    """The tree of `shapes_on_disk` as NumPy arrays. Raises `ConfigError` where it is cut short, or holds other values than were saved."""
+    """The tree of `shapes_on_disk` as NumPy arrays. Raises `ConfigError` if it is incomplete, or does not hold the saved values."""
     facts = None if part is None else _facts(directory)
     shapes = shapes_on_disk(directory, part)
     like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
@@ -275,7 +275,7 @@ def on_host(directory: Path, part: str | None = None) -> Any:
 
 
 def _require_exported(directory: Path, params: Any) -> None:
-    """Raises `ConfigError` where parameters do not have the checksums that `export` was given."""
+    """Raises `ConfigError` if parameters do not have the checksums that `export` was given."""
     is_known = facts_beside(directory).get("weights") == weight_checksums(by_path(params))
     require(is_known, directory, "holds other weights than were released there", "Restore the folder")
 

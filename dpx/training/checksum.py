@@ -1,8 +1,8 @@
-"""A checksum of arrays, computed where they live: of what a step's noise is added to, and of every part of a checkpoint.
+"""A checksum of arrays, computed on their devices: of the sum to which a step adds noise, and of every part of a checkpoint.
 
-Every number's bits are mixed with its place and added up modulo 2^32: integers add up alike in any order, so the checksum is the same
-however the arrays are spread over devices. Two lanes with other constants make 64 bits. It tells an accident (another sum under the same
-key) from a replay; it is no signature, and it depends on the data, so it stays under private/.
+Every number's bits are mixed with its position and summed modulo 2^32. A sum of integers does not depend on their order, so the checksum
+is the same however the arrays are spread over devices. Two lanes with different constants make 64 bits. It distinguishes an accident (a
+different sum under the same key) from a replay. It is not a signature, and it depends on the data, so it stays under private/.
 """
 
 import math
@@ -28,7 +28,7 @@ def checksum(tree: Any) -> UInt32[Array, "2"]:
 
 
 def checksums(parts: dict[str, Any]) -> dict[str, str]:
-    """The checksum of each of `parts` (trees of arrays) as text, computed where the arrays live; leaves of one form share one program."""
+    """The checksum of each of `parts` (trees of arrays) as text, computed on their devices; leaves of one form share one program."""
     found = {name: [_of_one(leaf, np.uint32(number)) for number, leaf in enumerate(jax.tree.leaves(part))] for name, part in parts.items()}
     return {name: as_text(np.sum([np.zeros(2, np.uint32), *sums], axis=0, dtype=np.uint32)) for name, sums in jax.device_get(found).items()}
 

@@ -1,4 +1,4 @@
-"""Held-out loss and accuracy, and the baselines a run has to beat; which they are is the task's.
+"""Held-out loss and accuracy, and the baselines that a run has to exceed; the task defines them.
 
 Held-out units never take part in training and their masks come from a fixed key, so that metrics are comparable across runs.
 """
@@ -50,8 +50,8 @@ class HeldOut:
 def held_out(
     objective: Any, store: Store, rows_wanted: int | None, batch_rows: int, widths: Sequence[int], split: Split = "heldout"
 ) -> HeldOut:
-    """Cuts `rows_wanted` rows of a split (all, where there are fewer or `None` are wanted) into batches of `batch_rows`, padded to one of
-    `widths`. They are spread over the whole split and are the same in every run: files are often sorted by label, so the first rows
+    """Cuts `rows_wanted` rows of a split (all rows, if it has fewer or for `None`) into batches of `batch_rows`, padded to one of
+    `widths`. The rows are spread over the whole split and are the same in every run: files are often sorted by label, so the first rows
     would be of one class."""
     there = store.manifest.rows[split]
     count = there if rows_wanted is None else min(rows_wanted, there)
@@ -91,8 +91,8 @@ def in_batches(
 
 
 def spread(there: int, count: int) -> np.ndarray:
-    """`count` of `there` rows, ascending: one of each of `count` parts of even size, at a place that no pattern in the file can follow. All
-    rows where `count` is their number."""
+    """`count` of `there` rows, ascending: one row from each of `count` equal parts, at a place that no pattern in the file can follow. All
+    rows if `count` equals their number."""
     if count == there:
         return np.arange(count)
     start_n = np.arange(count + 1, dtype=np.int64) * there // max(count, 1)
@@ -100,8 +100,8 @@ def spread(there: int, count: int) -> np.ndarray:
 
 
 def store_of(experiment: Experiment, params: Path) -> Store:
-    """The prepared data of a run, by whose vocabulary the weights in `params` read a text. Raises `ConfigError` where it is not the one
-    that the statement beside them names: every token would be taken for another."""
+    """The prepared data of a run, whose vocabulary the weights in `params` use. Raises `ConfigError` if the vocabulary is not the one
+    that the statement next to the weights names: every token would be read as another token."""
     store = prepare(experiment.data, experiment.privacy)
     statement = params.parent / "privacy.json"
     stated = (read_json(statement).get("vocabulary") or {}).get("sha256") if statement.is_file() else None
@@ -115,8 +115,8 @@ def store_of(experiment: Experiment, params: Path) -> Store:
 
 
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:
-    """Metrics of the parameters in `release/params` on `rows` of a split (as many as the run's own evaluation, where not given), with the
-    task's baselines beside them."""
+    """Metrics of the parameters in `release/params` on `rows` of a split (by default as many as in the run's own evaluation), with the
+    task's baselines."""
     store = store_of(experiment, params)
     vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
     objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)

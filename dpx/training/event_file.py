@@ -27,7 +27,7 @@ class EventFile(LossyFile):
         begun = [_Event(wall_time=now, file_version=_VERSION)]
         if first_step:
             begun.append(_Event(wall_time=now, step=first_step, session_log=_SessionLog(status=_SessionLog.START)))
-        # Two starts within one second have names of their own.
+        # Two starts within one second get different names.
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{time.time_ns() % 10**9:09d}"
         super().__init__(folder / name, b"".join(map(_record, begun)))
 

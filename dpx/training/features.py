@@ -1,8 +1,8 @@
-"""Features: what an encoder at rest (frozen) makes of each text. Where the head alone is trained they are computed once, and read in place
-of the texts from then on.
+"""Features: the output of a frozen encoder for each text. If only the head is trained, they are computed once and then read in place
+of the texts.
 
-Features of protected rows are as secret as the rows: they lie under `private/` while the run goes on, and are deleted at its end. Lost or
-damaged ones are computed again; if their last bits differ then, a replayed step finds that its sum differs too (`dpx.training.loop`).
+Features of protected rows are as secret as the rows: they are under `private/` while the run continues, and are deleted at its end. Lost
+or damaged features are computed again; if their last bits then differ, a replayed step detects a different sum (`dpx.training.loop`).
 
 Shape legend: N rows of the protected split, B rows at once.
 """
@@ -28,13 +28,13 @@ from dpx.training.evaluation import BATCH_ROWS, in_batches
 
 FOLDER = "features"
 _ARRAY, _ABOUT = "features.npy", "features.json"
-# What a row of text consists of (dpx.data.schema); features stand in place of it.
+# The fields of a row of text (dpx.data.schema); features replace them.
 TEXT = ("tokens", "segment_start", "length")
 _MASK_KEY = np.zeros(2, np.uint32)  # these objectives draw nothing
 
 
 class WithFeatures(Store):
-    """`store` with `features` (float32 [..., H]) in place of the text of its protected rows; other splits are as they were."""
+    """`store` with `features` (float32 [..., H]) in place of the text of its protected rows; other splits are unchanged."""
 
     def __init__(self, store: Store, features_N: np.ndarray):
         self.folder, self.manifest, self._columns = store.folder, store.manifest, store._columns
@@ -53,15 +53,15 @@ class WithFeatures(Store):
 
 
 def are_constant(objective: Any, trained: Any) -> TypeGuard[TwoPartObjective]:
-    """Whether each step would compute the same features again: the tree `trained` holds no parameter below the head, and nothing is dropped
-    there."""
+    """Whether each step would compute the same features again: the tree `trained` has no parameter below the head, and dropout is not
+    applied there."""
     is_head_alone = not {"embeddings", "layers"} & set(trained)
     return is_head_alone and isinstance(objective, TwoPartObjective) and objective.has_constant_features
 
 
 def of_store(objective: TwoPartObjective, resting: Any, store: Store, widths: Sequence[int], mesh: Any, private: Path) -> WithFeatures:
-    """`store` with the features of its protected rows, from `private/features` where they are whole, else computed by `resting`, the
-    parameters below the head, on the devices of `mesh`."""
+    """`store` with the features of its protected rows: read from `private/features` if they are complete, else computed with `resting`,
+    the frozen parameters below the head, on the devices of `mesh`."""
     folder = private / FOLDER
     made_from = {"store": store.manifest.checksum} | checksums({"encoder": resting})
     known = _known(folder, made_from)
@@ -79,7 +79,7 @@ def remove(private: Path) -> None:
 
 
 def _known(folder: Path, made_from: dict[str, str]) -> np.ndarray | None:
-    """What lies in `folder`, mapped; `None` where that is not whole, or made from other rows or by another encoder."""
+    """The features in `folder`, memory-mapped; `None` if they are incomplete, or were made from other rows or by another encoder."""
     try:
         about = json.loads((folder / _ABOUT).read_text())
         if about != _about(folder, made_from):

@@ -1,6 +1,6 @@
-"""What a restarted run is likely to need unchanged to repeat the same bits: an early warning, which costs a noise epoch and nothing else.
+"""Lists what a restarted run probably needs unchanged to repeat the same bits: an early warning, whose only cost is a noise epoch.
 
-What makes a replay safe is the checksum of each step's sum (`dpx.training.checksum`): no list of versions is complete.
+The checksum of each step's sum makes a replay safe (`dpx.training.checksum`): no list of versions is complete.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ from dpx.experiment import Experiment
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
 _WITHOUT_EFFECT = ("schedule", "name", "tune")
-# These change how bits are computed, never what is claimed.
+# These settings change how bits are computed, never the claim.
 _COMPUTATION = ("mesh", "clipping", "microbatch", "length_buckets")
 
 # Settings of jax, its compiler and the libraries below it that change results without being configured here.
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
 _ENVIRONMENT += ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "TF_CUDNN_DETERMINISTIC")
-# How many threads share the work decides in which order they add up.
+# The number of threads decides the order in which numbers are added.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-# Compiled kernels of accelerators come with these; their names start so.
+# Name prefixes of the packages that contain compiled kernels of accelerators.
 _ACCELERATOR_LIBRARIES = ("jax-cuda", "jax-rocm", "nvidia-", "libtpu")
 
 
@@ -44,7 +44,7 @@ def code_of(package: Path) -> str:
 
 
 def claim_of(experiment: Experiment) -> dict[str, Any]:
-    """The declaration as plain data, less reporting and the way it is computed."""
+    """The declaration as plain data, without reporting and without how it is computed."""
     plain = dataclasses.asdict(experiment)
     plain["data"].pop("directory")
     # Two classes may hold the same values; of dpx's own the values tell which it is.
@@ -54,7 +54,7 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def claim_checksum(experiment: Experiment) -> str:
-    """SHA-256 of `claim_of`, which must not change while a run goes on."""
+    """SHA-256 of `claim_of`, which must not change during a run."""
     return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -89,20 +89,20 @@ def fingerprint(
 
 
 def _package(name: str) -> dict[str, str | None]:
-    """The version and the source of a package from outside."""
+    """The version and the source checksum of another package."""
     package = packages.named(name)
     folder = package.folder if package else None
     return {"version": packages.version_of(name), "code": code_of(folder) if folder else None}
 
 
 def threads() -> dict[str, Any]:
-    """Cores this process may use, and what the environment says of threads."""
+    """The cores that this process may use, and the environment's settings for threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cores": cores} | {name: os.environ.get(name) for name in _THREADS}
 
 
 def processor() -> dict[str, str]:
-    """Model and a digest of the instruction set, by which compilers choose what they emit."""
+    """The CPU's model and a digest of its instruction set, on which compiled code depends."""
     try:
         lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""How the gradients of one microbatch are added up in a run: each example's clipped, or, without privacy, all as they are."""
+"""How the gradients of one microbatch are added up in a run: each example's gradient clipped, or, without privacy, unchanged."""
 
 import dataclasses
 from typing import Any
@@ -34,11 +34,11 @@ class GradientSum:
     def __call__(
         self, losses: LossesFn, params: Any, batch: Any, limit: Any, *, resting: Any = None, is_padding_B: Array | None = None
     ) -> ClippedSum:
-        """The sum over `batch` with gradients held to the norm `limit`, a number or a traced float32 []. Runs under jit."""
+        """The sum over `batch` with gradients clipped to the norm `limit`, a number or a traced float32 []. Runs under jit."""
         if self.clip is None:
-            # A model in any JAX code has no ops whose blocks could be used.
+            # A model in any JAX code does not use the ops for which blocks exist.
             options = {"fused": self.clipping.method != "traced", "rows_per_unit": self.rows_per_unit, "frozen": resting or None}
             return plain_sum(losses, params, batch, is_padding_B, **options)
-        # That our own losses keep examples apart is held by the tests of every family, not tried anew in every run.
+        # The tests of every family check that our own losses keep examples apart; a run does not check it again.
         options = {"method": self.clipping.method, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": resting or None}
         return clipped_sum(losses, params, batch, weights=self.clip.weights(limit), is_padding_B=is_padding_B, **options)

@@ -1,8 +1,8 @@
 """The one training loop. Order matters for the claim: ledger entry, draw, sum, its checksum, noise, then anything that can be seen.
 
 Step t is dispatched before the metrics of step t - 1 are read, so the host never makes a device wait. The checksum of what noise was added
-to is entered in the ledger before anything of its step leaves this process. A step that is replayed is compared with its entry before its
-noise is drawn: one key never meets two sums.
+to is entered in the ledger before anything of its step leaves this process. A replayed step is compared with its entry before its
+noise is drawn: one key is never used for two different sums.
 """
 
 import dataclasses
@@ -37,21 +37,21 @@ class Runtime:
     step: Step
     ledger: Ledger
     strategy: np.ndarray | None = None
-    # Resting (frozen) parameters, placed where microbatches are summed; empty where everything is trained.
+    # Frozen parameters, placed where microbatches are summed; empty if all parameters are trained.
     resting: Any = dataclasses.field(default_factory=dict)
-    # What runs the experiment: its class may be a package's.
+    # The job that runs the experiment: its class may come from another package.
     job: Any = None
 
 
 class Tokens(NamedTuple):
-    """Tokens of the examples of a step: their own, and with the padding of each text to its width, which is what FLOPs are spent on."""
+    """Tokens of the examples of a step: the real ones, and those with the padding of each text to its width, which determine the FLOPs."""
 
     real: int = 0
     padded: int = 0
 
     @classmethod
     def of(cls, rows: dict[str, np.ndarray], is_padding: np.ndarray) -> "Tokens":
-        """Of rows `{"tokens": [..., T], "length": [...]}`, less those that `is_padding` marks; 0 where rows hold no text."""
+        """Counts the tokens of rows `{"tokens": [..., T], "length": [...]}` that `is_padding` does not mark; 0 if rows hold no text."""
         if "tokens" not in rows or "length" not in rows:
             return cls()
         is_real = ~is_padding
@@ -62,12 +62,12 @@ class Tokens(NamedTuple):
 
 
 Observer = Callable[[int, State, dict[str, Any]], None]
-# (step, state) -> the noise epoch to go on in, its secret, and the state it starts from.
+# (step, state) -> the noise epoch in which the run continues, its secret, and the state from which it starts.
 Renewal = Callable[[int, State], tuple[Epoch, RootSecret, State]]
 
 
 class Stopped(Exception):
-    """The run has stopped, as the user asked, after `done` steps, which led to `state`; all metrics of them have been reported."""
+    """The run has stopped, as the user asked, after `done` steps, with `state`; all their metrics have been reported."""
 
     def __init__(self, done: int, state: State):
         super().__init__(done)
@@ -75,13 +75,13 @@ class Stopped(Exception):
 
 
 class AnotherSum(Exception):
-    """The clipped sum of a replayed step differs from the one that its noise was added to before."""
+    """The clipped sum of a replayed step differs from the sum to which its noise was added before."""
 
 
 def run(runtime: Runtime, run_start: RunStart, seen: Observer, renew: Renewal) -> State:
-    """Trains from `run_start` to the last step; `seen(step, state, metrics)` after each, metrics one step late.
+    """Trains from `run_start` to the last step; calls `seen(step, state, metrics)` after each step, with the metrics one step late.
 
-    `renew` opens a new noise epoch where a replayed step comes to another sum. Raises `Stopped` after a step where the user asked for it.
+    `renew` opens a new noise epoch if a replayed step gives a different sum. Raises `Stopped` after a step if the user asked to stop.
     """
     experiment, epoch, secret = runtime.experiment, run_start.epoch, run_start.secret
     state = run_start.state
@@ -113,7 +113,7 @@ def _pauses(schedule: Schedule, steps: int, done: int) -> bool:
 
 
 def _show(runtime: Runtime, epoch: Epoch, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer) -> float:
-    """Waits for one step's metrics and hands them on; returns when they came, which is when the next step's time began."""
+    """Waits for one step's metrics and reports them; returns the time of their arrival, from which the next step is timed."""
     values = jax.device_get(metrics)
     ended = time.perf_counter()
     _record(runtime, epoch, step, as_text(values.pop("checksum")))
@@ -122,7 +122,7 @@ def _show(runtime: Runtime, epoch: Epoch, step: int, metrics: dict[str, Any], st
 
 
 def _enter(runtime: Runtime, epoch: Epoch, step: int) -> None:
-    """Charges the step durably before anything of it exists; a replayed step of the same epoch is there already."""
+    """Charges the step durably before anything of it exists; a replayed step of the same epoch is already in the ledger."""
     experiment, calibrated = runtime.experiment, runtime.calibrated
     if calibrated.noise_multiplier is None:
         return
@@ -133,7 +133,7 @@ def _enter(runtime: Runtime, epoch: Epoch, step: int) -> None:
 
 
 def _record(runtime: Runtime, epoch: Epoch, step: int, checksum: str) -> None:
-    """Enters the checksum of a step's sum before anything of it is shown; a replayed step's is there already."""
+    """Enters the checksum of a step's sum before anything of it is shown; that of a replayed step is already in the ledger."""
     if runtime.calibrated.noise_multiplier is not None and runtime.ledger.sum_of(epoch.name, step) is None:
         runtime.ledger.record_sum(epoch.name, step, checksum)
 
@@ -141,7 +141,7 @@ def _record(runtime: Runtime, epoch: Epoch, step: int, checksum: str) -> None:
 def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
     """Charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
 
-    Raises `AnotherSum`, with `state` as it was, where the step ran before in this epoch and its sum is another now.
+    Raises `AnotherSum`, with `state` unchanged, if the step ran before in this epoch and its sum is different now.
     """
     _enter(runtime, epoch, step)
     experiment, parts, clip = runtime.experiment, runtime.step, runtime.experiment.clip
@@ -163,7 +163,7 @@ def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, stat
 
 
 def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: Any) -> tuple[Any, Tokens]:
-    """The step's draw: its clipped sums, still apart on each device, and the tokens in it."""
+    """Draws the step's rows: returns their clipped sums, still separate on each device, and their tokens."""
     experiment, parts = runtime.experiment, runtime.step
     q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
     indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
@@ -184,7 +184,7 @@ def chunks(
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
     """The drawn rows (or units) in chunks of one fixed shape for each of `widths`, none dropped; an empty draw yields nothing.
 
-    The longest come first: what does not fit the memory fails at once."""
+    The longest come first, so that a batch that does not fit the memory fails at once."""
     capacity = step.chunk * step.rows
     longest_n = store.lengths("protected", indices, rows_per_example) if len(widths) > 1 else np.full(len(indices), widths[0])
     for width, places in by_width(longest_n, widths):

@@ -1,7 +1,7 @@
-"""A file of measurements: what cannot be written is dropped and counted, and nothing waits for it.
+"""A file of measurements: a record that cannot be written is dropped and counted, and the run does not wait for it.
 
-Measurements follow from a run; the run never depends on them. They are written by the thread that trains, record by record: a queue in
-between would fill, and block, when its writer fails.
+A run never depends on its measurements. The training thread writes them, record by record: a queue in between would fill, and block,
+when its writer fails.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from dpx.durable import make_folder, not_following
 
 
 class LossyFile:
-    """Whole records, appended to the file at `path`; `start` comes before the first one.
+    """Appends records to the file at `path`; `start` is written before the first one.
 
-    A record is written whole or not at all. After a fault (a full disk, a folder that is gone) the next record is tried again.
-    `dropped` counts records that were not written, `fault` says why in words, of the last one.
+    A record is written completely or not at all. After a fault (a full disk, a missing folder) the next record is tried again.
+    `dropped` counts records that were not written, `fault` is the reason for the last of them, as text.
     """
 
     def __init__(self, path: Path, start: bytes = b""):
@@ -42,7 +42,7 @@ class LossyFile:
             while written < len(data):
                 written += os.pwrite(self._handle, data[written:], self._length + written)
         except OSError:
-            # The next record takes the place of what was written of this one.
+            # The next record overwrites the part of this record that was written.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, self._length)
             raise

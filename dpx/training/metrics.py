@@ -32,7 +32,7 @@ def _shown(name: str) -> str:
 
 
 def _name_shortly(private: Path) -> None:
-    """`<outputs>/tensorboard/<run>` leads to the run's events: there TensorBoard shows runs by their own names."""
+    """Links `<outputs>/tensorboard/<run>` to the run's events, so that TensorBoard shows runs by their own names."""
     run = private.absolute().parent
     place = run.parent / "tensorboard"
     with contextlib.suppress(OSError):
@@ -41,9 +41,9 @@ def _name_shortly(private: Path) -> None:
 
 
 class MetricsWriter:
-    """Appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written anew.
+    """Appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written again.
 
-    What cannot be written is dropped, and counted in one line when the writer is closed: a full disk stops no run here.
+    What cannot be written is dropped, and counted in one line when the writer is closed: a full disk does not stop a run here.
     """
 
     def __init__(self, private: Path, first_step: int):
@@ -60,7 +60,7 @@ class MetricsWriter:
     def hparams(self, hparams: dict[str, Any], results: Iterable[str]) -> None:
         """The run's row of TensorBoard's HParams table, with the scalars named `results`, once they exist; a value of `None` stays empty.
 
-        Written beside the run's own scalars: `add_hparams` would make a second run of it.
+        Written with the run's own scalars: `add_hparams` would make it a second run.
         """
         columns = {name: 0.0 if value is None else value for name, value in hparams.items()}
         experiment, _, _ = summary.hparams(columns, dict.fromkeys(map(_shown, results), 0.0))
@@ -69,7 +69,7 @@ class MetricsWriter:
             self._events.add(part.value)
 
     def write(self, step: int, scalars: dict[str, Any]) -> None:
-        """One step's scalars; vectors (one value a layer) become `name/layer_00`, ..."""
+        """Writes one step's scalars; vectors (one value per layer) become `name/layer_00`, ..."""
         flat = {}
         for name, value in scalars.items():
             array = np.asarray(value, np.float64)
@@ -81,7 +81,7 @@ class MetricsWriter:
         self._events.add_scalars({_shown(name): value for name, value in flat.items()}, step)
 
     def close(self) -> None:
-        """Says in one line what was dropped, if anything was."""
+        """Reports in one line what was dropped, if anything was."""
         self._lines.close()
         self._events.close()
         lost = [

@@ -1,7 +1,7 @@
 """`microbatch=auto`: the fastest number of examples per microbatch that fits the memory, probed on synthetic rows.
 
 The answer never depends on protected data. It is cached per (model, task, sequence, clipping, device), and a run keeps its own
-copy, written before step 0: a resumed run uses that whatever the cache says, since another size would give other bits.
+copy, written before step 0: a resumed run uses its copy whatever the cache says, since another size would give other bits.
 
 B: examples of a microbatch (rows, or whole units where those are drawn).
 """
@@ -39,7 +39,7 @@ CANDIDATES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What one device does with a microbatch of a run, and the device it does it on."""
+    """The work of one device on a microbatch of a run, and that device."""
 
     objective: Any
     gradient_sum: GradientSum
@@ -77,7 +77,7 @@ class Workload:
         )
 
     def sum(self, params: Any, batch: Any) -> Any:
-        """What the step does with one microbatch; `params` is (trained, resting). Runs under jit."""
+        """What the step does with one microbatch; `params` is (trained, frozen). Runs under jit."""
         losses = lambda params, batch: self.objective.losses(params, batch, jnp.zeros(2, jnp.uint32))  # noqa: E731
         norm = self.gradient_sum.clip.clipping_norm if self.gradient_sum.clip else None
         return self.gradient_sum(losses, params[0], batch, norm, resting=params[1]).total
@@ -98,7 +98,7 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
 
 
 def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
-    """The fastest of `candidates` that fits `mesh.memory_bytes`; raises `ConfigError` where none does."""
+    """The fastest of `candidates` that fits `mesh.memory_bytes`; raises `ConfigError` if none fits."""
     path = (cache or _cache()) / f"{_key(workload, candidates)}.json"
     chosen = _noted(path)
     if chosen is not None:
@@ -115,7 +115,7 @@ def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Pa
 
 
 def _noted(path: Path) -> int | None:
-    """The size that was written to `path`; `None` where there is none, or none that can be used: it is then found anew."""
+    """The size that was written to `path`; `None` if the file is missing or cannot be used, and the size must be found again."""
     try:
         size = json.loads(path.read_text())["microbatch"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -124,7 +124,7 @@ def _noted(path: Path) -> int | None:
 
 
 def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
-    """Examples/s by size, smallest first, until memory ends or two sizes in a row are no faster than the best."""
+    """Examples/s by size, smallest first, until memory is exhausted or two sizes in a row do not exceed the best."""
     params = jax.jit(lambda key: resting.drawn(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
     rates: dict[int, float] = {}
     for candidate in candidates:
@@ -140,7 +140,7 @@ def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
 
 
 def probe(call: Callable[[], Any]) -> float:
-    """Seconds of the faster of two calls, after one that warms up."""
+    """Seconds of the faster of two calls, after one warm-up call."""
     jax.block_until_ready(call())
     return min(timeit.repeat(lambda: jax.block_until_ready(call()), number=1, repeat=2))
 

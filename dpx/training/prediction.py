@@ -1,7 +1,7 @@
-"""Classes of texts, or the right one of several, by a trained classifier: a run's released parameters, or a checkpoint in the layout of
-Hugging Face.
+"""Predicts classes of texts, or the correct one of several, by a trained classifier: a run's released parameters, or a checkpoint in the
+layout of Hugging Face.
 
-Shape legend: n rows, C choices of a row (an axis that is there only where one of several texts is to be chosen), B rows at once, K classes
+Shape legend: n rows, C choices of a row (an axis that exists only if one of several texts is to be chosen), B rows at once, K classes
 or choices.
 """
 
@@ -37,7 +37,7 @@ _BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """`labels` by class; `logits` of a batch of rows [B, ...] are [B, K]. `choices`: texts of a row, `None` where one is read."""
+    """`labels` by class; `logits` of a batch of rows [B, ...] are [B, K]. `choices`: texts of a row, `None` if a row is one text."""
 
     labels: Sequence[str]
     choices: int | None
@@ -46,7 +46,7 @@ class Classifier:
     logits: Callable[[dict[str, Any]], Any]
 
     def scores(self, texts: Iterator[Texts]) -> Iterator[np.ndarray]:
-        """The probability of each class [K], text by text."""
+        """The probabilities of the classes, [K], for one text after another."""
         while some := list(islice(texts, _AT_ONCE)):
             yield from self._of_some(some)
 
@@ -72,8 +72,8 @@ class Classifier:
 
 
 def of_run(experiment: Experiment, params: Path) -> Classifier:
-    """The classifier of a run and its released parameters `params`. Raises `ConfigError` for a run that is no classifier,
-    and where its data has another vocabulary now."""
+    """The classifier of a run and its released parameters `params`. Raises `ConfigError` if the run did not train a classifier,
+    or if its data has another vocabulary now."""
     task = experiment.task
     if not isinstance(task, Classification | MultipleChoice):
         raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
@@ -90,7 +90,7 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
 
 
 def of_checkpoint(path: str) -> Classifier:
-    """The classifier in a checkpoint's folder or hub id. Raises `ConfigError` where it is no whole classifier, or has no tokenizer."""
+    """The classifier in a checkpoint's folder or hub id. Raises `ConfigError` if it is not a complete classifier, or has no tokenizer."""
     checkpoint = Checkpoint(path)
     named = checkpoint.config.get("id2label")
     require(isinstance(named, dict) and len(named) > 1, checkpoint.asked, "names no labels in its config.json", "Name a classifier")

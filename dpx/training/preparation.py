@@ -1,4 +1,4 @@
-"""What a run is made of before any array of its model exists: data, noise, microbatch, and where it begins."""
+"""Prepares a run before any array of its model exists: data, noise, microbatch, and its starting point."""
 
 import dataclasses
 from pathlib import Path
@@ -27,8 +27,8 @@ from dpx.training.step import Step, make_step
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """`objective` is the model's own, `step` trains it with what an audit adds; `microbatch` counts examples on one device; `strategy` is
-    the mechanism's, `None` where it needs none."""
+    """A prepared run. `objective` is the model's own, `step` trains it with what an audit adds; `microbatch` is the number of examples on
+    one device; `strategy` is the mechanism's, `None` if it needs no strategy."""
 
     store: Store
     calibrated: Calibrated
@@ -41,7 +41,7 @@ class Ready:
 
 
 def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
-    """Prepares data, solves for the noise and builds the step; raises `ConfigError` for whatever cannot stand together."""
+    """Prepares data, solves for the noise and builds the step; raises `ConfigError` for settings that cannot be combined."""
     experiment.mechanism.require_library(folder.private)
     known = agreement.before_training(folder.path)
     store = prepare(experiment.data, experiment.privacy, say_stage)
@@ -66,7 +66,7 @@ def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
-    """Where a run begins that has no checkpoint yet; one that has goes on without what it began from."""
+    """The start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights."""
     require_one_start(init, folder.fork)
     has_begun = known is not None and bool(known.epochs)
     has_checkpoint = any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*"))
@@ -87,8 +87,8 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
 
 
 def _going_on(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
-    """Where a run goes on that has a checkpoint: nothing is read again, but what speaks against the word that its data are disjoint is
-    looked for in data that it has not drawn from yet."""
+    """The start of a run that has a checkpoint: weights are not read again, but data from which it has not drawn yet are checked against
+    the user's statement that its data are disjoint."""
     if known is None or store.manifest.checksum in known.data:
         return RANDOM
     noted = related_again(known.origins, receiver, init, store, known.data)

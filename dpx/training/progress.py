@@ -40,11 +40,11 @@ class RunProgress:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Prints a separate line above the bar."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def stage(self, text: str) -> None:
-        """What takes time from now on: in the bar, or a line of its own."""
+        """Shows the activity that takes time from now on: in the bar, or on a separate line."""
         if self._bar:
             self._bar.update(self._task, facts=text)
         else:

@@ -1,4 +1,4 @@
-"""`release/telemetry.jsonl`: the values of each step that the claim pays for, and no others."""
+"""`release/telemetry.jsonl`: the values of each step that the claim covers, and no others."""
 
 import json
 import os
@@ -14,8 +14,8 @@ PREFIX = "released/"
 class Released:
     """Holds released values back until the statement that charges for them is on disk (`publish`).
 
-    One JSON line a step, with its noise epoch and the ledger line it follows from. Lines stay once they are there, they may have been
-    read; those of a replayed step would be the same again.
+    One JSON line per step, with its noise epoch and the ledger line it follows from. Written lines are never removed, since they may have
+    been read; a replayed step would give the same line again.
     """
 
     def __init__(self, path: Path):
@@ -24,14 +24,14 @@ class Released:
         self._published = {(line["epoch"], line["step"]) for line in self._whole_lines()}
 
     def hold(self, epoch: int, step: int, metrics: dict[str, Any]) -> None:
-        """Keeps what of `metrics` is released, for the next `publish`."""
+        """Keeps the released values among `metrics` for the next `publish`."""
         values = {name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)}
         if values and (epoch, step) not in self._published:
             self._published.add((epoch, step))
             self._held.append({"epoch": epoch, "step": step, **values})
 
     def publish(self, mark: Mark | None) -> None:
-        """Appends what was held; call it once a statement that charges for it is on disk."""
+        """Appends the kept values; call it only after a statement that charges for them is on disk."""
         held, self._held = self._held, []
         if not held:
             return
@@ -43,7 +43,7 @@ class Released:
         sync_directory(self._path.parent)
 
     def _whole_lines(self) -> list[dict[str, Any]]:
-        """Lines on disk; one cut short by a kill is taken out, and its step published anew."""
+        """Lines on disk; a line cut short by a kill is removed, and its step is published again."""
         if not self._path.exists():
             return []
         text = self._path.read_bytes()

@@ -1,6 +1,6 @@
-"""The parameters that rest in a run (are frozen): drawn with the others, written once under `private/`, and placed on the devices once.
+"""The frozen parameters of a run: drawn with the others, written once under `private/`, and placed on the devices once.
 
-Checkpoints hold what is trained alone. Resting parameters cannot be drawn anew when a run goes on: another noise epoch has another secret.
+Checkpoints hold only trained parameters. Frozen parameters cannot be drawn again when a run resumes: a new noise epoch has a new secret.
 """
 
 import os
@@ -24,14 +24,14 @@ from dpx.training.checkpoint import export, released
 from dpx.training.update import CANARIES
 
 FOLDER = "resting"
-# What adapters are drawn with, apart from the model's own parameters.
+# Folded into the key of adapters, so that they are drawn separately from the model's own parameters.
 ADAPTERS = 1
 
 
 def drawn(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[Any, Any]:
-    """(trained, resting) of an objective's parameters, drawn with `key`; an audit's canaries are always trained.
+    """The parameters of an objective, drawn with `key`, as two trees (trained, frozen); an audit's canaries are always trained.
 
-    `start`, where given, are the model's parameters instead (`dpx.init`); adapters among them are kept.
+    `start`, if given, replaces the drawn model parameters (`dpx.init`); adapters in it are kept.
     """
     params = objective.init(key) | (start or {})
     if train.is_all:
@@ -44,7 +44,7 @@ def drawn(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[
 
 
 def trains(train: Trained, objective: Any) -> Trains:
-    """How many of an objective's parameters train and how many rest, from their shapes alone."""
+    """The numbers of an objective's trained and frozen parameters, from their shapes alone."""
     trained, resting = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
     layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
     depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
@@ -54,7 +54,9 @@ def trains(train: Trained, objective: Any) -> Trains:
 
 
 def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
-    """Writes what rests in a new run, drawn with `key` or taken from `start`, unless it was written before; gives it as `placed` does."""
+    """Writes the frozen parameters of a new run, drawn with `key` or taken from `start`, unless they were written before.
+
+    Returns them as `placed` does."""
     path = private / FOLDER
     if step.has_resting and not path.exists():
         params = step.draw_resting(key, *given(start))
@@ -63,14 +65,14 @@ def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
 
 
 def given(start: Any) -> tuple[Any, ...]:
-    """The further argument of `Step.init` and `Step.draw_resting` where parameters are not drawn."""
+    """The additional argument of `Step.init` and `Step.draw_resting` if the parameters are given and not drawn."""
     return () if start is None else (start,)
 
 
 def inherit(private: Path, parent: Path, step: Any) -> Any:
-    """Copies what rests in a fork from its parent, whole or not at all, unless that was done before; gives it as `placed` does.
+    """Copies the frozen parameters of a fork from its parent, completely or not at all, unless that was done before.
 
-    Raises `ConfigError` where the parent's is not there."""
+    Returns them as `placed` does. Raises `ConfigError` if the parent's file is missing."""
     path = private / FOLDER
     if step.has_resting and not path.exists():
         require((parent / FOLDER).is_dir(), parent / FOLDER, "what rests in the parent is not there", "Restore it, or fork with train=all")
@@ -83,12 +85,12 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
 
 
 def placed(private: Path, step: Any) -> Any:
-    """What rests, on the devices and in its compute type; empty where nothing does. Raises `ConfigError` where it is lost."""
+    """The frozen parameters on the devices, in their compute type; empty if all are trained. Raises `ConfigError` if they are lost."""
     return step.place_resting(loaded(private)) if step.has_resting else {}
 
 
 def loaded(private: Path) -> Any:
-    """What rests, as it was drawn. Raises `ConfigError` where it is lost or damaged."""
+    """The frozen parameters, unchanged since they were drawn. Raises `ConfigError` if they are lost or damaged."""
     path = private / FOLDER
     require(path.is_dir(), path, "what rests in this run is not there, and cannot be drawn again", "Restore the folder, or begin a new run")
     return released(path)

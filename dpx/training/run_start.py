@@ -1,8 +1,8 @@
 """Where a run starts: fresh, replayed from its last checkpoint, in a new noise epoch, or forked from another run.
 
-A noise epoch is one root secret. A run goes on in its newest epoch only from a state that this epoch covers, with the secret that was drawn
-for it and an unchanged fingerprint; then the same bits follow. Anything else opens a new epoch, whose steps are charged beside those
-already entered. Epochs stand in the ledger, so a lost one is found with it.
+A noise epoch is one root secret. A run resumes its newest epoch only from a state that this epoch covers, with the secret that was drawn
+for it and an unchanged fingerprint; then the same bits follow. In every other case a new epoch is opened, and its steps are charged in
+addition to those already entered. The ledger lists all epochs, so a lost epoch is detected.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ from dpx.training.step import Step
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """The state after `first_step` steps, the noise epoch it goes on in with its secret, and what to tell the user."""
+    """The state after `first_step` steps, the noise epoch in which the run resumes, the secret of that epoch, and messages for the user."""
 
     epoch: Epoch
     first_step: int
     secret: RootSecret
     state: State
     messages: tuple[str, ...]
-    # What rests, where microbatches are summed.
+    # The frozen parameters, placed where microbatches are summed.
     resting: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Epochs:
-    """The noise epochs of one run: what a new one needs to be opened, and the `plan` that is noted before the first."""
+    """The noise epochs of one run: what is needed to open a new epoch, and the `plan` that is recorded before the first epoch."""
 
     folder: RunFolder
     seed: int | None
@@ -51,7 +51,7 @@ class Epochs:
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def open(self, from_step: int, start: dict[str, Any] | None, why: str) -> tuple[Epoch, RootSecret]:
-        """A new epoch with a fresh secret; both durable when this returns. Its number is one that nothing here has used."""
+        """Opens a new epoch with a fresh secret; both are durable when this returns. The epoch's number was not used before in this run."""
         used = [epoch.number for epoch in self.ledger.epochs]
         used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
         number = max(used, default=-1) + 1
@@ -70,7 +70,7 @@ class Epochs:
         return epoch, secret
 
     def secret_of(self, epoch: Epoch) -> RootSecret | None:
-        """The secret of `epoch`; `None` where it is not the one that was drawn, or not at the place where it was drawn."""
+        """The secret of `epoch`; `None` if the file does not hold the secret that was drawn, or is not the file to which it was written."""
         if self.seed is not None:
             secret = self._seeded(epoch.number)
         elif self._path(epoch.number).is_file() and self._place(epoch.number) == epoch.secret_place:
@@ -80,7 +80,7 @@ class Epochs:
         return secret if secret.tag == epoch.secret_tag else None
 
     def _seeded(self, number: int) -> RootSecret:
-        # Epochs and forks of a seeded run meet other sums, so they get other keys.
+        # Epochs and forks of a seeded run add noise to different sums, so they get different keys.
         assert self.seed is not None
         fork = self.folder.fork
         branch = int.from_bytes(hashlib.blake2b(fork.encode(), digest_size=8).digest()) if fork else 0
@@ -95,12 +95,12 @@ class Epochs:
 
 
 def facts_of(ledger: Ledger, epoch: Epoch) -> dict[str, Any]:
-    """What is saved beside a state: the ledger line it follows from, and the epoch its last step was of."""
+    """What is saved with a state: the ledger line that it follows from, and the epoch of its last step."""
     return {"ledger": ledger.mark.as_json(), "epoch": epoch.name}
 
 
 def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
-    """Decides between a new run, a replay, a new noise epoch and a fork; durable before it returns. A new run begins from `start`."""
+    """Decides between a new run, a replay, a new noise epoch and a fork; durable when it returns. A new run begins from `start`."""
     folder, ledger = epochs.folder, epochs.ledger
     if not ledger.epochs:
         return _fork(epochs, checkpoints, step, start) if folder.fork else _fresh(epochs, step, start)
@@ -135,28 +135,28 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
         messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
     state = saved.state if saved else step.init(secret.key("init"), *resting.given(start.parameters))
     state = state.in_a_new_epoch() if first_step == epoch.from_step else state
-    # Before its first checkpoint a run may have ended before anything was written.
+    # A run that has no checkpoint yet may have ended before anything was written.
     rests = resting.placed(folder.private, step) if saved else resting.keep(folder.private, step, secret.key("init"), start.parameters)
     return RunStart(epoch, first_step, secret, state, (*aside, *messages, *start.messages), rests)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | None = None) -> None:
-    """Writes the plan (sampling, noise, number of steps) to the ledger before the first step; when a run goes on, the names of the settings
-    that differ from it instead. The plan of a fork is held to its `parents` plan in the same way.
+    """Writes the plan (sampling, noise, number of steps) to the ledger before the first step. When a run resumes, it writes the
+    names of the settings that differ from that plan instead. The plan of a fork is compared with its `parents` plan in the same way.
 
-    Such settings may have been chosen after seeing results, and no composition theorem used here is proved for adaptive choices.
+    Settings that differ may have been chosen after seeing results, and no composition theorem used here is proved for adaptive choices.
     """
     before = ledger.plan if ledger.plan is not None else parents
     choices = [name for name in differing(before, plan) if name not in ledger.chosen_after_results]
     if choices:
-        # First, so that a kill between the two leaves no plan that its parent's was not compared with.
+        # Written first, so that a kill between the two writes leaves no plan that was not compared with the parent's plan.
         ledger.note_choices(choices)
     if ledger.plan is None:
         ledger.declare_plan(plan)
 
 
 def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[str, Any] | None) -> str | None:
-    """Why the newest epoch cannot go on from this state, in words; `None` where it can."""
+    """The reason, as text, why the newest epoch cannot resume from this state; `None` if it can."""
     epoch = epochs.ledger.epochs[-1]
     if changed:
         return f"{', '.join(changed)} changed since this run began"
@@ -173,7 +173,7 @@ def _fresh(epochs: Epochs, step: Step, start: Start) -> RunStart:
     if start.private is not None:
         manifests.inherit(private, start.private)
     note_plan(epochs.ledger, epochs.plan)
-    # What was spent on the weights is charged before they are here.
+    # The privacy cost of the weights is charged before the weights are loaded.
     epochs.ledger.note_origins(start.origins)
     epoch, secret = epochs.open(0, None, "the run begins")
     key, given = secret.key("init"), resting.given(start.parameters)
@@ -182,17 +182,17 @@ def _fresh(epochs: Epochs, step: Step, start: Start) -> RunStart:
 
 
 def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
-    """The newest checkpoint that is whole, and the steps of the damaged ones after it."""
+    """The newest undamaged checkpoint, and the steps of the damaged checkpoints after it."""
     return checkpoints.newest_whole(_form(step)) if checkpoints.steps else (None, [])
 
 
 def _form(step: Step) -> State:
-    """A state of the form that a run saves; its values are of no use."""
+    """A state with the structure and shapes that a run saves; its values are not used."""
     return step.init(RootSecret.from_seed(0).key("shape"))
 
 
 def _require_whole(saved: Saved | None, damaged: list[int], why_anew: str | None, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Raises `ConfigError` where every checkpoint is damaged, unless the run is repeated from its beginning at no further charge."""
+    """Raises `ConfigError` if every checkpoint is damaged, unless the run can be repeated from its beginning at no further privacy cost."""
     require(
         saved is not None or not damaged or (why_anew is None and not folder.fork),
         checkpoints.directory,
@@ -207,7 +207,7 @@ def _set_aside(checkpoints: Checkpoints, steps_done: int) -> str:
 
 
 def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) -> RunStart:
-    """A fork's first start, or its start when its own first checkpoint is gone: from the parent, under a fresh key in any case."""
+    """The start of a fork that is new or has lost its own first checkpoint: from the parent's state, in both cases with a fresh key."""
     folder, ledger = epochs.folder, epochs.ledger
     assert folder.fork is not None
     if start.private is None or start.step is None:
@@ -217,7 +217,7 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
     canaries.inherit(folder.private, start.private)
     rests = resting.inherit(folder.private, start.private, step)
     note_plan(ledger, epochs.plan, start.plan)
-    # Everything that the parent ever entered is charged before anything follows from its state.
+    # Everything that the parent entered in its ledger is charged before its state is used.
     ledger.note_origins(start.origins)
     epoch, secret = epochs.open(start.step, None, f"forked from {folder.fork}")
     state = state.in_a_new_epoch()
@@ -228,8 +228,8 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
 
 
 def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:
-    """The parent's state after `step` steps; raises `ConfigError` where it is not what this run trains."""
-    # Read alone: its own process may be writing there.
+    """The parent's state after `step` steps; raises `ConfigError` if it does not match what this run trains."""
+    # The parent's folder is only read: the parent's process may be writing there.
     checkpoints = Checkpoints(private / agreement.CHECKPOINTS, kept=1_000_000)
     require(
         checkpoints.parts(step) == set(like.saved()),

@@ -1,6 +1,6 @@
-"""A run put together: store, claim, step and folder; trains and reports until the last step.
+"""Combines the parts of a run (store, claim, step and folder); trains and reports until the last step.
 
-What `release/` may hold of training is decided here: weights, statement, config and values that the claim pays for. Other losses,
+This module decides what of training is written to `release/`: weights, statement, config and values that the claim covers. Other losses,
 norms and held-out metrics are telemetry of private text and stay under `private/`.
 """
 
@@ -48,7 +48,7 @@ from dpx.training.update import CANARIES
 
 @dataclasses.dataclass
 class Session:
-    """An open run. Made by `open`, which holds checkpoints and writers until its context ends; `final` is set by `train`."""
+    """An open run. `open` makes it and keeps checkpoints and writers open until its context ends; `train` sets `final`."""
 
     folder: RunFolder
     runtime: Runtime
@@ -75,8 +75,8 @@ class Session:
     @classmethod
     @contextlib.contextmanager
     def open(cls, experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator["Session"]:
-        """Prepares a run of `job` in `folder` and holds what it writes to open. Raises `ConfigError` before the first array of the
-        model exists, and before anything is prepared in one of several processes."""
+        """Prepares a run of `job` in `folder` and keeps its output files open. Raises `ConfigError` before the first array of the
+        model is allocated; if jax runs in several processes, before anything is prepared."""
         require_one_process()
         require_one_jax_process()
         ready = get_ready(experiment, folder)
@@ -94,7 +94,7 @@ class Session:
             ledger.note_units(UnitFacts.of(experiment.data, experiment.privacy, store.manifest))
             if experiment.tune is not None:
                 ledger.note_trial(experiment.name, experiment.tune.charge)
-            # Another secret tosses other coins than those that steps have met.
+            # With another secret the coins would differ from the coins that past steps used.
             is_untouched = folder.fork is None and (run_start.epoch == ledger.epochs[0] or next(ledger.entries(), None) is None)
             tossing = run_start.secret if is_untouched else None
             planted = plant(folder.private, audit, store.manifest, tossing) if isinstance(audit, Canaries) else None
@@ -124,7 +124,7 @@ class Session:
             )
 
     def train(self) -> dict[str, Any]:
-        """Runs to the last step, or, ended by the user, saves and raises `Interrupted`; returns held-out metrics beside their baselines."""
+        """Runs to the last step and returns held-out metrics with their baselines; if the user ends it, saves and raises `Interrupted`."""
         for message in self.run_start.messages:
             self.progress.say(message)
         self.progress.stage("compiling, and evaluating the untrained model")
@@ -135,7 +135,7 @@ class Session:
             return self._train(untrained)
 
     def _train(self, untrained: dict[str, float]) -> dict[str, Any]:
-        """The steps and what follows from the last one; raises `Interrupted`, everything saved, where the user ends it before that."""
+        """Runs the steps and what follows the last one; if the user ends it earlier, saves everything and raises `Interrupted`."""
         experiment = self.runtime.experiment
         try:
             self.final = state = run(self.runtime, self.run_start, self._seen, self._renew)
@@ -143,7 +143,7 @@ class Session:
             self._save(stopped.done, stopped.state)
             self.checkpoints.wait()
             raise Interrupted(stopped.done) from None
-        # Only a run that had no step left to make was not evaluated after its last one.
+        # Only a run that had no step left to run was not evaluated after its last step.
         metrics = self._metrics if self.run_start.first_step < experiment.steps else self._evaluated(state)
         self.checkpoints.wait()
         self._conclude(state)
@@ -165,11 +165,11 @@ class Session:
         return results
 
     def keep_config(self) -> None:
-        """The config of this launch, once nothing of it was refused."""
+        """Writes the config of this launch, after all of it was accepted."""
         seals.write_config(self.folder, self.runtime.ledger)
 
     def publish(self) -> None:
-        """`release/privacy.json` from the ledger as it stands; then, and only then, the values that it charges for."""
+        """Writes `release/privacy.json` from the current ledger; then, and only then, the values that it charges for."""
         runtime = self.runtime
         self._imported = rests_on.imported()
         self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, job=runtime.job)
@@ -182,15 +182,15 @@ class Session:
         return self.evaluate(without(self._merged(state), CANARIES))
 
     def _tested(self, state: State) -> dict[str, Any]:
-        """Metrics of the test set, where it is a split of its own: it is read here alone, after the last step."""
+        """Metrics of the test set, if it is a separate split: it is read only here, after the last step."""
         return {} if self.test_set is None else {"test": self.test_set()(without(self._merged(state), CANARIES))}
 
     def _merged(self, state: State) -> Any:
-        """What is trained and what rests, as the model takes them."""
+        """The trained and the frozen parameters, in the form that the model takes."""
         return merged(state.params, self.runtime.resting)
 
     def _conclude(self, state: State) -> None:
-        """The verdict of the run's audit, where it has one: from the noisy gradients and the final parameters alone."""
+        """The verdict of the run's audit, if it has one: from the noisy gradients and the final parameters alone."""
         runtime, planted, experiment = self.runtime, self.planted, self.runtime.experiment
         if planted is None:
             return
@@ -227,14 +227,14 @@ class Session:
             self._save(done, state)
 
     def _save(self, done: int, state: State) -> None:
-        """The statement, then a checkpoint of the state after `done` steps, once."""
+        """Writes the statement, then a checkpoint of the state after `done` steps, once."""
         if self._saved != done:
             self.publish()
             self.checkpoints.save(done, state, facts_of(self.runtime.ledger, self.epoch))
             self._saved = done
 
     def _renew(self, step: int, state: State) -> tuple[Epoch, RootSecret, State]:
-        """A noise epoch that begins in the middle of a run, where a replayed step came to another sum; stated before it is used."""
+        """Opens a noise epoch in the middle of a run, because a replayed step gave a different sum; it is stated before it is used."""
         why = f"step {step} came to another sum than before"
         self.epoch, secret = self.epochs.open(step, None, why)
         self.progress.say(f"{why}: fresh noise from there on, charged beside what was spent")
@@ -246,7 +246,7 @@ class Session:
 
 
 def _drawn_from(experiment: Experiment, ready: Ready, run_start: RunStart, planted: Planted | None, private: Path) -> Store:
-    """The rows that steps draw: with an audit's canaries among them, or read once where the head alone is trained."""
+    """The rows that steps draw: with the canaries of an audit, or as features computed once if only the head is trained."""
     if planted and isinstance(experiment.audit, Canaries):
         return WithCanaries(ready.store, planted, experiment.audit, experiment.privacy)
     if not features.are_constant(ready.objective, run_start.state.params):
@@ -256,13 +256,13 @@ def _drawn_from(experiment: Experiment, ready: Ready, run_start: RunStart, plant
 
 
 def _claimed(stated: dict[str, Any]) -> dict[str, Any]:
-    """The claim beside the knobs: epsilon, by the run's own accountant, only where the statement has one."""
+    """The claim next to the knobs: epsilon, by the run's own accountant, only if the statement has one."""
     epsilon = stated["epsilon"].get(stated.get("accountant"))
     return {"guarantee": stated["guarantee"], "epsilon": epsilon, "delta": stated.get("delta")}
 
 
 def _hparams(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
-    """The knobs the papers sweep."""
+    """The knobs that the papers vary."""
     return {
         "model": experiment.model.name,
         "steps": experiment.steps,

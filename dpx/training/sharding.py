@@ -1,9 +1,9 @@
-"""Where parameters live, and how they travel: at rest, in the microbatch computation, and back as reduced sums.
+"""How parameters are laid out on devices: stored between steps, in the microbatch computation, and back as reduced sums.
 
-At rest every leaf is split over `tensor` and `fsdp` along its last axis. Never along the first axis of a table: 30,522 words have
+When stored, every leaf is split over `tensor` and `fsdp` along its last axis, never along the first axis of a table: 30,522 words have
 few divisors, and noise slices are cut along rows. While microbatches are summed, `fsdp` holds examples and every leaf is whole
-there; a layer's weights stay split over `tensor`, by output or, after such a one, by input (Shoeybi et al. 2019), and what the
-compiler does within a layer follows from that. Every other leaf is then whole on each device of `tensor`, and counts once.
+there; a layer's weights stay split over `tensor`, by output or, after weights split by output, by input (Shoeybi et al. 2019), and the
+compiler's work within a layer follows from that. Every other leaf is then whole on each device of `tensor`, and counts once.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from dpx.parameter_path import path_name
 # The axes that split examples.
 EXAMPLE_AXES = ("data", "fsdp")
 STACKED = "layers/"
-# Weights of a layer that read what another has split: they are split by input.
+# Weights of a layer whose input is already split by the weights before them: they are split by input.
 READERS = ("attention_out", "down")
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One parameter: `shards` split its last axis at rest, `tensor_axis` is the axis split over `tensor` in computation, or None."""
+    """One parameter: `shards` split its last axis when stored, `tensor_axis` is the axis split over `tensor` in computation, or None."""
 
     ndim: int
     shards: tuple[str, ...]
@@ -43,11 +43,11 @@ class Layout:
 
     @property
     def summed(self) -> P:
-        """Of the sums that devices keep apart, [D, ...]."""
+        """The layout of the sums that each device keeps for itself, [D, ...]."""
         return P(EXAMPLE_AXES, *self.compute)
 
     def gather(self, leaf: Array, dtype: Any) -> Array:
-        """From this device's part at rest to its part in computation, in `dtype`."""
+        """From the part that this device stores to the part that it computes with, in `dtype`."""
         leaf, last = leaf.astype(dtype), self.ndim - 1
         if "fsdp" in self.shards:
             leaf = jax.lax.all_gather(leaf, "fsdp", axis=last, tiled=True)
@@ -58,7 +58,7 @@ class Layout:
         return jax.lax.all_to_all(leaf, "tensor", split_axis=self.tensor_axis, concat_axis=last, tiled=True)
 
     def reduce(self, total: Array) -> Array:
-        """From this device's sum to its part, at rest, of the sum over all examples: the way back, and each number once."""
+        """From this device's sum to its stored part of the sum over all examples: the reverse direction, and each number once."""
         last = self.ndim - 1
         if "tensor" in self.shards and self.tensor_axis is None:
             # The devices of `tensor` hold equal sums: each keeps its own part and none are added.
@@ -82,8 +82,8 @@ def layout(path: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
 
 
 def _split_over_tensor(names: list[str], ndim: int) -> int | None:
-    """A matrix is split by output, or by input where it reads what another has split. Of an adapter's two factors one is split as its
-    target is and the other is whole: the rank between them is never split."""
+    """The split axis: a matrix is split by output, or by input if its input is already split. One of an adapter's two factors is split
+    like its target and the other is whole: the rank between them is never split."""
     reads = names[-2] in READERS
     if "lora" in names and (names[-1] == "a") != reads:
         return None
@@ -109,5 +109,5 @@ def at_rest(tree: Any, mesh: Mesh) -> Any:
 
 
 def computed_in(path: str, ndim: int, dtype: Any) -> Any:
-    """What a parameter is gathered in: matrices and tables in the model's compute type, vectors (LayerNorm's, biases) in float32."""
+    """The type in which a parameter is gathered: the compute type for matrices and tables, float32 for vectors (LayerNorm's, biases)."""
     return dtype if ndim - path.startswith(STACKED) > 1 else jnp.float32

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """`params` and `noise` (what the mechanism carries) are trees, `moments` is optax's state, `clip` what the clip carries: an array.
+    """The state of a run after a step. `params` and `noise` (the mechanism's state) are trees, `moments` is optax's state, `clip` is an
+    array, the clip's state.
 
-    `None` stands for a mechanism or a clip without a memory (`Mechanism.initial_state`, `Clip.initial_state`).
+    `None` means that the mechanism or the clip has no state (`Mechanism.initial_state`, `Clip.initial_state`).
     """
 
     params: Any
@@ -21,7 +22,7 @@ class State:
     noise: Any = None
 
     def in_a_new_epoch(self) -> "State":
-        """Correlated noise never reaches from one noise epoch into another: under a fresh key it is a mechanism of its own."""
+        """Correlated noise never crosses from one noise epoch into another: under a fresh key it is a separate mechanism."""
         return dataclasses.replace(self, noise=jax.tree.map(jnp.zeros_like, self.noise))
 
     def saved(self) -> dict[str, Any]:

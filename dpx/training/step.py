@@ -42,8 +42,8 @@ Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum":
 class Step:
     """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each.
 
-    A state holds what is trained. What rests is drawn by `draw_resting`, and `place_resting` brings it to where microbatches are summed;
-    `accumulate` takes it as `resting`. `init` and `draw_resting` take a key, and the model's parameters where they are not drawn.
+    A state holds the trained parameters. `draw_resting` draws the frozen ones, `place_resting` moves them to where microbatches are summed,
+    and `accumulate` takes them as `resting`. `init` and `draw_resting` take a key, and the model's parameters if these are not drawn.
     """
 
     init: Callable[..., State]
@@ -63,7 +63,7 @@ COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped")  # and t
 
 
 def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: Array) -> dict[str, Array]:
-    """Telemetry of one microbatch, float32 sums; padding counts nowhere, a dropped non-finite example only as such.
+    """Telemetry of one microbatch, float32 sums; padding is not counted, a dropped non-finite example only in `non_finite`.
 
     `examples` counts rows, `units` what is clipped as one (the same, unless units have several rows)."""
     is_padding_U = is_padding_B.reshape(len(result.losses_B), -1).all(1)
@@ -99,7 +99,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     split = P(sharding.EXAMPLE_AXES)
     summed = {"gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts), "count": dict.fromkeys(names, split)}
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
-    # Only the axes of examples are named here: `tensor` stays with the compiler, which adds a norm's parts up over it.
+    # Only the axes of examples are named here: the compiler handles `tensor` and adds the parts of a norm over it.
     accumulate = jax.shard_map(
         _accumulate(objective, gradient_sum, MARGINS[experiment.model.dtype], clip, mechanism, telemetry, task),
         mesh=mesh,
@@ -128,7 +128,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
 
 def _zero(shapes: Any, names: Sequence[str], devices: int, dtype: Any, shardings: Any) -> Callable[[], Sums]:
-    """Sums of nothing, one of each on every device."""
+    """Sums that start at zero, one of each on every device."""
 
     def zero() -> Sums:
         gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), dtype), shapes)
@@ -142,7 +142,7 @@ def _accumulate(
 ) -> Callable[..., Sums]:
     """What each device does with its part of a chunk: no collective, no noise, only sums in float32.
 
-    `clipping_norm` is the step's own where it adapts; `None` stands for the declared one. `margin` of it is left to rounding.
+    `clipping_norm` is the norm of this step if it adapts; `None` means the declared one. The fraction `margin` of it is left for rounding.
     """
 
     def accumulate(
@@ -180,7 +180,7 @@ def _accumulate(
 
 
 def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any]:
-    """Parameters from rest to where microbatches are summed, once per logical batch, in the type they are computed with."""
+    """Moves stored parameters to where microbatches are summed, once per logical batch, in their compute type."""
 
     def one(path: Any, leaf: Array, layout: sharding.Layout) -> Array:
         dtype = sharding.computed_in(path_name(path), leaf.ndim, compute_dtype)
@@ -198,7 +198,7 @@ def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any
 def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
     """Adds up over devices, once per logical batch, and takes the checksum of the result.
 
-    `scaled` is what else decides how the noise meets the sum: the noise's deviation, the clipping norm, and noise carried from past steps.
+    `scaled` is everything else that decides how noise and sum combine: the noise's deviation, the clipping norm, and noise of past steps.
     """
 
     def over_devices(sums: Sums) -> tuple[Any, Any]:
@@ -219,9 +219,9 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
 def _finish(
     transform: Any, clip: Clip, mechanism: Mechanism, telemetry: Telemetry, task: Task, mesh: Mesh, state_shardings: Any
 ) -> Callable[..., Any]:
-    """Add noise once, divide by the expected batch size, update. `drawn` is what the mechanism drew on the host.
+    """Adds noise once, divides by the expected batch size, updates. `drawn` is what the mechanism drew on the host.
 
-    `auxiliary` holds the keys of what is released on the same draw: `count` and `telemetry`.
+    `auxiliary` holds the keys of other releases on the same draw: `count` and `telemetry`.
     """
 
     def finish(
@@ -272,7 +272,7 @@ def _flat(values: Array, rows_per_example: int) -> Array:
 def as_chunk(rows: dict[str, np.ndarray], step: Step) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
     """Pads gathered examples to one chunk: ({field: [K, B*D, ...]}, is_padding [K, B*D], microbatches that hold a real example).
 
-    Examples may come with an `is_padding` of their own: bool [n], or [n, R] of units [n, R, ...], where the results have the axis R too."""
+    Examples may bring their own `is_padding`: bool [n], or [n, R] for units [n, R, ...]; the results then have the axis R too."""
     rows, own_padding = {name: v for name, v in rows.items() if name != "is_padding"}, rows.get("is_padding")
     count = len(next(iter(rows.values())))
     capacity = step.chunk * step.rows

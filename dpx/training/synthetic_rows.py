@@ -1,4 +1,4 @@
-"""Rows of random tokens in a store's form, for probes and benchmarks: nothing about protected text is in them."""
+"""Rows of random tokens in a store's form, for probes and benchmarks: they hold no information about protected text."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ from dpx.task.declarations import Task
 
 
 def synthetic_rows(task: Task, examples: int, sequence_length: int, vocabulary_size: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """`examples` rows of the columns that `task` reads, of which most are full and some half empty; ids are drawn by a power law, so
-    tokens repeat as words do. Nothing in the text tells a label.
+    """`examples` rows of the columns that `task` reads; most rows are full and some half empty. Ids are drawn by a power law, so
+    tokens repeat as words do. The text is independent of the label.
     """
     drawn = np.random.default_rng(seed)
     columns = task.columns(sequence_length, vocabulary_size)

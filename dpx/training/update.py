@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from dpx.optimizer import Adam
 
-# The parameter of an audit's gradient canaries (`dpx.audit.objective`), beside the model's.
+# The parameter of an audit's gradient canaries (`dpx.audit.objective`), in addition to the model's parameters.
 CANARIES = "canaries"
 
 # Official BERT code exempts LayerNorm parameters and every bias from decay.
@@ -37,7 +37,7 @@ def apply(params: Any, direction: Any, learning_rate: Float[Array, ""]) -> Any:
 
 
 def with_canaries(moved: Any, before: Any, gradient: Any) -> Any:
-    """`moved`, where canaries (if there are any) went from `before` by the released gradient as it is, at rate 1."""
+    """`moved`, except that canaries (if any) are updated from `before` by the unchanged released gradient, at rate 1."""
     if CANARIES not in before:
         return moved
     return moved | {CANARIES: jax.tree.map(jnp.subtract, before[CANARIES], gradient[CANARIES])}

@@ -1,1 +1,1 @@
-"""Searches over settings: how many trials, what they cost together, and what of them may be released."""
+"""Searches over settings: the number of trials, their joint cost, and which of their results may be released."""

@@ -1,4 +1,4 @@
-"""What a trial costs: its plan from the moment it begins, and whatever its ledger holds beyond that."""
+"""The cost of a trial: its plan from the moment it begins, and everything in its ledger beyond the plan."""
 
 import dataclasses
 import json
@@ -15,17 +15,16 @@ from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
 from dpx.tuning.record import Record, Trial
 
-# Two steps that agree in all else cost the same.
+# Two steps that agree in all other fields have the same cost.
 _NO_COST = ("origin", "epoch", "epoch_name", "clipping_norm", "by")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one trial is charged: `segments`. `entered` is the part that a ledger held, `planned` the whole plan, `None` where nobody knows
-    it.
+    """What one trial is charged: `segments`. `entered` is the part that a ledger held, `planned` the whole plan, `None` if it is unknown.
 
-    `lost` says that no ledger is left; `disagrees` why the one that is there cannot be believed. `units` are the records of what the steps
-    that a ledger held protect, as JSON (`dpx.privacy.unit_facts`), `None` for steps whose units nobody noted.
+    `lost` says that the ledger is missing; `disagrees` says why the existing ledger is not reliable. `units` are the records, as JSON, of
+    what the steps in a ledger protect (`dpx.privacy.unit_facts`), `None` for steps whose units were not noted.
     """
 
     segments: Segments
@@ -37,7 +36,7 @@ class Cost:
 
 
 def planned(experiment: Experiment) -> Segments | None:
-    """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` for what cannot be run."""
+    """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` if it cannot run."""
     if not experiment.is_private:
         return None
     size = experiment.data.declared_size
@@ -51,7 +50,7 @@ def planned(experiment: Experiment) -> Segments | None:
 
 
 def of(trial: Trial, record: Record) -> Cost:
-    """What `trial` costs: its plan, and all that its ledger holds or is known to have held; its folder need not exist."""
+    """The cost of `trial`: its plan, and everything that its ledger holds or is known to have held; its folder need not exist."""
     entered, units, lost, disagrees = trial.entered, trial.units, True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
         held, of_held, disagrees = _believed(record.outputs / trial.folder, trial)
@@ -60,7 +59,7 @@ def of(trial: Trial, record: Record) -> Cost:
 
 
 def known(trial: Trial, record: Record) -> dict[str, Any]:
-    """What the record notes of `trial`'s ledger when it ends: everything it ever held, and the line it reached."""
+    """The facts about `trial`'s ledger that the record notes when the trial ends: everything it ever held, and its last line."""
     path = record.outputs / trial.folder / agreement.LEDGER
     try:
         entered = Ledger(path) if path.is_file() else None
@@ -68,7 +67,7 @@ def known(trial: Trial, record: Record) -> dict[str, Any]:
         entered = None
     if entered is None:
         return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None, "units": trial.units}
-    # A ledger that does not reach as far as the one noted before is no progress: the older mark keeps telling.
+    # A ledger that ends before the mark noted earlier has lost lines: the older mark is kept, to show that.
     reached = trial.ledger if trial.ledger and entered.missing(trial.ledger) else entered.mark
     noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached.as_json()}
     return noted | {"units": distinct([*trial.units, *_units(entered)])}
@@ -86,7 +85,7 @@ def _units(entered: Ledger) -> list[dict[str, Any] | None]:
 
 
 def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[dict[str, Any] | None], str | None]:
-    """What the ledger in `folder` holds, what its steps protect, and why it cannot be all that was released there, if it cannot."""
+    """The charges in the ledger in `folder`, what its steps protect, and the reason why it cannot be complete, if any."""
     segments: Segments = []
     units: list[dict[str, Any] | None] = []
     try:
@@ -100,32 +99,32 @@ def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[dict[str, Any]
     try:
         agreement.check(folder)
     except ConfigError as error:
-        # Where the folder lies on this machine is not for a statement that is released.
+        # The path of the folder on this machine must not be in a released statement.
         return segments, units, f"{str(error.value).replace(str(folder), folder.name)} {error.reason}"
     return segments, units, None
 
 
 def union(plan: Segments, entered: Segments, name: str) -> Segments:
-    """All of `entered`, and those steps of `plan` that were not entered, as further steps of the newest noise epoch.
+    """All of `entered`, and the steps of `plan` that were not entered, as further steps of the newest noise epoch.
 
-    What is left of a pass over the data then belongs to the pass that had begun.
+    The rest of a pass over the data then belongs to the pass that had begun.
     """
     newest = {key: entered[-1][key] for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
     return ledger.join(entered, [segment | newest for segment in left(plan, entered, _NO_COST)])
 
 
 def charges(*branches: Segments) -> Charges:
-    """What an accountant is charged for all of `branches`; what they share counts once."""
+    """The charges of all `branches`, for an accountant; steps that they share count once."""
     return ledger.releases(ledger.join(*branches))
 
 
 def same(one: Segments | None, other: Segments | None) -> bool:
-    """Whether an accountant sees no difference."""
+    """Whether both are the same for an accountant."""
     return (one is None) == (other is None) and set(ledger.releases(one or [])) == set(ledger.releases(other or []))
 
 
 def beyond(cost: Cost) -> Charges:
-    """What was charged beyond the plan: steps entered again in another noise epoch, or by another event."""
+    """The charges beyond the plan: steps entered again in another noise epoch, or with another event."""
     plan = dict(ledger.releases(cost.planned or []))
     return [(release, count - plan.get(release, 0)) for release, count in ledger.releases(cost.segments) if count > plan.get(release, 0)]
 

@@ -1,4 +1,4 @@
-"""The statement of a whole search: what its winner guarantees once the choice among the trials is charged."""
+"""The statement of a whole search: the guarantee of its winner, with the choice among the trials charged."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ Costs = list[tuple[Trial, Cost]]
 
 
 def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any]:
-    """Every field of the study's `privacy.json`, from its record and from what lies in its trials' folders."""
+    """Every field of the study's `privacy.json`, from its record and from the folders of its trials."""
     tune = search.tune
     secret = tune.charge == "repeat_and_select"
     costs = _costs(search, record, winner)
@@ -58,7 +58,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
         "epsilon": {} if why else epsilon,
         "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(why)} for key, one in epsilon.items() if why],
         **_without_bounds(_beside(search, record, costs, epsilon), by),
-        # Folders of the others would tell how many there are.
+        # The folders of the other trials would reveal their number.
         "score": _score(search),
         "winner": None if winner is None else "winner" if secret else winner.folder,
         "assumptions": [_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])],
@@ -70,24 +70,27 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
 
 
 def _score(search: Search) -> dict[str, Any]:
-    """What the trials are compared by: a function of a trial's noisy parameters and of held-out rows, so it adds no charge."""
+    """The score that the trials are compared by: a function of a trial's noisy parameters and of held-out rows, so it adds no charge."""
     return {"name": search.score, "of": "the trained parameters", "reads": "rows of the held-out split", "charged": False}
 
 
 def _draws(record: Record, secret: bool) -> dict[str, Any]:
-    """What the trials of a `repeat_and_select` were drawn from: it was settled before the first trial, so it depends on none."""
+    """The distribution that the trials of a `repeat_and_select` were drawn from: it was fixed before the first trial, so it depends on no
+    trial."""
     known = record.distribution
     return {"draws_from": {"sampler": known.sampler, "space": known.space}} if secret and known is not None else {}
 
 
 def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
-    """Every trial that began, whatever became of it; of an uncharged search the winner alone, whose epsilon is no bound."""
+    """The cost of every trial that began, whatever its result; for an uncharged search only that of the winner, whose epsilon is not a
+    bound."""
     counted = record.trials if search.tune.charge != "uncharged" else [winner] if winner else []
     return [(trial, charges.of(trial, record)) for trial in counted]
 
 
 def _mark(record: Record, secret: bool) -> dict[str, Any]:
-    """The line that the statement follows from. Its position counts trials; its digest, without the record's key, tells nothing."""
+    """The line that the statement follows from. Its position reveals the number of trials; its digest, without the record's key, reveals
+    nothing."""
     mark = record.chain.mark
     return {"chain": mark.chain, "digest": mark.digest} if secret else mark.as_json()
 
@@ -98,7 +101,7 @@ def _trials(search: Search, record: Record, costs: Costs) -> dict[str, Any]:
 
 
 def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
-    """Why the search has no guarantee, those of its trials included."""
+    """The reasons why the search has no guarantee, including those of its trials."""
     if not search.is_private:
         return ["mechanism=none"]
     reasons = _of_trials(record, costs) + _of_units(costs)
@@ -112,7 +115,7 @@ def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
 
 
 def _of_trials(record: Record, costs: Costs) -> list[str]:
-    """What trials' own statements say against them, now or when they ended; one whose results are gone still counts."""
+    """The reasons against a guarantee in the trials' statements, now or when they ended; a trial whose results are deleted still counts."""
     noted = {reason for trial, _ in costs for reason in trial.reasons}
     return sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
 
@@ -123,43 +126,44 @@ def _units(costs: Costs) -> list[Any]:
 
 
 def _of_units(costs: Costs) -> list[str]:
-    """Why the trials' charges cannot be added up, or be those of one mechanism repeated: their data was prepared otherwise in between."""
+    """The reason why the trials' charges cannot be added up, or are not those of one repeated mechanism: their data was prepared
+    differently in between."""
     units = UnitFacts.listed(_units(costs), "the study's record")
     return [unlike_in_words(units)] if units and unlike(units) else []
 
 
 def own_reasons(folder: Path) -> list[str]:
-    """Why a trial's own statement has no guarantee; empty where it has one, or the trial did not come so far as to have one."""
+    """The reasons why a trial's own statement has no guarantee; empty if it has a guarantee, or the trial has not written a statement."""
     said = _stated(folder)
     return [] if said is None or rests_on.of_guarantee(said["guarantee"]) is not None else ["a trial has no guarantee", *said["reasons"]]
 
 
 def reasons_at_end(folder: Path) -> list[str]:
-    """As `own_reasons`, of a trial that ends: also where a statement may be another one than its run made, which nobody could tell once
-    the folder is gone."""
+    """As `own_reasons`, for a trial that ends: also gives reasons if the folder's parts disagree, so that the statement may not be the one
+    that its run made, which cannot be checked after the folder is deleted."""
     try:
         agreement.check(folder)
     except ConfigError:
-        # Nothing here names a trial: under a secret number its folder must not be told.
+        # No reason here names a trial: if the number of trials is secret, folder names must not be published.
         return list(dict.fromkeys(["a trial has no guarantee", "the parts of a trial's folder do not agree", *own_reasons(folder)]))
     return own_reasons(folder)
 
 
 def _stated(folder: Path) -> dict[str, Any] | None:
-    """A trial's own statement, where it came so far as to have one."""
+    """A trial's own statement; `None` before it is written."""
     places = (place / STATEMENT for place in (folder / "release", folder / "private" / "withheld"))
     return next((read_json(path) for path in places if path.is_file()), None)
 
 
 def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:
-    """The packages on whose word the search stands: those of its config, of all that its trials are charged, and of what they state."""
+    """The packages that the search trusts: those of its config, of all charges of its trials, and of their statements."""
     stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
     said = [rests_on.of_guarantee(one["guarantee"]) or () for one in stated if one is not None]
     return rests_on.joined(search.by, *(rests_on.of_segments(cost.segments) for _, cost in costs), *said)
 
 
 def _without_bounds(beside: dict[str, Any], by: tuple[str, ...]) -> dict[str, Any]:
-    """What stands beside the headline, without the epsilon spent so far where that is a package's word."""
+    """The values beside the headline, without the epsilon spent so far if that trusts a package."""
     return beside | {"spent": beside["spent"] | {"epsilon": {}}} if by and "spent" in beside else beside
 
 
@@ -178,7 +182,7 @@ def _against_composition(search: Search, record: Record, costs: Costs) -> list[s
 
 
 def _against_repetition(record: Record, costs: Costs) -> list[str]:
-    """What makes the trials other than so many independent draws of the declared plan; nothing here tells how many there are."""
+    """Reasons why the trials are not independent draws of the declared plan; none of them reveals the number of trials."""
     withheld = [(record.outputs / trial.folder / "private" / "withheld").is_dir() for trial, _ in costs if trial.state == "finished"]
     distribution = record.distribution
     refused = distribution is None or any(distribution.refusal(trial.point) for trial in record.trials)
@@ -195,7 +199,8 @@ def _against_repetition(record: Record, costs: Costs) -> list[str]:
 
 
 def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | None]:
-    """By accountant: at the planned end of the search, or the declared budget, or of the best of a random number of declared plans."""
+    """Epsilon by accountant: at the planned end of the search, of the declared budget, or of the best of a random number of declared
+    plans."""
     tune = search.tune
     if tune.charge == "repeat_and_select":
         plan, orders = _plan(record), getattr(search.accountant, "orders", None)
@@ -211,7 +216,7 @@ def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | 
 
 
 def _planned_end(search: Search, record: Record, costs: Costs) -> Charges:
-    """All that began, and the plan once for each declared trial that did not yet."""
+    """The charges of all trials that began, and the plan once for each declared trial that has not begun."""
     begun = charges.charges(*(cost.segments for _, cost in costs))
     if search.tune.charge == "uncharged":
         return begun
@@ -228,13 +233,13 @@ def _composed(search: Search, begun: Charges) -> dict[str, float | None]:
 
 
 def _beside(search: Search, record: Record, costs: Costs, headline: dict[str, float | None]) -> dict[str, Any]:
-    """What was spent so far, beside the epsilon of the planned end; or the budget that is the claim."""
+    """The epsilon spent so far, beside that of the planned end; or the budget, if it is the claim."""
     if not search.is_private or search.tune.charge != "composition":
         return {}
     budget = rules.filter_of(search)
     if budget is not None:
         return {"budget": {"kind": budget.kind, "epsilon": budget.epsilon, "order": budget.order, "limit": budget.limit}}
-    # Composing takes seconds for a ramp: where every declared trial has begun, this is the headline.
+    # Composing takes seconds for a ramp: if every declared trial has begun, the result is the headline.
     to_begin = (record.declared or search.tune.trials) > len(record.trials)
     epsilon = _composed(search, charges.charges(*(cost.segments for _, cost in costs))) if to_begin else headline
     valid = "no trial more begins, and stopping here depended neither on the data nor on anything that a trial gave out"
@@ -242,12 +247,12 @@ def _beside(search: Search, record: Record, costs: Costs, headline: dict[str, fl
 
 
 def _plan(record: Record) -> Charges:
-    """The event of one repetition: the plan that was recorded when the first trial began, whatever became of any."""
+    """The event of one repetition: the plan that was recorded when the first trial began, whatever the results."""
     plan = next((trial.plan for trial in record.trials if trial.plan is not None), [])
     return accounting.bucketed(ledger.releases(plan))
 
 
 def _repeated_events(search: Search, record: Record) -> list[dict[str, Any]]:
-    """The event of one trial, as dp-accounting composes it; the number of trials is in none of it."""
+    """The event of one trial, as dp-accounting composes it; it does not contain the number of trials."""
     adjacency = search.privacy.adjacency
     return [{"event": statement.describe(events.event(release, adjacency, "rdp")), "count": count} for release, count in _plan(record)]

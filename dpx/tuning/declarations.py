@@ -1,4 +1,4 @@
-"""How the choice among the trials of a search is charged, as declared."""
+"""Declarations of how the choice among the trials of a search is charged."""
 
 from typing import Literal
 
@@ -8,10 +8,10 @@ from dpx.declaration import declaration, require
 @declaration
 class Budget:
     """The epsilon that all trials of a search may cost together, at the run's delta, declared before the first trial
-    (`dpx.privacy.filter`). There is no budget where `epsilon` is `None`.
+    (`dpx.privacy.filter`). With `epsilon=None` the search has no budget.
 
-    `order` is the Renyi order (above 1) at which costs of trials are added, fixed beforehand; `kind=zcdp` adds rho and takes none. Raises
-    `ConfigError` for any other combination.
+    `order` is the Renyi order (above 1) at which costs of trials are added, fixed beforehand; `kind=zcdp` adds rho and takes no order.
+    Raises `ConfigError` for any other combination.
     """
 
     kind: Literal["renyi", "zcdp"] = "renyi"
@@ -41,7 +41,8 @@ class Budget:
 
 @declaration
 class Tune:
-    """A search of `trials` trials; under `repeat_and_select` that is the mean of their secret number and `shape` its distribution's."""
+    """A search of `trials` trials; under `repeat_and_select`, `trials` is the mean of their secret number and `shape` is the shape of its
+    distribution."""
 
     charge: Literal["uncharged", "composition", "repeat_and_select"] = "uncharged"
     trials: int = 30

@@ -1,28 +1,30 @@
-"""What every trial of a `repeat_and_select` is a draw from: a distribution for each setting that varies, one value for all others.
+"""The distribution that every trial of a `repeat_and_select` is drawn from: one for each setting that varies, and a fixed value for all
+others.
 
-It is settled before the first trial. Which trial wins says something of the data, so a trial whose settings come from elsewhere, or follow
-from other trials, is not a draw of the mechanism that is charged.
+It is fixed before the first trial. Which trial wins reveals something about the data, so a trial whose settings come from elsewhere, or
+depend on other trials, is not a draw of the charged mechanism.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# From overrides to the config that they compose, as plain values, in the form of `TrialDistribution.fixed`.
+# A function from overrides to the config that they compose, as plain values, in the form of `TrialDistribution.fixed`.
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrialDistribution:
-    """`sampler` holds the classes that draw and their settings; `space` by key the type of a setting (`float`, `int` or `choice`), its
-    bounds (`low`, `high`, `step`, `is_log`) or its `values`; `fixed` the config without these keys. All of it is JSON-ready."""
+    """`sampler` holds the classes that draw and their settings; `space` holds by key the type of a setting (`float`, `int` or `choice`) and
+    its bounds (`low`, `high`, `step`, `is_log`) or its `values`; `fixed` is the config without these keys. All values can be written as
+    JSON."""
 
     sampler: dict[str, Any]
     space: dict[str, dict[str, Any]]
     fixed: dict[str, Any]
 
     def differing(self, other: "TrialDistribution") -> list[str]:
-        """The keys at which the two differ, as a user writes them."""
+        """The keys with different values in the two, as a user writes them."""
         parts = (("hydra.sweeper.", "sampler"), ("hydra.sweeper.params.", "space"))
         named = [
             f"{prefix}{key}"
@@ -33,7 +35,7 @@ class TrialDistribution:
         return named + different_keys(self.fixed, other.fixed)
 
     def refusal(self, point: Sequence[str]) -> str | None:
-        """Why a trial with the overrides `point` is not a draw, in words; `None` where it may be one."""
+        """The reason, as text, why a trial with the overrides `point` is not a draw; `None` if it may be a draw."""
         settings = {key_of(part): part.partition("=")[2] for part in point}
         for key, distribution in self.space.items():
             if key not in settings:
@@ -53,7 +55,7 @@ def key_of(override: str) -> str:
 
 
 def different_keys(one: Any, other: Any, path: str = "") -> list[str]:
-    """The keys, in dots, at which two plain configs differ."""
+    """The dotted keys with different values in two plain configs."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return [] if one == other else [path]
     keys = sorted(one.keys() | other.keys())
@@ -61,7 +63,7 @@ def different_keys(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 def _is_of(distribution: dict[str, Any], value: str) -> bool:
-    """Whether `value`, as an override spells it, lies in the support of `distribution`."""
+    """Whether `value`, as an override writes it, is in the support of `distribution`."""
     if distribution["type"] == "choice":
         return value in distribution["values"]
     try:

@@ -1,14 +1,14 @@
-"""What is written of a search: a chain of JSON lines (`dpx.privacy.chain`), one before a trial starts and one when it ends.
+"""The record of a search: a chain of JSON lines (`dpx.privacy.chain`), one before a trial starts and one when it ends.
 
-`{"began_with": ...}` is what all trials share, `{"drawn": n, ...}` the secret number of a `repeat_and_select` and the distribution that it
-was drawn from, `{"draws_from": ...}` what its trials are drawn from (`dpx.tuning.distribution`; the last before the first trial counts),
-`{"declared": n}` how many trials were declared, and once more where that was raised. `{"begun": n, ...}` holds a trial's whole plan, so
-that it is charged whether or not anything of it is left; `{"again": n}` is the same trial started once more; `{"ended": n, ...}` is what
-it came to, and all that its ledger held then. `{"sealed": ...}` is the checksum of a statement that is written next, `{"stated": ...}` of
-one that was.
+`{"began_with": ...}` holds what all trials share, `{"drawn": n, ...}` the secret number of a `repeat_and_select` and the distribution of
+that number, `{"draws_from": ...}` the distribution of its trials (`dpx.tuning.distribution`; the last line before the first trial counts),
+`{"declared": n}` the declared number of trials, repeated when it was increased. `{"begun": n, ...}` holds a trial's whole plan, so that it
+is charged even if its folder is deleted; `{"again": n}` is the same trial started again; `{"ended": n, ...}` holds its result, and
+everything that its ledger held then. `{"sealed": ...}` is the checksum of a statement that is written next, `{"stated": ...}` that of a
+statement that was written.
 
-What follows from the record names a line of it: the study's statement, and `private/trial.json` in each trial's run folder. A record that
-was lost, cut or changed is found by them, and a study whose folder was deleted does not start to count again.
+The files that follow from the record name a line of it: the study's statement, and `private/trial.json` in each trial's run folder. They
+show that a record was lost, cut or changed, so a study whose folder was deleted does not start to count again.
 """
 
 import contextlib
@@ -36,11 +36,12 @@ _RESTORE = "Restore the study's folder, or give the study another name: what its
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """`state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial drawn anew may share with a lost one.
+    """`state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial that is drawn again may share with a lost
+    one.
 
-    `plan` is what its whole schedule is charged, `None` without privacy; `entered` what its ledger held at the last
-    end, and `ledger` the mark of that; `units` what those steps protect, as JSON (`dpx.privacy.unit_facts`); `reasons` are those for which
-    its own statement had no guarantee then.
+    `plan` is the charge of its whole schedule, `None` without privacy; `entered` is what its ledger held when it last ended, and `ledger`
+    the mark of that; `units` is what those steps protect, as JSON (`dpx.privacy.unit_facts`); `reasons` say why its own statement had no
+    guarantee then.
     """
 
     folder: str
@@ -57,7 +58,7 @@ class Trial:
 
 
 class Record:
-    """The record of the study in `path`, held against everything under `outputs` that follows from it; raises `ConfigError` where it
+    """The record of the study in `path`, checked against everything under `outputs` that follows from it; raises `ConfigError` if the check
     fails."""
 
     def __init__(self, outputs: Path, path: Path):
@@ -80,7 +81,7 @@ class Record:
 
     @property
     def tune(self) -> Tune | None:
-        """The search as its first trial began with it, and the number of trials that was declared last; `None` before the first trial."""
+        """The search that its first trial began with, with the number of trials that was declared last; `None` before the first trial."""
         known = self.began_with
         if known is None:
             return None
@@ -94,7 +95,7 @@ class Record:
             self._take(line)
 
     def state(self, document: dict[str, Any]) -> None:
-        """Seals the statement of the study and writes it, also beside a winner that was released before (see `dpx.claim.seals`)."""
+        """Seals the statement of the study and writes it, also beside a winner that was already released (see `dpx.claim.seals`)."""
         text = json.dumps(document, indent=2) + "\n"
         checksum = seal(json.loads(text))
         self.note({"sealed": checksum})
@@ -104,32 +105,32 @@ class Record:
         self.note({"stated": checksum})
 
     def begin(self, folder: Path, point: tuple[str, ...], plan: Segments | None) -> None:
-        """A new trial with its whole plan, and its folder's note of it."""
+        """Notes a new trial with its whole plan, here and in its folder."""
         self.note({"begun": len(self.trials), "folder": folder.name, "point": list(point), "plan": plan})
         self._mark(folder, len(self.trials) - 1)
 
     def begin_again(self, trial: Trial) -> None:
-        """The same trial goes on."""
+        """Notes that the same trial resumes."""
         self.note({"again": trial.number})
         self._mark(self.outputs / trial.folder, trial.number)
 
     def end(self, trial: Trial, **facts: Any) -> None:
-        """What a trial came to."""
+        """Notes the result of a trial."""
         self.note({"ended": trial.number} | facts)
 
     def trial_in(self, folder: Path) -> Trial | None:
-        """The trial whose run lies in `folder`; `None` where none began there, or where what began there was lost."""
+        """The trial whose run lies in `folder`; `None` if no trial began there, or if that trial was lost."""
         newest = self.newest_in(folder.name)
         noted = self.noted_in(folder)
         is_noted = newest is not None and (noted.get("study"), noted.get("trial")) == (self.path.name, newest.number)
         return newest if is_noted else None
 
     def noted_in(self, folder: Path) -> dict[str, Any]:
-        """What `folder` says of the trial that it is; empty where it says nothing."""
+        """The note in `folder` about its trial; empty if the note is missing."""
         return _json(folder / TRIAL) or {}
 
     def newest_in(self, folder: str) -> Trial | None:
-        """The last trial that began in the run folder of that name; any before it was lost."""
+        """The last trial that began in the run folder with that name; earlier ones were lost."""
         return next((trial for trial in reversed(self.trials) if trial.folder == folder), None)
 
     def _mark(self, folder: Path, number: int) -> None:
@@ -150,7 +151,7 @@ class Record:
         require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
 
     def _require_sealed(self, followers: "list[Follower]") -> None:
-        """Raises `ConfigError` for a statement of the study that may not lie there."""
+        """Raises `ConfigError` for a statement of the study that was edited, or replaced by an older one."""
         for place, _, content in followers:
             fits = place.endswith(TRIAL) or seal(content) in self.sealed
             require(fits, f"{self.path.parent / place}", "is not the statement that the study's record sealed", _RESTORE)
@@ -172,7 +173,7 @@ class Record:
         elif "drawn" in line:
             self.drawn, self.drawn_from = line["drawn"], line.get("from")
         elif "draws_from" in line:
-            # What was declared after the first trial may follow from its result.
+            # A distribution that was declared after the first trial may depend on its result.
             self.distribution = self.distribution if self.trials else TrialDistribution(**line["draws_from"])
         elif "declared" in line:
             self._declare(line["declared"])
@@ -193,7 +194,7 @@ class Record:
 
 @contextlib.contextmanager
 def opened(outputs: Path, path: Path) -> Iterator[Record]:
-    """The record of the study in `path` for one process at a time; made where there is none."""
+    """The record of the study in `path`, for one process at a time; created if missing."""
     private = path / "private"
     RunFolder(path).made_private()
     with locked(private / "trials.lock", fcntl.LOCK_EX):
@@ -204,7 +205,8 @@ def opened(outputs: Path, path: Path) -> Iterator[Record]:
             record.chain.close()
 
 
-# What follows from a record: its place, the line it names (the digest alone where a position would tell a secret number), and itself.
+# A file that follows from a record: its path, the line it names (only the digest if a position would reveal a secret number), and its
+# content.
 Follower = tuple[str, Mark | str | None, Any]
 
 

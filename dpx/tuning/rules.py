@@ -1,4 +1,4 @@
-"""What a search may vary under each charge: refused at launch by what its sweeper is told, and for certain when a trial begins."""
+"""What a search may vary under each charge: checked at launch against the sweeper's settings, and reliably when a trial begins."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from dpx.tuning.distribution import Compose, TrialDistribution, different_keys
 from dpx.tuning.record import Record
 from dpx.tuning.search import Search
 
-# Settings that change what a step costs, whatever their value; under these names lie further ones.
+# Settings that change the cost of a step, whatever their value, with all settings below them.
 ACCOUNTED = ("batch_schedule", "sampler", "noise", "steps", "mechanism", "telemetry", "data", "privacy", "accountant", "audit")
 ACCOUNTED_ALONE = ("clip", "clip.count_noise_multiplier")
-# Settings beside these that all trials of a study share, or that would make a trial one of another study.
+# Other settings that all trials of a study share, or that would move a trial to another study.
 _SHARED = ("task", "tune", "name", "seed", "replicate", "init", "fork", "run", "job", "schedule")
-# The one sweeper and the one sampler whose draws are known to be independent of each other and of every result.
+# The only sweeper and the only sampler whose draws are known to be independent of each other and of every result.
 _SWEEPER, _SAMPLER = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "optuna.samplers.RandomSampler"
 _NOT_INDEPENDENT = (
     "it is proved for independent random trials, and these depend on each other, are a list, or are drawn by code that is not known"
@@ -29,13 +29,13 @@ _DECLARE = (
 
 
 def is_accounted(setting: str) -> bool:
-    """Whether another value of `setting`, as a sweeper spells it, changes what an accountant sees."""
+    """Whether another value of `setting`, as a sweeper writes it, changes the input of an accountant."""
     name = setting.lstrip("+~").partition("=")[0].replace("/", ".")
     return name in ACCOUNTED_ALONE or name.partition(".")[0].partition("@")[0] in ACCOUNTED
 
 
 def check_charge(sweeper: Any, tune: Tune) -> None:
-    """Raises `ConfigError` where the trials of `sweeper` are not what the charge is proved for."""
+    """Raises `ConfigError` if the charge is not proved for the trials of `sweeper`."""
     varied = [str(key) for key in (sweeper.get("params") or {}) if is_accounted(str(key))]
     if tune.charge == "composition":
         require(
@@ -71,7 +71,7 @@ def _check_independent(sweeper: Any) -> None:
 
 
 def check_space(distribution: TrialDistribution) -> None:
-    """Raises `ConfigError` for a `repeat_and_select` over what all its trials must share."""
+    """Raises `ConfigError` for a `repeat_and_select` over a setting that all its trials must share."""
     for key in distribution.space:
         require(
             not is_accounted(key) and key.partition(".")[0].partition("@")[0] not in _SHARED,
@@ -82,7 +82,8 @@ def check_space(distribution: TrialDistribution) -> None:
 
 
 def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Compose) -> None:
-    """Raises `ConfigError` for a new trial of a `repeat_and_select` that is not a draw from what was settled before the first trial."""
+    """Raises `ConfigError` for a new trial of a `repeat_and_select` that is not a draw from the distribution fixed before the first
+    trial."""
     name, distribution = record.path.name, record.distribution
     copied = record.noted_in(folder)
     require(
@@ -101,12 +102,12 @@ def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Co
 
 
 def differs(study: str, names: list[str]) -> tuple[str, str]:
-    """Reason and fix where a launch differs in `names` from what the study began with."""
+    """Reason and fix for a launch that differs in `names` from what the study began with."""
     return f"the study {study} began with another {', '.join(names)}", "Give this study another name"
 
 
 def check_fork(fork: Any, tune: Tune) -> None:
-    """Raises `ConfigError` for trials of a charged search that go on from another run: what that spent is in no trial's plan."""
+    """Raises `ConfigError` for trials of a charged search that are forks of another run: the cost of that run is in no trial's plan."""
     require(
         fork is None or tune.charge == "uncharged",
         f"fork={fork} with tune.charge={tune.charge}",
@@ -116,7 +117,7 @@ def check_fork(fork: Any, tune: Tune) -> None:
 
 
 def check_init(init: Any, tune: Tune) -> None:
-    """Raises `ConfigError` for trials of a charged search that begin from trained weights: what those cost is in no trial's plan."""
+    """Raises `ConfigError` for trials of a charged search that begin from trained weights: the cost of these is in no trial's plan."""
     require(
         init.is_random or tune.charge == "uncharged",
         f"init={init.kind} with tune.charge={tune.charge}",
@@ -126,8 +127,8 @@ def check_init(init: Any, tune: Tune) -> None:
 
 
 def filter_of(search: Search) -> Any:
-    """The declared budget as a `dpx.privacy.filter.Filter`, `None` where none is declared; raises `ConfigError` for one that cannot be
-    held."""
+    """The declared budget as a `dpx.privacy.filter.Filter`, `None` without a declared budget; raises `ConfigError` for a budget that cannot
+    be enforced."""
     budget = search.tune.budget
     if budget.epsilon is None or not search.is_private:
         return None
@@ -144,7 +145,7 @@ def filter_of(search: Search) -> Any:
 
 
 def check_plan(search: Search, record: Record, plan: Segments | None, point: tuple[str, ...]) -> None:
-    """Raises `ConfigError` for a new trial whose plan is not what the charge was declared for, before anything of it is drawn."""
+    """Raises `ConfigError`, before anything of a new trial is drawn, if the charge was not declared for its plan."""
     from dpx.tuning import charges
 
     tune = search.tune
@@ -186,7 +187,7 @@ def _check_within(search: Search, record: Record, plan: Segments, budget: Any) -
 
 
 def _other_order(budget: Any, charges: Any) -> str:
-    """What to do where not even the first trial fits: nothing has been seen yet, so an order may still be chosen by its plan."""
+    """The fix if not even the first trial fits: no result has been seen yet, so an order may still be chosen by the plan of that trial."""
     if budget.kind == "zcdp":
         return "Declare a larger budget, or let trials cost less (more noise, fewer steps)"
     from dpx.privacy.filter import renyi, renyi_limit

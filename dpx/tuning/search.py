@@ -1,4 +1,4 @@
-"""What of an experiment decides how the trials of its search are charged."""
+"""The parts of an experiment that decide how the trials of its search are charged."""
 
 import dataclasses
 
@@ -11,8 +11,8 @@ from dpx.tuning.declarations import Tune
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """`by` are the packages from outside on whose word a trial rests. `score` names what is compared, and `uncovered` which rows beside the
-    protected ones it may read."""
+    """`by` are the external packages that a trial trusts. `score` names what is compared, and `uncovered` the rows that it may read in
+    addition to the protected ones."""
 
     tune: Tune
     privacy: Privacy
@@ -24,7 +24,7 @@ class Search:
 
     @classmethod
     def of(cls, experiment: Experiment) -> "Search":
-        """That of an experiment which is searched over."""
+        """The search of an experiment that declares one."""
         assert experiment.tune is not None
         return cls(
             experiment.tune,

@@ -1,6 +1,6 @@
-"""One search: its trials in the order they began, how many are left, and what `outputs/studies/<name>` says of them all.
+"""One search: its trials in the order in which they began, the number of trials left, and the folder `outputs/studies/<name>`.
 
-A trial is written down, with its plan, before it starts and once more when it ends (`dpx.tuning.record`), so one that is killed, or whose
+A trial is recorded, with its plan, before it starts and again when it ends (`dpx.tuning.record`), so a trial that is killed, or whose
 folder is deleted, has begun and is charged.
 """
 
@@ -30,18 +30,18 @@ from dpx.tuning.search import Search
 
 __all__ = ["Study", "Trial", "check_charge"]
 
-# What all trials of a study share, whatever the charge, and what one mechanism repeated must share besides. Its whole config but for the
-# search space is settled before the first trial (`Study.settle`).
+# The settings that all trials of a study share, whatever the charge, and the further settings that a repeated mechanism must share. For the
+# latter, the whole config except the search space is fixed before the first trial (`Study.settle`).
 _ALWAYS = ("data", "privacy", "task")
 _ONE_MECHANISM = ("steps", "batch_schedule", "sampler", "mechanism", "noise", "accountant", "audit")
 
 
 class Study:
-    """The search called `name` among the runs in `outputs`. Every use holds its record against what follows from it, and raises
-    `ConfigError` where they do not agree."""
+    """The search called `name` among the runs in `outputs`. Every use checks its record against the files that follow from it, and raises
+    `ConfigError` if they do not agree."""
 
     def __init__(self, outputs: Path, name: str):
-        # Below a folder of its own the trials of one search would be counted in another record than is looked at for the next.
+        # With a slash, the trials would be in a subfolder, and the next launch would read another record than the one that counts them.
         require("/" not in name, f"name={name}", "a search's name is that of one folder", "Write it without a slash")
         self.outputs, self.path = outputs, outputs / "studies" / name
         self.private, self.release = self.path / "private", self.path / "release"
@@ -53,9 +53,9 @@ class Study:
 
     @classmethod
     def of_run(cls, folder: Path) -> "Study | None":
-        """The study that the run in `folder` is a trial of, by what the folder says, whatever the command says; `None` for any other run.
+        """The study that the run in `folder` is a trial of, according to the folder, not the command; `None` for any other run.
 
-        Raises `ConfigError` where the folder's note or the study is lost: the study could not learn what the trial comes to.
+        Raises `ConfigError` if the folder's note or the study is lost: the study could not receive the result of the trial.
         """
         if not (folder / TRIAL).is_file():
             ledger = folder / "private" / "ledger"
@@ -73,17 +73,17 @@ class Study:
         return study
 
     def resumed(self, experiment: Experiment) -> Experiment:
-        """`experiment` with the search that its study began with, whatever the command says of a search."""
+        """`experiment` with the search that its study began with, whatever search the command declares."""
         with opened(self.outputs, self.path) as record:
             return dataclasses.replace(experiment, tune=record.tune or experiment.tune)
 
     def settle(self, tune: Tune, distribution: TrialDistribution) -> None:
-        """Before the first trial of a `repeat_and_select`: what trials are drawn from, how many there will be, and what that number was
-        drawn from; durable when this returns.
+        """Fixes, before the first trial of a `repeat_and_select`, the distribution of its trials, their number, and the distribution of
+        that number; durable when this returns.
 
-        The number is drawn once. Until the first trial begins, trials may still be declared to be drawn from something else, since nothing
-        has been seen and the number stays. Raises `ConfigError`, naming what differs, for any other difference, and where a trial was cut
-        short that can still be trained to its end.
+        The number is drawn once. Until the first trial begins, another distribution of the trials may be declared, since no result has been
+        seen and the number stays the same. Raises `ConfigError`, naming what differs, for any other difference, and if an interrupted trial
+        can still be trained to its end.
         """
         from dpx.privacy import selection
 
@@ -108,12 +108,12 @@ class Study:
             record.note(*space, *number)
 
     def is_empty(self, tune: Tune) -> bool:
-        """Whether the secret number of trials is 0, as it may be where it is drawn from a Poisson distribution."""
+        """Whether the secret number of trials is 0, which is possible for a Poisson distribution."""
         with opened(self.outputs, self.path) as record:
             return tune.charge == "repeat_and_select" and record.drawn == 0
 
     def left(self, tune: Tune) -> int:
-        """Trials still to begin. Raises `ConfigError` where `tune` is not the search that the first one began with."""
+        """The number of trials still to begin. Raises `ConfigError` if `tune` is not the search that the first trial began with."""
         with opened(self.outputs, self.path) as record:
             _require_same_search(record, tune)
             return _left(record, tune)
@@ -124,9 +124,10 @@ class Study:
             return record.trial_in(folder) is not None
 
     def begin(self, experiment: Experiment, folder: Path, point: tuple[str, ...], compose: Compose) -> None:
-        """Counts a trial, and charges its plan, before it starts; raises `ConfigError` for one that does not belong to the study, is one
-        too many, does not fit a declared budget, or is not a draw from what a `repeat_and_select` settled. A run that lies in `folder` and
-        is not a trial yet becomes one, with all that it spent. `compose` gives the config of some overrides of `point`."""
+        """Counts a trial, and charges its plan, before it starts; raises `ConfigError` for a trial that does not belong to the study,
+        exceeds the declared number, does not fit a declared budget, or is not a draw from the distribution fixed for a `repeat_and_select`.
+        A run in `folder` that is not a trial yet becomes a trial, with everything that it spent. `compose` gives the config of some
+        overrides of `point`."""
         from dpx.tuning import charges
 
         search = Search.of(experiment)
@@ -158,7 +159,7 @@ class Study:
             _note_in_ledger(folder, experiment.name, search.tune.charge)
 
     def end(self, experiment: Experiment, folder: Path, state: str, score: float | None = None, error: str | None = None) -> None:
-        """Notes what a trial came to; what it would release is withheld, or the study stated anew."""
+        """Notes the result of a trial; then its release is withheld, or the statement of the study is written again."""
         with opened(self.outputs, self.path) as record:
             trial = record.newest_in(folder.name)
             require(trial is not None, folder.name, f"is no trial of the study {self.path.name}", "Begin it first")
@@ -166,15 +167,15 @@ class Study:
             self._end(record, Search.of(experiment), trial, state, score, error)
 
     def close(self, experiment: Experiment) -> list[Trial]:
-        """The study after a launch: trials that were killed have failed, or finished where `job=resume` took them to their end; the
+        """Closes the study after a launch: killed trials have failed, or have finished if `job=resume` trained them to their end; the
         winner of a drawn number of trials is released now.
 
-        Returns all trials, those of a `repeat_and_select` that is not complete or did not win left out.
+        Returns all trials, but for a `repeat_and_select` only the winner, once it is complete.
         """
         search = Search.of(experiment)
         with opened(self.outputs, self.path) as record:
             if record.began_with is not None:
-                # What is stated of trials is what they began with, not what this launch says of a search that may be over.
+                # The statement uses the settings that the trials began with, not those of this launch, since the search may be over.
                 _check_same(record, search.tune, dataclasses.asdict(experiment) | _classes(experiment))
             for trial in record.trials:
                 self._end_killed(record, search, trial)
@@ -198,7 +199,7 @@ class Study:
         for trial in record.trials:
             folder = self.outputs / trial.folder
             is_there = record.noted_in(folder).get("trial") == trial.number and _is_dead(folder) and _came_to(folder) is None
-            # What a trial would release is withheld when its launch ends, and a run is found by what it released.
+            # A trial's release is withheld when its launch ends, and a run is found by its release.
             is_resumable = (folder / "release" / CONFIG).is_file()
             by_its_point = shlex.join([*trial.point, "hydra.mode=RUN"])
             again = f"job=resume run={os.path.relpath(folder)}" if is_resumable else by_its_point
@@ -210,7 +211,7 @@ class Study:
             )
 
     def _end_killed(self, record: Record, search: Search, trial: Trial) -> None:
-        """Ends a trial that no process holds, as what its run folder says it came to."""
+        """Ends a trial that no process holds, with the result in its run folder."""
         folder = self.outputs / trial.folder
         if not _was_killed(trial) or record.newest_in(trial.folder) != trial or not _is_dead(folder):
             return
@@ -234,7 +235,7 @@ class Study:
         folder = self.outputs / trial.folder
         known = charges.known(trial, record)
         is_secret = search.tune.charge == "repeat_and_select"
-        # Before the end is noted: a trial that was killed between the two has not ended, and is withheld at the next launch.
+        # This is done before the end is noted: a trial that is killed between the two has not ended, and is withheld at the next launch.
         if is_secret:
             _withhold(folder)
         record.end(trial, state=state, score=score, error=error, reasons=claim.reasons_at_end(folder), **known)
@@ -247,7 +248,7 @@ class Study:
         record.state(claim.build(search, record, self.winner(record.trials)))
 
     def _release(self, best: Trial) -> None:
-        """The winner's results, under the statement of the study: the trial's own does not charge the choice."""
+        """Releases the winner's results with the statement of the study: the trial's own statement does not charge the choice."""
         withheld, shown = self.outputs / best.folder / "private" / "withheld", self.release / "winner"
         if withheld.is_dir():
             RunFolder(self.outputs / best.folder).require_no_links()
@@ -258,7 +259,7 @@ class Study:
 
 
 def _note_in_ledger(folder: Path, name: str, charge: str) -> None:
-    """A run that was trained before it became a trial says so from now on to whatever begins from it."""
+    """Notes in the ledger of a run that it became a trial after its training, so that runs that begin from it know this."""
     if (folder / agreement.LEDGER).is_file():
         with RunFolder(folder).read_by_another(), contextlib.closing(Ledger(folder / agreement.LEDGER)) as entered:
             entered.note_trial(name, charge)
@@ -271,27 +272,27 @@ def _left(record: Record, tune: Tune) -> int:
 
 
 def _was_killed(trial: Trial) -> bool:
-    """Whether nobody has seen the trial end, which is so while it runs too."""
+    """Whether the end of the trial was not recorded, which is also the case while it runs."""
     return trial.state == "begun" or (trial.state, trial.error) == ("failed", "killed")
 
 
 def _came_to(folder: Path) -> dict[str, Any] | None:
-    """What a run that was trained to its end noted of it; `None` for any other run."""
+    """The status of a run that was trained to its end; `None` for any other run."""
     noted = [Status(folder, job).read() for job in ("train", "resume")]
     return next((one for one in noted if one.get("state") == "finished"), None)
 
 
 def _classes(experiment: Experiment) -> dict[str, Any]:
-    """The classes from outside at their config keys, where there are any: two may hold the same values."""
+    """The external classes by config key, if any: two classes may hold the same values."""
     parts = rests_on.parts(experiment)
     return {"rests_on": {part.key: part.kind for part in parts}} if parts else {}
 
 
 def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[str, Any]:
-    """One study has one charge, one corpus and one claim; a repeated mechanism is the same at every repetition.
+    """One study has one charge, one corpus and one claim; a repeated mechanism is the same in every repetition.
 
-    `declared` is an experiment as plain data. Returns all that the trials must share; raises `ConfigError` where it is not what the first
-    trial began with.
+    `declared` is an experiment as plain data. Returns everything that the trials must share; raises `ConfigError` if it differs from that
+    of the first trial.
     """
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
     plain: dict[str, Any] = _search_of(tune) | {name: declared[name] for name in fields}
@@ -304,21 +305,21 @@ def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[st
 
 
 def _search_of(tune: Tune) -> dict[str, Any]:
-    """What of a search no later launch may change. More trials of a charged sum are charged; more of a drawn number would be another
-    distribution."""
+    """The settings of a search that no later launch may change. More trials of a charged sum are charged; more trials of a drawn number
+    would be another distribution."""
     drawn = {"trials": tune.trials, "shape": str(tune.shape)} if tune.charge == "repeat_and_select" else {}
     return {"charge": tune.charge, **drawn, "budget": dataclasses.asdict(tune.budget) if tune.budget.is_declared else None}
 
 
 def _require_same_search(record: Record, tune: Tune) -> None:
-    """Raises `ConfigError` where `tune` is not the search that the first trial began with, before another one is drawn."""
+    """Raises `ConfigError`, before another trial is drawn, if `tune` is not the search that the first trial began with."""
     known = record.began_with or {}
     differing = [name for name, value in _search_of(tune).items() if known and known.get(name) != value]
     require(not differing, f"tune.charge={tune.charge}", *differs(record.path.name, differing))
 
 
 def _withhold(folder: Path) -> None:
-    """What a trial would release moves into its private tree: of a repeated mechanism only the winner may be seen."""
+    """Moves a trial's release into its private tree: only the winner of a repeated mechanism may be seen."""
     if (folder / "release").is_dir():
         shutil.rmtree(folder / "private" / "withheld", ignore_errors=True)
         put_in_place(folder / "release", folder / "private" / "withheld")

@@ -1,6 +1,6 @@
 """Deliberately broken mechanisms: one edit of the source each, and the test of the sound code that must then fail.
 
-`python -m tests.audit.mutants` applies each edit to a copy of the project, runs its test there, and writes what came of it to
+`python -m tests.audit.mutants` applies each edit to a copy of the project, runs its test there, and writes the result to
 `experiments/audit/mutants.md`. Names after it run only those mutants.
 """
 
@@ -24,7 +24,7 @@ LEAVES = "tests/training/test_released_noise.py::test_every_leaf_has_the_stated_
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """In `file`, `old` (which stands there once) becomes `new`; `test` is a pytest node that must fail."""
+    """In `file`, `old` (which occurs once) becomes `new`; `test` is a pytest node that must fail."""
 
     name: str
     file: str
@@ -553,7 +553,7 @@ WITHOUT_CODE: tuple[tuple[str, str], ...] = ()
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """The project in a folder of its own: compiled programs are shared, solved calibrations are not (a mutant's are wrong)."""
+    """The project in a separate folder: compiled programs are shared, solved calibrations are not (a mutant's are wrong)."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "dpx"
         for name in ("dpx", "conf", "tests"):

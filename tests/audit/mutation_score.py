@@ -1,19 +1,19 @@
 """Generated one-token edits of a room's source, and how many of them the room's own tests notice.
 
-Forty places are drawn with a fixed seed, one of cosmic-ray's operators at each (at fewer places, several). Every mutant runs in a
-copy of the project against the room's tests, those of its own file first, then the cheapest, up to the first failure or the limit
-of processor time (reached, it counts as killed). Annotations, type aliases, docstrings, messages, decorators, imports and
-`__repr__` are left out: no behaviour hangs on them.
+Forty places are drawn with a fixed seed, with one of cosmic-ray's operators at each (at fewer places, several). Every mutant runs in a
+copy of the project against the room's tests: first the tests of its file, then the cheapest, up to the first failure or the limit
+of processor time (a mutant that reaches it counts as killed). Annotations, type aliases, docstrings, messages, decorators, imports and
+`__repr__` are left out: they do not change behaviour.
 
     python -m venv /tmp/mutation && /tmp/mutation/bin/pip install cosmic-ray
     /tmp/mutation/bin/python -m tests.audit.mutation_score sampler --python .venv/bin/python
 
-cosmic-ray wants another SQLAlchemy than dpx[tune], hence an environment of its own. Each mutant is written to
-`experiments/audit/mutation_<room>.csv` as it ends; a later run repeats only those that are new or survived, so after a survivor has
-got its test the same command shows it dead. `first` keeps what the tests of the time said: the score is of that. A survivor that
-cannot be told from the source by any test needs a sentence under `equivalent_because`, written into the file by hand.
-With `--again` no mutant is drawn: those of the table that were caught are run once more where their line still stands, in whichever
-of the room's files, so that code or tests which changed since let none of them live.
+cosmic-ray needs another SQLAlchemy than dpx[tune], hence the separate environment. Each mutant is written to
+`experiments/audit/mutation_<room>.csv` as it ends; a later run repeats only new mutants and survivors, so after a test for a survivor
+is added the same command shows it killed. `first` keeps the first result: the score is computed from it. A survivor that
+no test can tell from the source needs a sentence under `equivalent_because`, written into the file by hand.
+With `--again` no mutant is drawn: the caught mutants of the table run again if their line still exists in any of the room's files, to
+check that code or tests which changed since still catch them.
 """
 
 import argparse
@@ -188,7 +188,7 @@ def table_of(room: str) -> Path:
 
 
 def read(room: str) -> list[Row]:
-    """A room's table as it stands; no rows where there is none."""
+    """A room's current table; no rows if it does not exist."""
     if not table_of(room).exists():
         return []
     with open(table_of(room), newline="") as file:

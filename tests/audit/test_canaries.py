@@ -81,7 +81,7 @@ def test_a_canary_that_is_out_is_padding_in_its_own_place(experiment, privacy):
     store, first = WithCanaries(plain, planted(plain), AUDIT, privacy), plain.population(privacy)
     each = 3 if privacy is GROUP else 1
     assert store.population(privacy) == first + 700 * each
-    # A row of its own, canaries 0 (in), 1 (out), 2 (in), sequences 600 (in) and 601 (out).
+    # A data row, canaries 0 (in), 1 (out), 2 (in), sequences 600 (in) and 601 (out).
     asked = [0, *(first + each * number for number in (0, 1, 2, 600, 601))]
     found = store.examples("protected", asked, privacy.rows_per_example)
     shape = (6, 3) if privacy is UNITS else (6,)
@@ -96,7 +96,7 @@ def test_a_canary_that_is_out_is_padding_in_its_own_place(experiment, privacy):
 
 @pytest.mark.parametrize("privacy", [ROW, UNITS, GROUP], ids=["rows", "units", "group"])
 def test_a_coin_moves_nobody(experiment, privacy):
-    """All chunks of a step in which everyone takes part, with one canary in and out: what differs is the padding of its own places."""
+    """All chunks of a step in which everyone takes part, with one canary in and out: only the padding of its places differs."""
     plain = prepare(experiment().data, privacy)
     given, number = planted(plain), 600
     other = dataclasses.replace(given, is_in_M=given.is_in_M ^ (np.arange(AUDIT.count) == number))

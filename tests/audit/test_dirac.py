@@ -15,7 +15,7 @@ REPLICATES = 10
 
 
 def verdicts(attack, replicates=REPLICATES):
-    """(verdict, p-value of the noise) of each replicate, with coins and noise of its own."""
+    """(verdict, p-value of the noise) of each replicate, which has its own coins and noise."""
     found = []
     for seed in range(replicates):
         secret = RootSecret.from_seed(seed)

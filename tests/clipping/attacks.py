@@ -1,7 +1,7 @@
-"""What judges an attack: the clipped sum of a loss is right against float64, or the loss is refused in words. Nothing else.
+"""The judge of an attack: the clipped sum of a loss matches float64, or the loss is refused with a message. Nothing else passes.
 
 An attack is a loss that was, or could be, clipped wrongly with no symptom. The judge knows only what users know: each example's
-gradient is that of its own row alone, which autodiff finds in float64 when parameters are bare.
+gradient is that of its row alone, which autodiff computes in float64 when parameters are bare.
 
 B: examples, T: tokens, M: positions decoded, C: choices, L: layers (as many as examples, so that no shape tells them apart),
 d: width, V: rows of a table.
@@ -29,10 +29,10 @@ ALL_WAYS = WAYS | {"book_keeping_grams": {"method": "book_keeping", "kept_bytes"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attack:
-    """A loss, what it is called with, and what must come of it: "right", "refused", or either (None).
+    """A loss, its arguments, and the required result: "right", "refused", or either (None).
 
-    "loud": jax may have an error of its own before we can speak. "raises": autodiff has one as well, with bare parameters, and any error
-    will do where it has. `floor` is the size of gradients that float32 cannot tell from zero where terms cancel; `is_zero`: all are.
+    "loud": jax may raise an error before dpx can refuse. "raises": autodiff raises an error as well, with bare parameters, and then any
+    error passes. `floor` is the size of gradients that float32 cannot tell from zero where terms cancel; `is_zero`: all gradients are zero.
     """
 
     losses: Any
@@ -108,7 +108,7 @@ def widened(tree):
 
 
 def truth(attack: Attack):
-    """(losses_U, gradients of each unit) in float64, one row at a time, with bare parameters; padding stands in no unit."""
+    """(losses_U, gradients of each unit) in float64, one row at a time, with bare parameters; padding belongs to no unit."""
 
     def loss_of_one(params, row):
         found = attack.losses(params, row)
@@ -121,7 +121,7 @@ def truth(attack: Attack):
     gradients = [[np.asarray(leaf) for leaf in jax.tree.leaves(gradient)] for _, gradient in pairs]
     weight_B = 1.0 - np.asarray(attack.options.get("is_padding_B", np.zeros(len(pairs))))
     R = attack.options.get("rows_per_unit", 1)
-    # A where and not a product: what stands in padding may be NaN.
+    # A where and not a product: padding may hold NaN.
     kept = [[leaf if keep else np.zeros_like(leaf) for leaf in gradient] for keep, gradient in zip(weight_B, gradients, strict=True)]
     losses = np.asarray([float(loss) if keep else 0.0 for keep, (loss, _) in zip(weight_B, pairs, strict=True)])
     units = [[sum(leaves) for leaves in zip(*kept[at : at + R], strict=True)] for at in range(0, len(pairs), R)]
@@ -143,7 +143,7 @@ def prepared(attack: Attack, way: dict, is_compiled: bool = True):
 
 
 def fault(attack: Attack, found, losses_U, units, limit: float) -> str:
-    """What is wrong with a clipped sum, in words; "" for nothing. A unit whose loss or gradient is not finite must count for nothing."""
+    """The fault of a clipped sum, as text; "" if it is right. A unit whose loss or gradient is not finite must contribute zero."""
     with np.errstate(all="ignore"):
         square_U = np.asarray([sum(np.sum(np.square(leaf)) for leaf in unit) for unit in units])
         is_counted_U = np.isfinite(losses_U) & np.isfinite(square_U) & (square_U < np.finfo(np.float32).max)
@@ -169,7 +169,7 @@ def fault(attack: Attack, found, losses_U, units, limit: float) -> str:
 
 
 def attempted(call) -> tuple[Any, str]:
-    """(what comes of it, "") or (None, why nothing does): "refused ..." or "crashes ...", an error that is not in words is no refusal."""
+    """(the result, "") or (None, the reason): "refused ..." or "crashes ..."; only a `ConfigError` counts as a refusal."""
     try:
         return call(), ""
     except ConfigError as refused:
@@ -203,7 +203,7 @@ def middle(units, none: float = 1.0) -> float:
 
 
 def truth_if_any(attack: Attack):
-    """`truth`, or None where autodiff finds none; an attack that nobody can judge, or without a gradient, is none."""
+    """`truth`, or None if autodiff cannot compute it. Fails for an attack that cannot be judged, or that has no gradient."""
     try:
         known = truth(attack)
     except ConfigError:

@@ -21,7 +21,7 @@ SELECTIONS = {
     "top": trainable.top(1),
     "lora": trainable.LORA,
     "lora_ffa": trainable.LORA_FFA,
-    # Kernels whose inputs come through gains that rest, and a table that is decoded with, but not the layers between.
+    # Kernels whose inputs come through frozen gains, and the table of the decoder, but not the layers between.
     "kernels": trainable.matching("layers/qkv/kernel", "layers/up/kernel"),
     "positions": trainable.matching("embeddings/position"),
     "bias_and_top": trainable.either(trainable.BIAS, trainable.top(1)),
@@ -72,7 +72,7 @@ def assert_exact(given: Case, selection: trainable.Selection | None = None, meth
     batch of more than two the third is padding.
 
     What all choices of an example share cancels in its gradient, so much that float32's own, by any method, may be off by more than
-    1e-5: families of choices are clipped in float64 as well, and in float32, farther from initialisation, their sums are held to 1e-5
+    1e-5: families of choices are clipped in float64 as well, and in float32, farther from initialisation, their sums must agree within 1e-5
     of the clipping norm. The keys' cotangents add up to zero by softmax's shift invariance: what is left of an adapter's gradient is
     rounding's, hence 1e-7 of it where only some parameters are trained.
     """

@@ -160,7 +160,7 @@ def trained_scale_with_frozen_bias(p, b):
 
 @wrapped(table=(V, D))
 def kernel_made_by_another_op(p, b):
-    """A hypernetwork: its op stands on a single row that no example owns."""
+    """A hypernetwork: its op reads a single row that no example owns."""
     kernel_dd = look(p["table"], jnp.arange(D)[None])[0]
     return total(ops.dense(b["x"], kernel_dd))
 

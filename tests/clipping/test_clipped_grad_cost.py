@@ -115,7 +115,7 @@ def test_memory_of_a_plain_model_beside_the_same_in_ops(is_causal):
 @pytest.mark.slow
 @IS_CAUSAL
 def test_seconds_of_a_plain_model_beside_the_same_in_ops(is_causal, capsys):
-    """Reported, by turns; held to no figure, since machines are noisy."""
+    """Reported, measured in turns; not compared with a limit, since timings are noisy."""
     drawn = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(drawn.normal(0, 0.05, leaf.shape), jnp.float32), PARAMS)
     batch = {name: jnp.asarray(drawn.integers(0, T, leaf.shape), jnp.int32) for name, leaf in BATCH.items()}

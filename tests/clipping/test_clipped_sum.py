@@ -105,7 +105,7 @@ def _factor(gradient, limit: float) -> float:
 
 @each_way
 def test_padding_rows_contribute_exactly_zero(way):
-    """Whatever stands in a padding row, a row of length 0 included, not one bit of the result changes."""
+    """Whatever a padding row holds, a row of length 0 included, no bit of the result changes."""
     method, options = WAYS[way]
     params, rows, gradients, _ = case()
     padding = jnp.asarray([False, False, False, True, True])

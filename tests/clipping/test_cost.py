@@ -76,7 +76,7 @@ def test_private_matrix_products_beside_plain_ones(size, sequence, examples, kep
     ],
 )
 def test_programs_for_cpus_cost_what_is_written_of_them(size, sequence, examples, found):
-    """Their Gram products are cut less, on purpose; the figures stand in experiments/benchmarks/README.md."""
+    """Their Gram products are cut less, on purpose; the figures are in experiments/benchmarks/README.md."""
     subject, *arguments = shapes(size, sequence, examples)
     ratio = matmul_flops(private(subject, kept_bytes=0), *arguments, platform="cpu") / plain_flops(size, sequence, examples)
     assert ratio == pytest.approx(found, abs=6e-4)

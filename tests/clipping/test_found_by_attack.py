@@ -1,4 +1,4 @@
-"""Found by attack: readers of one parameter that meet in odd ways, programs that track devices, loops of nothing.
+"""Faults found by attack: unusual combinations of readers of one parameter, programs that track devices, empty loops.
 
 B: examples, T: tokens, D: width, V: rows of a table.
 """

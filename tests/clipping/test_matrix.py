@@ -12,7 +12,7 @@ from dpx.models import fused_layers
 from tests.clipping.exactness import SELECTIONS, assert_exact, case
 from tests.clipping.families import FAMILIES
 
-# way: (changes of the model, options of the sum); short stacks stand in line unless they are told to loop.
+# way: (changes of the model, options of the sum); short stacks are unrolled unless they are told to loop.
 WAYS = {
     "blocks": ({}, {}),
     "ops": ({}, {"fused": False, "kept_bytes": 2**30}),

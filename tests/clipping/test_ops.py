@@ -1,4 +1,4 @@
-"""A model of one's own, made of ops, clips exactly in a loop of one's own; what would be clipped wrongly is refused by name."""
+"""A user's model, made of ops, is clipped exactly in a user's loop; code that would be clipped wrongly is refused by name."""
 
 from functools import cache
 

@@ -90,9 +90,9 @@ STEPS = OPS | HARD | WRONG
 
 
 def program_of(seed: int) -> list[tuple]:
-    """[(step, names of its parameters)]: mostly plain steps on parameters of their own.
+    """[(step, names of its parameters)]: mostly plain steps, each on its own parameters.
 
-    From a seed, so that every draw is another program: hypothesis would try many that differ in one word.
+    Drawn from a seed, so that every draw is another program: hypothesis would try many that differ in one word.
     """
     draw, program, count = np.random.default_rng(seed), [], Counter()
     for _ in range(draw.integers(1, 5)):

@@ -1,4 +1,4 @@
-"""The page about a layer of one's own: its code runs as printed, and its op clips exactly."""
+"""The page about a user's own layer: its code runs as printed, and its op clips exactly."""
 
 import re
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_op_clips_exactly(page, method):
 
 
 def lines(title):
-    """(loss, what is said of it) of each line of a table of the page."""
+    """(loss, the page's comment on it) of each line of a table of the page."""
     table = PAGE.read_text().split(f"\n| {title} |")[1].split("\n\n")[0]
     found = re.findall(r"^\| `(.+?)` \|(.*)\|$", table, re.MULTILINE)
     return [pytest.param(code, said.strip(), id=code[:60]) for code, said in found]

@@ -1,7 +1,7 @@
-"""What one example really adds to the sum, in float64 arithmetic on the float32 numbers that are added: never above the clipping norm.
+"""The contribution of one example to the sum, in float64 arithmetic on the float32 numbers that are added: at most the clipping norm.
 
-Inputs are chosen to hurt: flat activations under cotangents that sum to zero, so that Gram products cancel; huge and tiny gains,
-losses and weights beside each other; one token repeated; and each of them in bfloat16, where activations are had again.
+Inputs are adversarial: flat activations under cotangents that sum to zero, so that Gram products cancel; huge and tiny gains,
+losses and weights beside each other; one token repeated; and each of them in bfloat16, where activations are recomputed.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""`dpx.clipped_grad` as a transform: which arguments it takes, what it gives back, and what it refuses, in the words of the caller.
+"""`dpx.clipped_grad` as a transform: which arguments it takes, what it returns, and what it refuses, in the caller's terms.
 
 B: examples, D: width.
 """
@@ -188,7 +188,7 @@ def test_a_symbolic_number_of_rows_is_named():
 
 
 def test_refusals_name_nothing_that_the_caller_did_not_call():
-    """Whatever the reason, the advice is no declaration of a run, and no argument of another function."""
+    """For every reason, the advice names neither a declaration of a run nor an argument of another function."""
     gradient = dpx.clipped_grad(lambda p, x: (x @ p["k"]).sum(), clipping_norm=1.0, rows_per_unit=3)
     with pytest.raises(ConfigError, match="^rows_per_unit=3: does not divide the 4 rows") as refused:
         gradient({"k": K}, X)

@@ -1,4 +1,4 @@
-"""Which length a text is padded to: every example in the narrowest that holds it, none twice, one width as if there were no choice."""
+"""The length that a text is padded to: each example once, in the narrowest bucket that fits; one width is as without buckets."""
 
 import numpy as np
 import pytest

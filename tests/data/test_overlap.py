@@ -1,4 +1,4 @@
-"""Corpora that share a unit or a passage are told from those that share nothing; manifests are believed where the ledger names them."""
+"""Corpora that share a unit or a passage are told from corpora that share nothing; manifests are trusted if the ledger names them."""
 
 import dataclasses
 import json

@@ -18,7 +18,7 @@ WORDS = [f"{first}{second}" for first in "bdfgklm" for second in "aeiou"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the preset of SST-2 looks for its files, and as CSV with columns of other names and labels in words."""
+    """Files where the preset of SST-2 looks for them, and as CSV with other column names and text labels."""
     draws = np.random.RandomState(0)
     drawn = [(" ".join(draws.choice(WORDS, 5)), number % 2) for number in range(120)]
     (tmp_path / "sst2").mkdir()

@@ -153,7 +153,7 @@ def test_a_file_is_hashed_once_and_again_when_it_was_touched(store: Store, copie
     hashed.clear()
     open_store(copied)
     assert hashed == []
-    # Same size, and the time of modification set back.
+    # Same size, and the old time of modification.
     path = copied / "protected.tokens"
     before = path.stat()
     flip_a_byte(path)
@@ -215,7 +215,7 @@ def test_a_store_of_another_key_is_refused(copied: Path):
 
 @pytest.mark.slow
 def test_reading_a_batch_of_346_million_rows_costs_a_batch(store: Store, tmp_path: Path):
-    """Sparse files stand in for the corpus of Anil et al. 2021: 88 GB of tokens, of which a batch touches a few pages."""
+    """Sparse files instead of the corpus of Anil et al. 2021: 88 GB of tokens, of which a batch touches a few pages."""
     count, length = 346_000_000, 128
     schema = texts(length, 30522) | {"is_next": classes(2)}
     for split in SPLITS:

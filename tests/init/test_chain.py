@@ -129,7 +129,7 @@ def test_a_run_that_was_killed_goes_on_from_the_same_weights_and_keeps_its_chain
     whole = by_path(dpx.load(place.train("whole", *line)).params)
     place.train("broken", *line, until=0)
     place.train("broken", *line, until=1)
-    # From its first checkpoint on it does not need what it began from.
+    # From its first checkpoint on it does not need its initial weights.
     shutil.rmtree(source)
     path = place.train("broken", *line)
     assert all(np.array_equal(leaf, whole[name]) for name, leaf in by_path(dpx.load(path).params).items())

@@ -21,7 +21,7 @@ _CHARGED = {
     "of the name": ("name", "replicate", "data.name", "data.directory"),
     "of what a step learns": ("optimizer.", "lr_schedule.", "task.", "model.", "clip.", "tune"),
 }
-# Groups that are not of the experiment, or are looked at by a test of their own.
+# Groups that are not part of the experiment, or have a separate test.
 _NOT_TRIED = ("job", "analysis", "experiment", "hydra", "paper", "audit", "tune", "data", "init", "model", "task")
 
 
@@ -34,7 +34,7 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def changed(value: Any) -> Any:
-    """Another value of the same kind; where it is none of the field's, that is refused, which is right too."""
+    """Another value of the same kind; if the field does not allow it, it is refused, which is right too."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):

@@ -109,7 +109,7 @@ def test_disjoint_is_the_users_word_and_text_contradicts_it(place, copied, tmp_p
     found = began(place, *word, text="other")
     assert relation(found) == "disjoint" and found.messages == () and "the user's word" in "".join(origins.assumptions(found.origins))
     differing(place)
-    # A few rows may be anybody's, so the word stands, and what speaks against it is said.
+    # A few rows may belong to anyone, so the user's assertion is accepted, and the evidence against it is reported.
     (told,) = began(place, *word, text="few").messages
     assert re.search(r"declared disjoint: [1-9]\d* of \d+ protected rows have text", told)
     for text in ("touched", "shouted", "spaced"):
@@ -362,7 +362,7 @@ def test_a_run_from_a_public_file_says_whose_word_that_is(place, weights, tmp_pa
     (origin,) = stated["init"]["origins"]
     assert stated["guarantee"] == "dp" and origin["identity"] == checksum(weights) and "the user's word" in origin["word"]
     assert any("the user's word" in line and checksum(weights) in line for line in stated["assumptions"])
-    # Whoever goes on from there inherits the word, and what the file's name was.
+    # A run that starts from there inherits the assertion, and the name of the file.
     further = began(place, "init=run", f"init.run={path}")
     assert [one.kind for one in further.origins] == ["run", "file"] and further.origins[1].provenance == "public"
 

@@ -138,7 +138,7 @@ def test_what_a_file_lacks_is_said_in_a_line(root: Path, run: Path, exported: Pa
 
 
 def other_encoder(name: str, folder: Path) -> Checkpoint:
-    """A checkpoint that chooses, with the class of its own family."""
+    """A multiple-choice checkpoint, with the class of its family."""
     body = Checkpoint(str(cases.Case.read(name).write(folder / "body"))).model
     model = Bert(**{**vars(body), "classifier": "relu" if name.startswith("distil") else "pooler"})  # type: ignore[arg-type]
     task = MultipleChoice(choices=CHOICES)

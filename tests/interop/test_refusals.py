@@ -1,4 +1,4 @@
-"""What cannot be read is said in one line that names it, before any array of the model exists."""
+"""An unreadable checkpoint is refused in one line that names the fault, before any array of the model exists."""
 
 import dataclasses
 import json

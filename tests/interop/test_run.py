@@ -1,4 +1,4 @@
-"""A run from a checkpoint on labelled rows: what it begins from, what it states, and what it refuses."""
+"""A run from a checkpoint on labelled rows: its initial weights, what it states, and what it refuses."""
 
 import json
 import shutil

@@ -32,7 +32,7 @@ def work(tmp_path: Path) -> Path:
     _finished(tmp_path, "sst2_all_none_1", 0.4, 0.9, None)
     _finished(tmp_path, "mrpc_lora_8_5", 0.6, 0.7, 8.0)
     (tmp_path / "outputs" / "sst2_lora_8_1-0123456789" / "private").mkdir(parents=True)
-    # Cut short once, and gone on with.
+    # Interrupted once, and resumed.
     (tmp_path / "times.tsv").write_text("sst2_all_none_1\t60\t50\t10\t2000000\t1\nsst2_all_none_1\t120\t100\t20\t1000000\t0\n")
     return tmp_path
 
@@ -68,7 +68,7 @@ def test_the_rate_is_that_of_the_lowest_loss(work: Path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/usr/bin/time").exists(), reason="there is no /usr/bin/time")
 def test_grids_skip_what_is_finished_and_begin_no_run_without_a_rate(work: Path):
-    """Their python stands in: it notes the name of each run that it was asked for, and finishes none."""
+    """A fake python records the name of each run that is requested, and finishes none."""
     fake = work / "python"
     asked = 'for one in "$@"; do case $one in name=*) echo "${one#name=}" >> asked.txt; esac; done'
     fake.write_text(f'#!/usr/bin/env bash\ncase $1 in *.py) exec {sys.executable} "$@";; esac\n{asked}\n')

@@ -1,4 +1,4 @@
-"""What happens to folders: files lost, cut, edited, set back, copied. Whatever happens, epsilon does not fall below what was spent.
+"""Accidents of folders: files lost, cut, edited, rolled back, copied. In every case epsilon does not fall below the epsilon spent.
 
 Each test goes through the job itself, and looks at what was drawn by watching root secrets: whoever draws is charged.
 """

@@ -33,7 +33,7 @@ EXPERIMENT = composed()[0]
 
 @pytest.fixture(autouse=True)
 def without_tables(monkeypatch):
-    """What is refused, and what is said first, is the matter here; the numbers are that of `test_account`."""
+    """Tests what is refused and what is reported first; `test_account` tests the numbers."""
     monkeypatch.setattr("dpx.job.account.account", lambda *given: [])
     monkeypatch.setattr("dpx.job.account._in_a_terminal", lambda tables: [])
     monkeypatch.setattr("dpx.job.account.pictures.write", lambda *given: "")

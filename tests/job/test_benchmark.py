@@ -1,4 +1,4 @@
-"""Benchmark rows against known times, and real rounds on the smallest model in processes of their own."""
+"""Benchmark rows against known times, and real rounds on the smallest model in separate processes."""
 
 import contextlib
 import importlib
@@ -35,7 +35,7 @@ def update(is_private, mesh="single"):
 
 @contextlib.contextmanager
 def in_this_process(module, setting):
-    """Stands for `worker` where a process of its own would only cost time."""
+    """Replaces `worker` where a separate process would only cost time."""
     programs = importlib.import_module(module).programs(setting)
 
     class Here(Worker):

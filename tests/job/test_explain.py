@@ -1,4 +1,4 @@
-"""The explanation says what the statement says, in words, and prices the settings beside it."""
+"""The explanation gives the content of the statement as text, and the cost of neighbouring settings."""
 
 import json
 
@@ -78,7 +78,7 @@ def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path
 
 
 def test_a_fork_of_nothing_is_neither_planned_nor_explained(experiment, tmp_path):
-    """What a fork costs follows from its parent's ledger, so there is no number without it."""
+    """The cost of a fork follows from its parent's ledger; without the ledger no number is printed."""
     folder = RunFolder(tmp_path, fork=f"{tmp_path}/parent@2")
     for job in (Explain(size=10_000), Plan()):
         with pytest.raises(ConfigError, match="parent: no such run"):

@@ -16,7 +16,7 @@ def state(run: Path) -> dict[str, tuple[int, str]]:
     return {str(path.relative_to(run)): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
 
 
-# What happens between the command lines, in their process: a second one would import and compile everything anew.
+# Code that runs between the command lines, in their process: a second process would import and compile everything again.
 LOOK = "import pathlib, tests.job.test_finished as t; print(t.state(next(pathlib.Path('outputs').glob('main-*'))))"
 TAKE = "import pathlib; next(pathlib.Path('outputs').glob('main-*/private/results.json')).unlink()"
 CUT = "import pathlib; path = next(pathlib.Path('outputs').glob('main-*/private/ledger')); path.write_bytes(path.read_bytes()[:-200])"

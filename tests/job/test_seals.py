@@ -65,7 +65,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
 
 
 def leaves(node: Any, *at: Any) -> Iterator[tuple[Any, ...]]:
-    """The place of every value in a document, of those that hold nothing too."""
+    """The path of every value in a document, of empty values too."""
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     if not inner:
         yield at

@@ -143,8 +143,8 @@ def test_what_does_not_fit_stops_before_anything_runs(changes, words):
 @pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices")
 def test_lengths_change_nothing_on_a_mesh_or_through_a_kill(tmp_path):
-    """Texts in two lengths on four devices, by ghost clipping to a norm that moves, killed after a step and gone on with: the norms, the
-    claim and the parameters of texts in one length on one device."""
+    """Texts in two lengths on four devices, by ghost clipping to an adaptive norm, killed after a step and resumed: the norms, the
+    claim and the parameters equal those of texts in one length on one device."""
     run = [*CLASSES[:-1], "seed=7", "steps=4", "microbatch=4", "batch_schedule.size=32", "schedule.evaluation_rows=16", "clip=quantile"]
     run += ["noise.noise_multiplier=8.0", "clip.clipping_norm=0.5", "schedule.checkpoint_every=2", f"data.directory={tmp_path}/data"]
     spread = ["length_buckets=[16]", "clipping=ghost", "mesh=cpu8", "mesh.data=2", "mesh.fsdp=2", "microbatch=2"]

@@ -110,7 +110,7 @@ def test_one_release_is_charged_each_time_the_busiest_group_comes_round(tmp_path
         found.append(step, calibration.entry(experiment, N, 1.0, 10))
     once = Release(noise_multiplier=1.0, sampling_probability=4 * 10 / N, size=N)
     assert ledger.releases(found.segments()) == [(once, 3)]
-    # Steps 6..9 again in a new noise epoch: each group comes round once more, in a mechanism of its own.
+    # Steps 6..9 again in a new noise epoch: each group takes part once more, in a separate mechanism.
     for step in range(6, 10):
         found.append(step, calibration.entry(experiment, N, 1.0, 10, epoch=1))
     assert ledger.releases(found.segments()) == [(once, 4)]

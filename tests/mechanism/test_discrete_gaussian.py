@@ -58,7 +58,7 @@ def test_same_stream_same_draws():
 
 
 def test_words_beyond_the_last_whole_multiple_are_dropped():
-    # 2^64 is three times 5 << 60 and 1 << 60 more: kept, that rest would make low values likelier.
+    # 2^64 is three times 5 << 60 plus 1 << 60: keeping this remainder would make low values more likely.
     words = Given([0, 1, 2, (15 << 60) - 1, 15 << 60, (1 << 64) - 1])
     low, is_negative = _uniform(words, 5 << 59, 6)
     assert low.tolist() == [0, 0, 1, (5 << 59) - 1] and is_negative.tolist() == [False, True, False, True]

@@ -23,7 +23,7 @@ def _keys(params, step: int = 0):
 
 
 def _noisy(total, keys, scale: float):
-    """By a program of its own: slices are of another size in some tests, and a program is known by its function and shapes."""
+    """Uses a new jit each time: some tests change the slice size, and a compiled program is cached by its function and shapes."""
     return jax.jit(lambda total, keys: add_noise(total, keys, jnp.float32(scale)))(total, keys)
 
 
@@ -101,7 +101,7 @@ def test_bits_do_not_depend_on_the_mesh(shape, monkeypatch):
 
 
 def test_noise_of_a_base_model_needs_little_memory_of_its_own():
-    """Compiled, not run: XLA would draw every leaf's bits at once if their loops did not hold it to a slice at a time."""
+    """Compiled, not run: XLA would draw every leaf's bits at once if the loops did not limit it to one slice at a time."""
     shapes = Bert(name="base", layers=12, width=768, heads=12, feed_forward=3072).parameter_shapes(30_522, next_sentence=True)
     total = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
     keys = {path: jax.ShapeDtypeStruct(key.shape, key.dtype) for path, key in slice_keys(SECRET, 0, total).items()}

@@ -11,7 +11,7 @@ from dpx.task.losses import token_losses
 B, M, H, V = 4, 3, 5, 7
 DRAWN = np.random.default_rng(0)
 H_BMH, TABLE, BIAS = (jnp.asarray(DRAWN.normal(0, 1, shape), jnp.float32) for shape in ((B, M, H), (V, H), (V,)))
-# The first and the last word, words that are none, and an example without a slot.
+# The first and the last word, ids outside the vocabulary, and an example without a slot.
 LABEL_BM = jnp.asarray([[0, V - 1, 3], [0, 0, 0], [-1, V, 2], [1, 2, 3]])
 IS_SLOT_BM = jnp.asarray([[True, True, True], [True, False, True], [True, True, True], [False, False, False]])
 

@@ -1,4 +1,4 @@
-"""The pond and dpx, each built into a wheel and installed into an environment of their own; dpx's build backend alone
+"""The pond and dpx, each built into a wheel and installed into a separate environment; only dpx's build backend
 is downloaded."""
 
 import json

@@ -1,4 +1,4 @@
-"""The pond's recipe, trained: a run folder whose every reader keeps the package's word, and which goes on with another version of it."""
+"""The pond's recipe, trained: every reader of the run folder names the package, and the run resumes with another version of it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`+experiment=vaultgemma_1b`: sizes that give the released file's parameters, and an epsilon that is no bound."""
+"""`+experiment=vaultgemma_1b`: sizes that give the released file's parameters, and an epsilon that is not a bound."""
 
 import dataclasses
 

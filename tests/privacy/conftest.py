@@ -1,4 +1,4 @@
-"""A small experiment that privacy tests vary field by field, and a calibration cache of their own."""
+"""A small experiment that privacy tests vary field by field, and a separate calibration cache for them."""
 
 import dataclasses
 

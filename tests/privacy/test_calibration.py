@@ -1,4 +1,4 @@
-"""Declared noise becomes a number that never overshoots; claims that cannot stand are refused."""
+"""Declared noise becomes a noise multiplier that never exceeds the target epsilon; invalid claims are refused."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ N = 10_000
 
 @pytest.fixture
 def coarse_grid():
-    """For what is compared with itself alone. A noise that is solved on it belongs into a cache of its own."""
+    """For values that are compared only with each other. Noise that is solved on this grid needs a separate cache."""
     with coarse_losses():
         yield
 

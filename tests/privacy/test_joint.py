@@ -1,4 +1,4 @@
-"""Sums released on one draw are one release: charged jointly, never as events with draws of their own."""
+"""Sums released on one draw are one release: charged jointly, never as events with separate draws."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_an_adaptive_count_is_charged_on_the_draw_of_the_sum(small, tmp_path):
     q = 64 / N
     together = [(Release(noise_multiplier=math.sqrt(1 / 1.25), sampling_probability=q, size=N), 20)]
     assert ledger.releases(runs) == together
-    # As two events, each with a draw of its own, the same noise would seem to cost less than it does.
+    # As two events, each with its own draw, the same noise would seem to cost less than it does.
     apart = [(Release(noise_multiplier=z, sampling_probability=q), 20) for z in (1.0, 2.0)]
     charged = accounting.compose(ledger.releases(runs)).epsilon(1e-6)
     assert charged > accounting.compose(apart).epsilon(1e-6) * 1.05

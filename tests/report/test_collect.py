@@ -28,7 +28,7 @@ def _point(index: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two points of the recipe, one run that is none, one unfinished."""
+    """Two points of the recipe, one run outside it, one unfinished run."""
     found = tmp_path_factory.mktemp("outputs")
     made.folder(found, SWEEP, _plain(*_point(0)), 0.2)
     made.folder(found, SWEEP, _plain(*_point(-1)), 0.4)

@@ -1,4 +1,4 @@
-"""Parametric fits: coefficients come back where the data tells them, and are said not to where it does not."""
+"""Parametric fits: coefficients are recovered where the data identifies them, and are reported as not identified where it does not."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_an_exponent_of_examples_is_not_identified_where_they_hardly_vary():
 
 @pytest.mark.parametrize(("low", "high", "is_identified"), [(0.9, 1.1, True), (0.1, 9.0, False), (1.1, 1.2, False), (1.0, 1.0, False)])
 def test_an_interval_without_its_value_or_without_width_identifies_nothing(low, high, is_identified):
-    """Of one run all bootstrap samples are alike: no width is no certainty."""
+    """All bootstrap samples of one run are equal: an interval of width 0 does not mean certainty."""
     assert parametric.Interval(1.0, low, high).is_identified is is_identified
 
 

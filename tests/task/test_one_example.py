@@ -1,4 +1,4 @@
-"""dpx's own tasks for a model of one example: each example's loss is its own, whatever stands beside it or behind it."""
+"""dpx's own tasks for a model of one example: an example's loss does not depend on other examples or on its padding."""
 
 import dataclasses
 from typing import Any

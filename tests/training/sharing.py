@@ -36,7 +36,7 @@ def run_job(composition: tuple[Any, Any, str], path: Path, fork: str | None = No
 
 
 def _step_key(experiment: Any, objective: Any, mesh: Any, microbatch: int) -> str:
-    """All that a step is made from; how many steps there are, of which rows and under which seed is no part of it."""
+    """Everything that a step is built from; the number of steps, the rows and the seed are not part of it."""
     declared = (experiment.model, experiment.task, experiment.train, experiment.mechanism, experiment.clip, experiment.clipping)
     beside = (experiment.telemetry, experiment.optimizer, experiment.audit, experiment.privacy.rows_per_example)
     return repr((declared, beside, experiment.widths, objective, mesh, microbatch, noise.SLICE_ELEMENTS))

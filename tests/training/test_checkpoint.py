@@ -75,7 +75,7 @@ def test_a_flipped_bit_in_any_file_is_found_before_the_file_is_read_as_anything(
 
 @pytest.mark.parametrize("has_checksums_of_files", [True, False])
 def test_values_are_held_against_their_own_checksum(copied, monkeypatch, has_checksums_of_files):
-    """Also where a kill came between the commit and the checksums of files; stands for every bit that a file format does not look at."""
+    """Also after a kill between the commit and the checksums of files; an example of bits that a file format does not check."""
     if not has_checksums_of_files:
         (copied / "4" / checkpoint.FILES).unlink()
         found, damaged = Checkpoints(copied, 3).newest_whole(state_of(0))

@@ -1,4 +1,4 @@
-"""Where the head alone is trained each text is read once: the run is the same, and what was read is of its own row."""
+"""If only the head is trained, the encoder reads each text once: the run is the same, and each row gets its own features."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(whole, data, tmp_path, mo
 
 
 def test_features_that_are_others_now_meet_no_key_that_was_used(data, tmp_path, monkeypatch):
-    """As on another machine: a replayed step comes to another sum, and goes on under a key of its own."""
+    """As on another machine: a replayed step gives another sum, and the run resumes under a new key."""
     path, compute = tmp_path / "run", features._compute
     run = composed(*HEAD, data, "steps=6", "schedule.checkpoint_every=3")
     assert not run_job(run, path, until=5)

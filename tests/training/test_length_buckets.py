@@ -99,7 +99,7 @@ def test_every_drawn_example_comes_once_and_whole(declared, privacy, audited):
 
 
 def _real(found):
-    """Every column of every row that is no padding, as one set of tuples; texts without their padding."""
+    """Every column of every row that is not padding, as one set of tuples; texts without their padding."""
     rows_of = []
     for rows, is_padding, count in found:
         assert is_padding[count:].all()

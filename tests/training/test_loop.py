@@ -124,7 +124,7 @@ def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
 
 
 def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypatch):
-    """Metrics come one step late: those of step 0 are still awaited when step 1 comes to another sum."""
+    """Metrics are read one step late: the metrics of step 0 are still pending when step 1 gives another sum."""
     first, order = opened.run_start.epoch, []
     second = dataclasses.replace(first, number=first.number + 1, name="second")
 

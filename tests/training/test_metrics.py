@@ -51,7 +51,7 @@ def test_a_disk_that_is_full_blocks_nothing_and_what_was_dropped_is_counted_in_o
         writer.close()
 
     (tmp_path / "private").mkdir()
-    # In a thread of its own, so that a writer that blocks fails the test and not the suite.
+    # In a separate thread, so that a writer that blocks fails the test and not the suite.
     thread = threading.Thread(target=measured, daemon=True)
     thread.start()
     thread.join(timeout=120)
@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_made_is_no_fault_of_the_run(tmp_path, capsys):
 
 
 def test_a_run_that_goes_on_measures_its_steps_once(tmp_path):
-    """TensorBoard forgets the steps that are measured anew; a line that was cut or changed is dropped."""
+    """TensorBoard forgets the steps that are measured again; a line that was cut or changed is dropped."""
     for first, last in ((0, 5), (3, 8)):
         writer = MetricsWriter(tmp_path, first)
         for step in range(first, last):
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_measures_its_steps_once(tmp_path):
 
 
 def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_path, limit):
-    """Ledger, statement and released values are not dropped: the run ends, and goes on from its last checkpoint."""
+    """Ledger, statement and released values are not dropped: the run ends, and can resume from its last checkpoint."""
     with contextlib.closing(Ledger(tmp_path / "ledger")) as ledger:
         released = Released(tmp_path / "telemetry.jsonl")
         released.hold(0, 1, {"released/loss": 1.0})

@@ -118,7 +118,7 @@ def units_of(drawn: np.ndarray, kind: str) -> list[list[np.ndarray]]:
 
 
 def pairs(draws: np.random.Generator, rows: int, kind: str, adjacency: str) -> list[tuple[Any, Any]]:
-    """What a unit of so many rows holds in two neighbours, `None` where it is not there: short and long texts, one that is not finite,
+    """The content of a unit of `rows` rows in two neighbours, `None` if it is absent: short and long texts, a non-finite one,
     none."""
     unit = [text(draws) for _ in range(rows)]
     if adjacency == "add_remove":
@@ -181,7 +181,7 @@ def declared(mechanism: Any, sampler: Any, adjacency: Any, kind: str, widths: An
 
 @pytest.fixture(scope="module")
 def step_of():
-    """The step of a declaration, made once for those that compute alike."""
+    """The step of a declaration, built once for declarations with the same computation."""
     made: dict[Any, Any] = {}
 
     def step(experiment: Any) -> Any:

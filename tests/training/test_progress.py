@@ -1,4 +1,4 @@
-"""What stands in the lines of a run: epsilon with the step it is of, and time left that counts no compilation."""
+"""The lines that a run prints: epsilon with its step, and time left without compilation."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""Runs in which only some parameters are trained: what rests stays as it was drawn, through restarts, forks and fresh noise."""
+"""Runs in which only some parameters are trained: frozen ones keep their initial values through restarts, forks and fresh noise."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def by_path(tree) -> dict[str, np.ndarray]:
     return {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-# Selections are of one kind; the run that other tests of this file look at stands for them in the default suite.
+# Selections are of one kind; in the default suite the run that other tests of this file read represents them.
 ADAPTED = "train=lora train.rank=2"
 EACH = [pytest.param(line, id=line.split()[0].removeprefix("train="), marks=[pytest.mark.slow] * (line != ADAPTED)) for line in TRAINED]
 
@@ -80,7 +80,7 @@ def test_what_rests_is_released_as_it_was_drawn_and_all_else_has_moved(finished)
     assert measured == trained
     rests = by_path(resting.loaded(path / "private"))
     for name, leaf in rests.items():
-        # Layers below those that are trained come first in the ordinary stack.
+        # Layers below the trained ones come first in the ordinary stack.
         whole = released[name.replace("layers_below/", "layers/")]
         assert np.array_equal(whole[: len(leaf)] if name.startswith("layers_below/") else whole[len(whole) - len(leaf) :], leaf)
     # Biases and B begin as zeros: noise reaches every number that is trained.

@@ -1,4 +1,4 @@
-"""Which noise epoch a run goes on in, under which secret, and what a fork takes over; no step is computed."""
+"""The noise epoch and the secret with which a run resumes, and what a fork inherits; no step is computed."""
 
 import contextlib
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ def test_no_two_epochs_or_forks_of_seeded_runs_share_a_key(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("steps", [3, 9])
 def test_a_fork_is_held_to_its_parents_plan(tmp_path: Path, steps: int) -> None:
-    """What it plans anew was chosen when the parent's results had been seen."""
+    """A new plan of the fork was chosen after the parent's results were seen."""
     with begun(tmp_path / "parent") as (_, _, save):
         save(2)
     with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2") as (fork, ledger, _):

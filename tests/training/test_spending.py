@@ -17,7 +17,7 @@ EXPERIMENT = declare(steps=STEPS, accountant=Pld(), noise=Multiplier(noise_multi
 
 
 def begun(path, steps, epoch=0, entered=None):
-    """A ledger with a noise epoch of its own for `steps`."""
+    """A ledger with a separate noise epoch for `steps`."""
     entered, name = entered or Ledger(path / "ledger"), f"epoch {epoch}"
     opened = {"start": None, "secret_tag": "", "secret_place": None, "fingerprint": {}, "why": "a test"}
     entered.open_epoch(Epoch(number=epoch, name=name, from_step=steps[0], **opened))

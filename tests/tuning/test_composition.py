@@ -1,4 +1,4 @@
-"""What a charged sum of trials costs: plans from the beginning on, restarts besides, and all that was declared."""
+"""The cost of a charged sum of trials: full plans from the beginning, restarts in addition, and every declared trial."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A trial stays a trial of its study: its folder tells, whatever the command says that goes on with it."""
+"""A trial remains a trial of its study: its folder records this, whatever the command that resumes it says."""
 
 import contextlib
 import dataclasses

@@ -190,7 +190,7 @@ def _three(study: Study, of: Experiment, last: tuple[str, ...] = (DRAWN,)) -> di
 
 
 def _without(study: Study, kind: str) -> None:
-    """The record as it would be had a line of that kind not been written."""
+    """Rewrites the record as if no line of that kind had been written."""
     lines = [line for line in Chain(study.private / "trials").lines if kind not in line]
     (study.private / "trials").unlink()
     rewritten = Chain(study.private / "trials", {"trials": record.FORMAT})

@@ -6,7 +6,7 @@ from typing import Any
 from dpx.declaration import declaration, require
 from dpx.table import Table
 
-# The program that shows a method's order. DP-FP is plain training with noise on one vector of a row: SGD's program stands for it.
+# The program that shows a method's order. DP-FP is plain training with noise on one vector of a row: it is timed by SGD's program.
 _PROGRAMS = {"DP-SGD": "vmap", "DP-SGD, book-keeping": "book_keeping", "DP-FP": "autodiff", "SGD": "autodiff"}
 _MEMORY = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(d)", "RGP": "O(mrw)", "SGD": "O(d)"}
 _TIME = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(md)", "RGP": "O(md + Krd + Kr^2 w)", "SGD": "O(md)"}
@@ -14,7 +14,7 @@ _TIME = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(md)", "RGP
 
 @declaration
 class DpfpTable1Complexity:
-    """`models` are options; slopes are taken between the smallest and the largest of `batches`. RGP stands by its formula: its
+    """`models` are options; slopes are taken between the smallest and the largest of `batches`. RGP is given by its formula: its
     carriers of `rank` r are r w numbers for w the rows and columns of the encoder's matrices."""
 
     models: Sequence[str]

@@ -13,7 +13,7 @@ from dpx.table import Table
 class Cell:
     """One task at one target: Li et al.'s DP-SGD setting, and the two epsilons that Table 2 prints for it.
 
-    `clt_batch_size` is the batch size whose limit is the printed one, where that is not `li_batch_size`; its epochs are `clt_epochs`.
+    `clt_batch_size` is the batch size whose limit is the printed one, if it differs from `li_batch_size`; its epochs are `clt_epochs`.
     """
 
     task: str

@@ -19,7 +19,7 @@ COLUMNS = ("size", "epsilon", "compute", "loss", "smallest_model", "model", "bat
 
 @declaration
 class MckennaAllocation(OfLab):
-    """At each size of `sizes` (the lab's where there is none), the lab's epsilons and computes; `figure` names what is drawn."""
+    """At each size of `sizes` (by default the lab's), the lab's epsilons and computes; `figure` names what is drawn."""
 
     sizes: Sequence[float | int] | None
     figure: str

@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, section 6: a billion parameters at epsilon 10 and a billion people; what can be said of it."""
+"""McKenna et al. 2025, section 6: a billion parameters at epsilon 10 and a billion people; what can be checked of this claim."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,8 @@ from dpx.table import Table
 
 @declaration
 class MckennaBillionClaim(OfLab):
-    """`parameters` at `compute`, `size` and `epsilon`: ratios by batch need no measurement. A loss there is never stated: where there are
-    measurements, the best configuration inside them stands beside it."""
+    """`parameters` at `compute`, `size` and `epsilon`: ratios by batch need no measurement. A loss there is never stated: with
+    measurements, the best configuration inside their range is given beside the ratios."""
 
     parameters: float | int
     compute: float | int

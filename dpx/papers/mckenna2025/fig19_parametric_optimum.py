@@ -55,7 +55,7 @@ def optimal(
 
 
 def judged(rows: Sequence[Row], models: tuple[float, float]) -> list[Part]:
-    """The verdicts. The best model grows more slowly with compute where there is more noise; an end of the range is no optimum."""
+    """The verdicts. The best model grows more slowly with compute under more noise; an end of the range is not an optimum."""
     claim = "the best model grows more slowly with compute at a larger ratio"
     slopes = {}
     for ratio in sorted({row[0] for row in rows}):

@@ -118,7 +118,7 @@ def _beside(part: Part, words: str, pairs: Sequence[tuple[float, float]]) -> Par
 
 
 def _once_more(gains: Gains, names: Sequence[str], name: str) -> list[tuple[float, float]]:
-    """Gains of `name` where it is doubled, and where it is not, at every point of a plane that has it."""
+    """(gain of `name` after its value is doubled, gain before) at every point of a plane that has `name`."""
     if name not in names:
         return []
     at = list(names).index(name)

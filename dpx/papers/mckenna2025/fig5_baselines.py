@@ -53,7 +53,7 @@ class MckennaFig5Baselines(OfLab):
         return rows
 
     def pictures(self) -> list[Picture]:
-        """Ratios at full scale; losses where there are any."""
+        """Ratios at full scale; losses if any were measured."""
         axes: dict[str, Any] = {"x": "epsilon", "x_scale": "log", "by": "setting"}
         ratio = Lines(table="ratios", y=("ratio",), title="published settings", y_label="noise-batch ratio", y_scale="log", **axes)
         loss = Lines(table="losses", y=("loss",), title="predicted", y_label="loss, nats", **axes)

@@ -22,7 +22,7 @@ NOISE_OPERATIONS = 3
 class MckennaFlopsModel(Positive):
     """`published_parameters` (Table 4) by model option; programs are traced at `physical_batch` examples and never run.
 
-    What was measured is read from the benchmark.json files under `evidence`, where there are any.
+    Measurements are read from the benchmark.json files under `evidence`, if any.
     """
 
     published_parameters: Mapping[str, float]

@@ -103,7 +103,7 @@ class Lab:
         return self.measurements is not None
 
     def measured(self) -> tuple[Measurements, list[str]]:
-        """The table, and what was left out of it. Raises `ConfigError`, saying what to run, where there is none."""
+        """The table, and what was left out of it. Raises `ConfigError`, with the command to run, if the table is missing."""
         make = f"Run +experiment={self.made_by}, then give analysis.lab.measurements=outputs, or analysis/lab=laptop for the laptop's grid"
         require(self.is_measured, "analysis.lab.measurements", "no losses to fit", make)
         assert self.measurements is not None

@@ -9,7 +9,7 @@ from dpx.papers.mckenna2025.lab import Positive
 from dpx.report.shape import Part
 from dpx.table import Table
 
-# What our counts may be of: the encoder with its word head, with the next-sentence head too, or with an output matrix of its own.
+# Models that our counts may be of: the encoder with its word head, with the next-sentence head too, or with a separate output matrix.
 READINGS = ("exact", "with_next_sentence", "untied")
 
 

@@ -65,7 +65,7 @@ class MckennaTable2Saturation(OfLab):
 
 
 def printed() -> Table:
-    """Table 2's rows with what they imply. The identities check that they were copied right, and are no finding."""
+    """Table 2's rows with what they imply. The identities check that they were copied correctly; they are not a finding."""
     rows = []
     for one in published.TABLE_2:
         solved = Calibration(one.epsilon, published.DELTA).exact(one.size, one.batch_size, round(one.steps))

@@ -17,7 +17,7 @@ Row = tuple[int, int, float, float, float]
 class MckennaTable3Trainset(Positive):
     """Finished runs under `runs` whose names begin with `match` and whose ratio is `noise_batch_ratio`, evaluated on `rows` training rows.
 
-    `published` are (batch size, loss, accuracy) as printed. Losses of training rows are private: they stand in no release of a run.
+    `published` are (batch size, loss, accuracy) as printed. Losses of training rows are private: no release of a run holds them.
     """
 
     runs: str

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from dpx.report.shape import Part
 from dpx.table import Table
 
-# A measured surface has noise: so many of the pairs that differ have to stand in order.
+# A measured surface has noise: at least this share of the pairs that differ must be in order.
 IN_ORDER = 0.9
 
 One = TypeVar("One")
@@ -20,7 +20,7 @@ def table(parts: Sequence[Part]) -> Table:
 
 
 def neighbours(points: Iterable[One], same: Callable[[One], Any], by: Callable[[One], Any]) -> list[tuple[One, One]]:
-    """Each two that follow one another `by` a value, among those that have the `same`."""
+    """Pairs of consecutive entries in the order of `by`, within each group of equal `same`."""
     groups: dict[Any, list[One]] = defaultdict(list)
     for one in points:
         groups[same(one)].append(one)

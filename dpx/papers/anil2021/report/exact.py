@@ -24,7 +24,7 @@ def savings() -> dict[str, float]:
 
 
 def computed() -> list[Row]:
-    """Full-scale numbers that are arithmetic on declarations: they stand in results.csv beside what ran."""
+    """Full-scale numbers that are arithmetic on declarations: results.csv holds them beside the results of runs."""
     parameters = LARGE.parameters(30_522, next_sentence=True)
     values: dict[str, tuple[str, float]] = {
         "parameters": ("anil_table1_best", parameters),

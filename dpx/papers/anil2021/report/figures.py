@@ -1,4 +1,4 @@
-"""The paper's figures redrawn: published values in panels of their own, never on the axes of a laptop run."""
+"""The paper's figures redrawn: published values in separate panels, never on the axes of a laptop run."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _ENDS = {
 
 
 def figures(runs: Sequence[Run], published: Sequence[Published]) -> dict[str, list[Figure]]:
-    """Figures by experiment; none where there are no runs and no published numbers to draw."""
+    """Figures by experiment; an experiment without runs and without published numbers has no figure."""
     drawn: dict[str, list[Figure]] = {
         "anil_tune_32k": _tuning(runs),
         "anil_weight_decay": _weight_decay(runs),

@@ -1,4 +1,4 @@
-"""What must be said of the paper: honesty first, and where it contradicts itself (sections (f) and (e) of our notes)."""
+"""Caveats about the paper: limits of its claims and of ours, and where it contradicts itself (sections (f) and (e) of our notes)."""
 
 HONEST = (
     "**No model of the paper was trained to a stated (ε, δ).** ε is attached afterwards to a hypothetical batch and sampler; nothing about "

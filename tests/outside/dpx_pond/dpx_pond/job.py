@@ -18,5 +18,5 @@ class Census:
 
 
 def census(*arguments: object) -> None:
-    """A callable that is no declaration: no `_target_` can name it."""
+    """A callable that is not a declaration: no `_target_` can name it."""
     raise AssertionError(arguments)

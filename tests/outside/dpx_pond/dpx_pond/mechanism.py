@@ -1,4 +1,4 @@
-"""`mechanism=echo`: every clipped sum is released twice, each time with noise of its own, and the mean of both is used."""
+"""`mechanism=echo`: every clipped sum is released twice, each time with independent noise, and the mean of both is used."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""`sampler=coins`: a coin for every unit. The release is Poisson's, so no event of its own is needed."""
+"""`sampler=coins`: a coin for every unit. The release is that of Poisson sampling, so no separate event is needed."""
 
 from typing import Any, ClassVar, Literal
 
