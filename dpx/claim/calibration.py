@@ -53,8 +53,8 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     sampler.check(experiment.privacy, experiment.accountant)
     experiment.mechanism.check(experiment)
     places.check(experiment.mechanism, experiment)
-    require_own_word(experiment.mechanism, "release")
-    require_own_word(sampler, "release", "event")
+    require_own_word(experiment.mechanism, "ledger_fields")
+    require_own_word(sampler, "ledger_fields", "event")
     limit = sampler.largest_batch(size)
     for batch, _ in batch_stages:
         require(
@@ -171,10 +171,10 @@ def entry(
         unit_mode=experiment.privacy.unit_mode,
         event=event_of_step(experiment, noise_multiplier, size, batch),
         by=rests_on.AND.join(rests_on.of(experiment, job)) or None,
-        **experiment.sampler.release(size, batch),
-        **experiment.mechanism.release(),
-        **experiment.clip.release(),
-        **experiment.telemetry.release(),
+        **experiment.sampler.ledger_fields(size, batch),
+        **experiment.mechanism.ledger_fields(),
+        **experiment.clip.ledger_fields(),
+        **experiment.telemetry.ledger_fields(),
     )
 
 
@@ -190,7 +190,7 @@ def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, ba
 
 def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, batch: int, adjacency: str) -> DpEvent:
     """The event that a mechanism defines, under a sampler of the table of events: known only for independent draws."""
-    released = sampler.release(size, batch)
+    released = sampler.ledger_fields(size, batch)
     require(
         released["sampler"] == "poisson" and adjacency != "replace_one",
         f"mechanism={mechanism.name}, sampler={sampler.name}, adjacency={adjacency}",
@@ -202,7 +202,7 @@ def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, 
 
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not release (`ledger.AUXILIARY`)."""
-    released = clip.release() | telemetry.release()
+    released = clip.ledger_fields() | telemetry.ledger_fields()
     return {name: released[name] for name in ledger.AUXILIARY}
 
 

@@ -203,7 +203,7 @@ def _noise_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
 
 def releases(experiment: Experiment) -> list[str]:
     """What a run releases under the claim."""
-    return ["the parameters of every step", *experiment.clip.releases(), *experiment.telemetry.releases()]
+    return ["the parameters of every step", *experiment.clip.published(), *experiment.telemetry.published()]
 
 
 def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:

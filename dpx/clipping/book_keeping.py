@@ -105,7 +105,7 @@ def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], 
     """The weighted sum of each leaf: stacked along the loops that run along it, added up over the others."""
 
     def one(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
-        if any(reference is None for reference in site.leaves) and not site.op.resting:
+        if any(reference is None for reference in site.leaves) and not site.op.frozen:
             return _sum_of_forms(site, record if keep_U is None else site.op.masked(record, keep_U), parts)
         if keep_U is None:
             return site.op.weighted_sum(leaves, record, parts)

@@ -28,7 +28,7 @@ class Op:
     If units of several rows are clipped, inputs hold rows and records hold units. An op that supports this has a field
     `rows_per_unit: int = 1`: the leading axis of its records is the unit, and products between its rows are in its norms.
 
-    If only some leaves are trained, an op that supports this has a field `resting: tuple[str, ...] = ()` with the names of the
+    If only some leaves are trained, an op that supports this has a field `frozen: tuple[str, ...] = ()` with the names of the
     frozen leaves: it records nothing for them, and its norms, sums and gradients omit them (a sum may hold None for them). Any other
     op records all leaves, and its `gradients` are used for the trained leaves.
     """
@@ -37,7 +37,7 @@ class Op:
     parts: int = 1
     stacked: bool = False
     rows_per_unit = 1
-    resting: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     # Whether the norm is non-finite whenever the sum would be. If this is not certain, records are searched for non-finite numbers.
     norm_sees_all = False
 
@@ -50,22 +50,22 @@ class Op:
             raise ConfigError(f"op={self.name}", reason, "Use clipping=vmap, or privacy.unit_mode=group")
         return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
-    def of_leaves(self, resting: tuple[str, ...]) -> "Op":
+    def of_leaves(self, frozen: tuple[str, ...]) -> "Op":
         """This op with the leaves of these names frozen."""
-        if not resting or not self._has("resting"):
+        if not frozen or not self._has("frozen"):
             return self
-        return dataclasses.replace(self, resting=resting)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        return dataclasses.replace(self, frozen=frozen)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def _has(self, name: str) -> bool:
         return any(field.name == name for field in dataclasses.fields(self))  # pyright: ignore[reportArgumentType]
 
     def trains(self, name: str) -> bool:
         """Whether the leaf of that name, if there is one, is trained."""
-        return name not in self.resting
+        return name not in self.frozen
 
     def trained(self, leaves: dict[str, Any]) -> dict[str, Any]:
         """The entries of `leaves` that belong to trained leaves."""
-        return {name: leaf for name, leaf in leaves.items() if self.trains(name)} if self.resting else leaves
+        return {name: leaf for name, leaf in leaves.items() if self.trains(name)} if self.frozen else leaves
 
     def values_needed(self) -> tuple[str, ...]:
         """Names of frozen leaves whose values `squared_norm` or `weighted_sum` need; all other frozen leaves reach them as zeros."""

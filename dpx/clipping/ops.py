@@ -33,7 +33,7 @@ class Dense(Op):
     axes: int = 1
     name: str = "dense"
     rows_per_unit: int = 1
-    resting: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def matrix(self, kernel):
         """The kernel as one matrix [p, d]: its first `axes` axes (inputs) flattened to p, the others (outputs) to d."""
@@ -115,7 +115,7 @@ class Normalise(Formed):
     centred: bool = True
     name: str = "layer_norm"
     rows_per_unit: int = 1
-    resting: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def forward(self, leaves, inputs):
         x = norms.at_least_float32(inputs[0])
@@ -146,7 +146,7 @@ class LowRank(Formed):
 
     name: str = "low_rank"
     rows_per_unit: int = 1
-    resting: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def forward(self, leaves, inputs):
         (x,) = inputs

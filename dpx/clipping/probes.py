@@ -161,8 +161,8 @@ def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = Non
     op = op.of_units(session.rows_per_unit)
     values = jax.tree.map(lambda leaf: leaf.value if is_probed(leaf) else jnp.asarray(leaf), leaves, is_leaf=is_probed)
     named = tuple(leaf.path if is_probed(leaf) else None for leaf in jax.tree.leaves(leaves, is_leaf=is_probed))
-    resting = tuple(name for name, path in zip(leaf_names(values), named, strict=True) if path is None)
-    return bound(op.of_leaves(resting), values, named, inputs)
+    frozen = tuple(name for name, path in zip(leaf_names(values), named, strict=True) if path is None)
+    return bound(op.of_leaves(frozen), values, named, inputs)
 
 
 def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> Any:

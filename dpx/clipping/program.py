@@ -16,7 +16,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jaxtyping import Array
 
-from dpx.clipping import frozen as rest
+from dpx.clipping import frozen as frozen_part
 from dpx.clipping import passes, readers
 from dpx.clipping.probes import ELSEWHERE, ProbeSession, evaluated, shapes_of, wrap
 from dpx.clipping.readers import Scope
@@ -55,8 +55,8 @@ class Program:
     def by_path(self, given: Any = None) -> dict[str, Any]:
         """Values of all parameters, trained or not."""
         params, frozen = given[:2] if given else (self.params, self.frozen)
-        resting = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)}
-        return resting | dict(zip(self.paths, jax.tree.leaves(params), strict=True))
+        named = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)}
+        return named | dict(zip(self.paths, jax.tree.leaves(params), strict=True))
 
     def __call__(self, kind: Callable[[Site], passes.Pass], taps: Mapping[Site, Any], sums: Any = None, given: Any = None) -> Any:
         """(losses_B, counts). `taps`: one for each site, `sums`: zeros in the shape of the parameters, through whose cotangents
@@ -73,10 +73,10 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     """Raises `ConfigError` if a loss is not one number per example, or if a parameter does not go through ops alone (readers.py)."""
     session = ProbeSession(shapes_of(params), **session_options)
     frozen = {} if frozen is None else jax.tree.map(jnp.asarray, frozen)
-    shapes_of(rest.merged(params, frozen))
+    shapes_of(frozen_part.merged(params, frozen))
 
     def run(params, frozen, batch):
-        return with_counts(losses_fn(rest.merged(wrap(params, session), frozen), batch))
+        return with_counts(losses_fn(frozen_part.merged(wrap(params, session), frozen), batch))
 
     try:
         closed, out = jax.make_jaxpr(run, return_shape=True)(params, frozen, batch)
@@ -88,19 +88,19 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
         raise ConfigError("the loss", f"does something with parameters outside ops ({first})", ELSEWHERE) from error
     check_losses(out[0], examples)
     units = examples // session.rows_per_unit
-    resting = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
-    scope, sites = readers.walk(closed.jaxpr, list(session.shapes), resting, examples, units)
+    frozen_paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
+    scope, sites = readers.walk(closed.jaxpr, list(session.shapes), frozen_paths, examples, units)
     return Program(closed, jax.tree.structure(out), params, frozen, batch, scope, sites, session, examples)
 
 
 def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
     """Raises what the loss raises with bare parameters, if it fails there too."""
     try:
-        jax.eval_shape(losses_fn, rest.merged(params, frozen), batch)
+        jax.eval_shape(losses_fn, frozen_part.merged(params, frozen), batch)
     except Exception as error:
         if not frozen:
             raise
-        raise rest.missing(error) from error
+        raise frozen_part.missing(error) from error
 
 
 def with_counts(returned: Any) -> tuple[Any, Any]:

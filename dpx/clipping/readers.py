@@ -106,7 +106,7 @@ class _Walk:
         part = _indexed(eqn, reference)
         if part is not None:
             labels[eqn.outvars[0]] = part
-        elif not reference.rests:
+        elif not reference.is_frozen:
             raise ConfigError(
                 reference.path, f"is used outside any op, by {eqn.primitive.name}, so its gradient there is unknown", ELSEWHERE
             )
@@ -126,7 +126,7 @@ def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], example
 
     Raises `ConfigError`, naming the parameter and what reads it.
     """
-    references = [*map(Reference, paths), *(Reference(path, rests=True) for path in frozen)]
+    references = [*map(Reference, paths), *(Reference(path, is_frozen=True) for path in frozen)]
     walked = _Walk(examples, units, data=set(jaxpr.invars[len(references) :]))
     labels = dict(zip(jaxpr.invars, references, strict=False))
     scope = walked.over(jaxpr, labels, ())
@@ -176,7 +176,7 @@ def _label(var: Any, labels: Labels) -> Reference | None:
 
 
 def _trained(reference: Reference | None) -> Reference | None:
-    return None if reference is None or reference.rests else reference
+    return None if reference is None or reference.is_frozen else reference
 
 
 def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Reference | None, ...]:

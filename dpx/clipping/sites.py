@@ -23,12 +23,12 @@ class Layer(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """A parameter, or a part of it. `taken`: what was taken along each of its leading axes, an index or the layers of a loop; `cut`: an
-    index whose axis is not squeezed yet. `rests`: it is frozen, so any operation may read it."""
+    index whose axis is not squeezed yet. `is_frozen`: it is not trained, so any operation may read it."""
 
     path: str
     taken: tuple[int | Layer, ...] = ()
     cut: int | None = None
-    rests: bool = False
+    is_frozen: bool = False
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ def _check_record(op: Op, values: Any, one: Any, leaves: tuple[Reference | None,
     weights = (jax.ShapeDtypeStruct(shape, jnp.float32),) * op.parts
     summed = jax.eval_shape(op.weighted_sum, values, one, weights)
     places = [place for place, name in enumerate(leaf_names(values)) if op.trains(name)]
-    is_like_leaves = bool(op.resting) or jax.tree.structure(summed) == jax.tree.structure(values)
+    is_like_leaves = bool(op.frozen) or jax.tree.structure(summed) == jax.tree.structure(values)
     if not is_like_leaves or leaf_names(summed) != [leaf_names(values)[place] for place in places]:
         raise ConfigError(f"op {op.name}", "gives sums for other leaves than it has", "Give each leaf its sum, and nothing else")
     for place, total in zip(places, jax.tree.leaves(summed), strict=True):

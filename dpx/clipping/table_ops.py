@@ -90,7 +90,7 @@ class Decode(Op):
     parts: int
     name: str = "decode"
     rows_per_unit: int = 1
-    resting: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def part(self, path: str) -> int:
         return 0 if path == "table" else 1

@@ -63,7 +63,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
 
 def _lowered(step: Step, state: Any, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
     """The step's programs; `row` is one row of the data, `rows_each` how many an example has, `drawn` what the mechanism draws."""
-    params, rests = state.params, jax.eval_shape(step.draw_resting, KEY)
+    params, frozen_params = state.params, jax.eval_shape(step.draw_frozen, KEY)
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
     places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
@@ -73,7 +73,7 @@ def _lowered(step: Step, state: Any, row: dict[str, Any], rows_each: int, drawn:
     return {
         "gather": step.gather.lower(params),
         "accumulate": step.accumulate.lower(
-            gathered, sums, rows, is_padding, count, KEY, KEY, resting=jax.eval_shape(step.place_resting, rests)
+            gathered, sums, rows, is_padding, count, KEY, KEY, frozen=jax.eval_shape(step.place_frozen, frozen_params)
         ),
         "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
         "finish": step.finish.lower(state, reduced, drawn, SCALAR, SCALAR, SCALAR),

@@ -34,7 +34,7 @@ class Trains(NamedTuple):
     (`None`: all), and whether a dense map's matrix in these layers is trained."""
 
     parameters: int
-    resting: int = 0
+    frozen: int = 0
     layers: int | None = None
     kernels: bool = True
 
@@ -91,7 +91,7 @@ def step_memory(
     gathered = parameters if shards > 1 or number < FLOAT32 else 0
     return Memory(
         at_rest=3 * FLOAT32 * parameters // shards,
-        gathered=number * (gathered + trains.resting),
+        gathered=number * (gathered + trains.frozen),
         accumulator=FLOAT32 * parameters,
         mechanism=mechanism_bytes // shards,
         microbatch=FLOAT32 * parameters + microbatch * example,

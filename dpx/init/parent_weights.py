@@ -12,7 +12,7 @@ from dpx.init.weights import Leaves, by_path
 from dpx.models.lora import merge_adapters
 from dpx.models.trainable import whole
 from dpx.models.trained import Adapters, Trained
-from dpx.training import resting
+from dpx.training import frozen
 from dpx.training.checkpoint import on_host
 from dpx.training.update import CANARIES
 
@@ -34,9 +34,9 @@ def _checkpoint(parent: Parent) -> Any:
     params = {name: leaf for name, leaf in on_host(parent.place, "params").items() if name != CANARIES}
     if parent.train.is_all:
         return params
-    rests = parent.private / resting.FOLDER
-    require(rests.is_dir(), rests, "what rests in the parent is not there", "Restore it, or begin from its released weights")
-    return jax.tree.map(np.asarray, whole(merged(params, on_host(rests))))
+    stored = parent.private / frozen.FOLDER
+    require(stored.is_dir(), stored, "what rests in the parent is not there", "Restore it, or begin from its released weights")
+    return jax.tree.map(np.asarray, whole(merged(params, on_host(stored))))
 
 
 def is_adapted_alike(one: Trained, other: Trained) -> bool:

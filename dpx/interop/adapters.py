@@ -79,10 +79,10 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
 
 def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]) -> None:
     """Frozen parameters are not written: the base model must still hold them."""
-    rests = {path: leaf for path, leaf in leaves.items() if path not in trained}
-    taken = checkpoint.taken({path: leaf.shape for path, leaf in rests.items()})
+    untrained = {path: leaf for path, leaf in leaves.items() if path not in trained}
+    taken = checkpoint.taken({path: leaf.shape for path, leaf in untrained.items()})
     for path, values in checkpoint.leaves(taken).items():
-        is_same = values.tobytes() == rests[path].tobytes()
+        is_same = values.tobytes() == untrained[path].tobytes()
         require(is_same, checkpoint.asked, f"holds other values of {path} than the run began from", f"Restore it. {_FIX}")
 
 

@@ -82,7 +82,7 @@ def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
         return Trains(parameters)
     from dpx.task.mlm import Special
     from dpx.task.objective import objective
-    from dpx.training.resting import trains
+    from dpx.training.frozen import trains
 
     return trains(experiment.train, objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4)))
 
@@ -135,7 +135,7 @@ def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: in
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
     if experiment.train.is_all:
         return one * drawn, one * drawn
-    from dpx.cost.resting import products
+    from dpx.cost.frozen import products
 
     reads_once = not isinstance(experiment.audit, Canaries)
     each = products(model, task, experiment.train, vocabulary, length, reads_once=reads_once)

@@ -87,14 +87,14 @@ class AdaptiveClip(Clip):
         moved = state * jnp.exp(-self.learning_rate * (within - self.target_quantile))
         return jnp.clip(moved, max(self.clipping_norm / RANGE, SMALLEST_CLIPPING_NORM), self.clipping_norm * RANGE)
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         """The entry names no norm, since each step has its own."""
         return {"clipping_norm": None, "count_noise_multiplier": self.count_noise_multiplier}
 
-    def released(self, state: Any) -> dict[str, Any]:
+    def step_metrics(self, state: Any) -> dict[str, Any]:
         return {} if state is None else {"released/clipping_norm": state}
 
-    def releases(self) -> list[str]:
+    def published(self) -> list[str]:
         return ["the clipping norm of every step, which follows noisy counts of examples within it (release/telemetry.jsonl)"]
 
     def explanation(self) -> str:

@@ -60,7 +60,7 @@ class Banded(Mechanism):
         require(not declared.clip.is_adaptive, f"mechanism=banded, clip={declared.clip.kind}", reason, fix)
         require(not declared.telemetry.is_released, "mechanism=banded, telemetry=released", reason, fix)
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         """Gaussian: columns of C have norm 1, so the norm of what a row adds to C x is at most the clipping norm."""
         return {"noise": "gaussian"}
 

@@ -1,8 +1,8 @@
 """Defines a clip: a norm, the weights that limit examples to it, and its state from step to step. It is part of the claim; how the clipped
 sum is computed is declared as `clipping`.
 
-A clip has `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that changes; `release` for the
-ledger; `released`, `releases` and `explanation` for what is shown. `Clip` implements all except the weights, for a constant norm.
+A clip has `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that changes; `ledger_fields` for
+the ledger; `step_metrics`, `published` and `explanation` for what is shown. `Clip` implements all except the weights, for a constant norm.
 
 Shape legend: B examples, K groups of parameters clipped separately.
 """
@@ -52,15 +52,15 @@ class Clip:
         """The state of the next step, from this step's counts (float32 [] each), under jit. Without a key the state does not change."""
         return state
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         """The clip's fields in a ledger entry: its norm, if that is known before the step, and the noise of the clip's release."""
         return {"clipping_norm": self.clipping_norm, "count_noise_multiplier": None}
 
-    def released(self, state: Any) -> dict[str, Any]:
+    def step_metrics(self, state: Any) -> dict[str, Any]:
         """Metrics of a step that the claim covers, by name."""
         return {}
 
-    def releases(self) -> list[str]:
+    def published(self) -> list[str]:
         """What the run publishes of the clip, covered by its claim, as text."""
         return []
 

@@ -91,7 +91,7 @@ class DiscreteGaussian(Mechanism):
         for is_refused, value, reason, fix in refusals:
             require(not is_refused, f"mechanism=discrete_gaussian, {value}", reason, fix)
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         return {"noise": "discrete_gaussian"}
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:

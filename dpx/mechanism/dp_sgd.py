@@ -14,7 +14,7 @@ class DpSgd(Mechanism):
     name: Literal["dp_sgd"] = "dp_sgd"
     is_independent_gaussian: ClassVar[bool] = True
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         return {"noise": "gaussian"}
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:

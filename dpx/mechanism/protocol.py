@@ -3,7 +3,7 @@
 The step, the loop, calibration, the plan and the statement call these methods of the mechanism that a config names; none of them knows
 which mechanisms exist. A new mechanism is such a file, a YAML that names its class, and a test. In the order in which a run calls them:
 
-1. `check`, `needs_fixed_places`, `release`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
+1. `check`, `needs_fixed_places`, `ledger_fields`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
 2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
 3. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
 4. `summand`, on the device, for each microbatch: what is added up for a clipped sum.
@@ -61,7 +61,7 @@ class NoisySum(NamedTuple):
 
 class Mechanism:
     """The base of every mechanism. Its defaults hold for float32 noise that is independent from step to step; every private mechanism
-    defines its own `release`, `draw` and `noisy_sum`."""
+    defines its own `ledger_fields`, `draw` and `noisy_sum`."""
 
     if TYPE_CHECKING:
 
@@ -85,20 +85,20 @@ class Mechanism:
     def check(self, declared: Declared) -> None:
         """Raises `ConfigError` for declarations that the proof does not cover."""
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         """The mechanism's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise.
 
         Every private mechanism defines this itself, since a claim is not inherited: raises `ConfigError` if it does not.
         """
-        reason = "does not say what a step of it costs: it has no release"
-        raise ConfigError(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it release() (dpx/docs/extending.md)")
+        reason = "does not say what a step of it costs: it has no ledger_fields"
+        raise ConfigError(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it ledger_fields() (dpx/docs/extending.md)")
 
     def event(self, noise_multiplier: float, adjacency: str) -> "DpEvent | None":
         """The dp-accounting event of one step in which every example takes part, between neighbours under `adjacency` that differ in one
         example, which moves the clipped sum by at most the clipping norm, or by twice that under `replace_one`.
 
-        `None` for the distributions that `release` can name. An event given here is composed unchanged and not checked: the claim then
-        relies on the mechanism's package, which must vouch for it.
+        `None` for the distributions that `ledger_fields` can name. An event given here is composed unchanged and not checked: the claim
+        then relies on the mechanism's package, which must vouch for it.
         """
         return None
 

@@ -38,15 +38,15 @@ class Telemetry:
         """Centred sums of one microbatch (a `ClippedSum`), float32 [] by `count_name`, under jit."""
         return {}
 
-    def released(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
+    def step_metrics(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
         """`{"released/<value>": noisy mean}`, float32 [], under jit; nothing without a key."""
         return {}
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         """The telemetry's fields in a ledger entry."""
         return {"telemetry_noise_multiplier": None}
 
-    def releases(self) -> list[str]:
+    def published(self) -> list[str]:
         """What the run publishes through it, covered by its claim, as text."""
         return []
 
@@ -97,7 +97,7 @@ class ReleasedTelemetry(Telemetry):
             sums[count_name(name)] = jnp.sum(jnp.where(result.is_counted_B, centred_B, 0))
         return sums
 
-    def released(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
+    def step_metrics(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
         """(centred sum + noise) / B + half the range, B the expected batch size."""
         from dpx.mechanism.gaussian import gaussian
 
@@ -110,8 +110,8 @@ class ReleasedTelemetry(Telemetry):
             values[f"released/{name}"] = (counts[count_name(name)] + deviation * noise[index]) / expected_batch + width / 2
         return values
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         return {"telemetry_noise_multiplier": self.noise_multiplier}
 
-    def releases(self) -> list[str]:
+    def published(self) -> list[str]:
         return ["noisy loss and accuracy of every step (release/telemetry.jsonl)"]

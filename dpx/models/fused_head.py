@@ -31,7 +31,7 @@ class TokenLoss(Op):
     parts: int
     name: str = "token_loss"
     rows_per_unit: int = 1
-    resting: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def part(self, path: str) -> int:
         return 0 if path == "table" else 1

@@ -86,7 +86,7 @@ class LayerStack(Op):
     name: str = "layer_stack"
     stacked: bool = True
     rows_per_unit: int = 1
-    resting: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     first: int = 0
 
     @cached_property
@@ -183,7 +183,7 @@ class LayerStack(Op):
 
     def _trained_sums(self, factors: Any) -> Any:
         """Of small leaves, by the paths of the trained ones."""
-        if not self.resting:
+        if not self.frozen:
             return factors["sums"]
         kept = {name: {leaf: x for leaf, x in of.items() if self.trains(f"{name}/{leaf}")} for name, of in factors["sums"].items()}
         return {name: of for name, of in kept.items() if of}

@@ -57,6 +57,6 @@ class CyclicPoisson(Sampler):
             "Use accountant=pld",
         )
 
-    def release(self, size: int, batch: int) -> dict[str, Any]:
+    def ledger_fields(self, size: int, batch: int) -> dict[str, Any]:
         """q is that of plain sampling: `cycle` determines how often a row's group has its turn, and the probability in that turn."""
-        return super().release(size, batch) | {"cycle": self.cycle}
+        return super().ledger_fields(size, batch) | {"cycle": self.cycle}

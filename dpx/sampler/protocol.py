@@ -61,14 +61,14 @@ class Sampler:
     def check(self, privacy: Privacy, accountant: Accountant) -> None:
         """Raises `ConfigError` for declarations that the proof of its release does not cover."""
 
-    def release(self, size: int, batch: int) -> dict[str, Any]:
+    def ledger_fields(self, size: int, batch: int) -> dict[str, Any]:
         """The sampler's fields in a ledger entry (`dpx.privacy.ledger.LedgerEntry`), at N and B."""
         return {"sampler": self.name, "q": batch / size}
 
     def event(self, noisy: "DpEvent", size: int, batch: int, adjacency: str) -> "DpEvent | None":
         """The dp-accounting event of one whole step at N and B; `noisy` is the event of a step in which every example takes part.
 
-        `None` if `release` names a kind that the table of events knows. For a mechanism with its own event only Poisson sampling
+        `None` if `ledger_fields` names a kind that the table of events knows. For a mechanism with its own event only Poisson sampling
         is known there (`dpx.claim.calibration`).
         """
         return None

@@ -41,5 +41,5 @@ class TruncatedPoisson(Sampler):
         drawn, cap = poisson.independent(size, sampling_probability, generator_for, step), self.cap(size, sampling_probability)
         return drawn if len(drawn) <= cap else np.sort(generator_for(step, "truncate").permutation(drawn)[:cap])
 
-    def release(self, size: int, batch: int) -> dict[str, Any]:
-        return super().release(size, batch) | {"cap": self.cap(size, batch / size)}
+    def ledger_fields(self, size: int, batch: int) -> dict[str, Any]:
+        return super().ledger_fields(size, batch) | {"cap": self.cap(size, batch / size)}

@@ -59,14 +59,14 @@ def are_constant(objective: Any, trained: Any) -> TypeGuard[TwoPartObjective]:
     return is_head_alone and isinstance(objective, TwoPartObjective) and objective.has_constant_features
 
 
-def of_store(objective: TwoPartObjective, resting: Any, store: Store, widths: Sequence[int], mesh: Any, private: Path) -> WithFeatures:
-    """`store` with the features of its protected rows: read from `private/features` if they are complete, else computed with `resting`,
+def of_store(objective: TwoPartObjective, frozen: Any, store: Store, widths: Sequence[int], mesh: Any, private: Path) -> WithFeatures:
+    """`store` with the features of its protected rows: read from `private/features` if they are complete, else computed with `frozen`,
     the frozen parameters below the head, on the devices of `mesh`."""
     folder = private / FOLDER
-    made_from = {"store": store.manifest.checksum} | checksums({"encoder": resting})
+    made_from = {"store": store.manifest.checksum} | checksums({"encoder": frozen})
     known = _known(folder, made_from)
     if known is None:
-        _compute(objective, resting, store, widths, mesh, folder)
+        _compute(objective, frozen, store, widths, mesh, folder)
         write_durably(folder / _ABOUT, json.dumps(_about(folder, made_from)))
         known = _known(folder, made_from)
         assert known is not None
@@ -93,7 +93,7 @@ def _about(folder: Path, made_from: dict[str, str]) -> dict[str, Any]:
     return made_from | file_checksums.of_file(folder / _ARRAY)
 
 
-def _compute(objective: TwoPartObjective, resting: Any, store: Store, widths: Sequence[int], mesh: Any, folder: Path) -> None:
+def _compute(objective: TwoPartObjective, frozen: Any, store: Store, widths: Sequence[int], mesh: Any, folder: Path) -> None:
     """Every protected row once, in batches of one shape a width; float32, which holds every narrower type exactly."""
     count = store.manifest.rows["protected"]
     read = jax.jit(lambda params, rows: objective.features(params, objective.batch(_MASK_KEY, rows)).astype(np.float32))
@@ -103,7 +103,7 @@ def _compute(objective: TwoPartObjective, resting: Any, store: Store, widths: Se
     make_private(folder)
     draft = folder / f".{_ARRAY}"
     for rows, is_padding_B in in_batches(store, "protected", count, at_once, widths):
-        found_B = np.asarray(read(resting, jax.device_put(rows, over_devices)))
+        found_B = np.asarray(read(frozen, jax.device_put(rows, over_devices)))
         if features_N is None:
             features_N = np.lib.format.open_memmap(draft, "w+", np.float32, (count, *found_B.shape[1:]))
         features_N[rows["record"][~is_padding_B]] = found_B[~is_padding_B]

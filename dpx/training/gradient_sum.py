@@ -32,13 +32,13 @@ class GradientSum:
         return self.clipping.method if self.clip is not None else "plain"
 
     def __call__(
-        self, losses: LossesFn, params: Any, batch: Any, limit: Any, *, resting: Any = None, is_padding_B: Array | None = None
+        self, losses: LossesFn, params: Any, batch: Any, limit: Any, *, frozen: Any = None, is_padding_B: Array | None = None
     ) -> ClippedSum:
         """The sum over `batch` with gradients clipped to the norm `limit`, a number or a traced float32 []. Runs under jit."""
         if self.clip is None:
             # A model in any JAX code does not use the ops for which blocks exist.
-            options = {"fused": self.clipping.method != "traced", "rows_per_unit": self.rows_per_unit, "frozen": resting or None}
+            options = {"fused": self.clipping.method != "traced", "rows_per_unit": self.rows_per_unit, "frozen": frozen or None}
             return plain_sum(losses, params, batch, is_padding_B, **options)
         # The tests of every family check that our own losses keep examples apart; a run does not check it again.
-        options = {"method": self.clipping.method, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": resting or None}
+        options = {"method": self.clipping.method, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": frozen or None}
         return clipped_sum(losses, params, batch, weights=self.clip.weights(limit), is_padding_B=is_padding_B, **options)

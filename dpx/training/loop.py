@@ -38,7 +38,7 @@ class Runtime:
     ledger: Ledger
     strategy: np.ndarray | None = None
     # Frozen parameters, placed where microbatches are summed; empty if all parameters are trained.
-    resting: Any = dataclasses.field(default_factory=dict)
+    frozen: Any = dataclasses.field(default_factory=dict)
     # The job that runs the experiment: its class may come from another package.
     job: Any = None
 
@@ -174,7 +174,7 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
         jax.block_until_ready(sums["count"])
         tokens += Tokens.of(padded, is_padding)
         sums = parts.accumulate(
-            params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm, resting=runtime.resting
+            params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm, frozen=runtime.frozen
         )
     return sums, tokens
 

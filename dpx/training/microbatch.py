@@ -28,7 +28,7 @@ from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Mechanism
 from dpx.mesh import Mesh
 from dpx.models.trained import Trained
-from dpx.training import resting
+from dpx.training import frozen
 from dpx.training.gradient_sum import GradientSum
 from dpx.training.synthetic_rows import synthetic_rows
 
@@ -63,7 +63,7 @@ class Workload:
 
     def memory(self, examples: int) -> Memory:
         """Memory of a step with `examples` examples at a time, by arithmetic (`dpx.cost.memory`)."""
-        of, trains = self.objective, resting.trains(self.train, self.objective)
+        of, trains = self.objective, frozen.trains(self.train, self.objective)
         return step_memory(
             of.model,
             trains,
@@ -80,7 +80,7 @@ class Workload:
         """What the step does with one microbatch; `params` is (trained, frozen). Runs under jit."""
         losses = lambda params, batch: self.objective.losses(params, batch, jnp.zeros(2, jnp.uint32))  # noqa: E731
         norm = self.gradient_sum.clip.clipping_norm if self.gradient_sum.clip else None
-        return self.gradient_sum(losses, params[0], batch, norm, resting=params[1]).total
+        return self.gradient_sum(losses, params[0], batch, norm, frozen=params[1]).total
 
 
 def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, private: Path) -> int:
@@ -125,7 +125,7 @@ def _noted(path: Path) -> int | None:
 
 def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
     """Examples/s by size, smallest first, until memory is exhausted or two sizes in a row do not exceed the best."""
-    params = jax.jit(lambda key: resting.drawn(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
+    params = jax.jit(lambda key: frozen.drawn(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
     rates: dict[int, float] = {}
     for candidate in candidates:
         batch = workload.batch(candidate)

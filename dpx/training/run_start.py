@@ -20,7 +20,7 @@ from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Epoch, Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
-from dpx.training import resting
+from dpx.training import frozen
 from dpx.training.checkpoint import Checkpoints, Saved
 from dpx.training.fingerprint import differences
 from dpx.training.state import State
@@ -37,7 +37,7 @@ class RunStart:
     state: State
     messages: tuple[str, ...]
     # The frozen parameters, placed where microbatches are summed.
-    resting: Any
+    frozen: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,11 +133,13 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
     else:
         epoch, secret = epochs.open(first_step, facts, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
-    state = saved.state if saved else step.init(secret.key("init"), *resting.given(start.parameters))
+    state = saved.state if saved else step.init(secret.key("init"), *frozen.given(start.parameters))
     state = state.in_a_new_epoch() if first_step == epoch.from_step else state
     # A run that has no checkpoint yet may have ended before anything was written.
-    rests = resting.placed(folder.private, step) if saved else resting.keep(folder.private, step, secret.key("init"), start.parameters)
-    return RunStart(epoch, first_step, secret, state, (*aside, *messages, *start.messages), rests)
+    frozen_params = (
+        frozen.placed(folder.private, step) if saved else frozen.keep(folder.private, step, secret.key("init"), start.parameters)
+    )
+    return RunStart(epoch, first_step, secret, state, (*aside, *messages, *start.messages), frozen_params)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | None = None) -> None:
@@ -176,9 +178,9 @@ def _fresh(epochs: Epochs, step: Step, start: Start) -> RunStart:
     # The privacy cost of the weights is charged before the weights are loaded.
     epochs.ledger.note_origins(start.origins)
     epoch, secret = epochs.open(0, None, "the run begins")
-    key, given = secret.key("init"), resting.given(start.parameters)
+    key, given = secret.key("init"), frozen.given(start.parameters)
     messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1]), *start.messages)
-    return RunStart(epoch, 0, secret, step.init(key, *given), messages, resting.keep(private, step, key, *given))
+    return RunStart(epoch, 0, secret, step.init(key, *given), messages, frozen.keep(private, step, key, *given))
 
 
 def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
@@ -215,7 +217,7 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
     state = _state_of_parent(folder.fork, start.private, start.step, _form(step))
     manifests.inherit(folder.private, start.private)
     canaries.inherit(folder.private, start.private)
-    rests = resting.inherit(folder.private, start.private, step)
+    frozen_params = frozen.inherit(folder.private, start.private, step)
     note_plan(ledger, epochs.plan, start.plan)
     # Everything that the parent entered in its ledger is charged before its state is used.
     ledger.note_origins(start.origins)
@@ -224,7 +226,7 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
     checkpoints.save(start.step, state, facts_of(ledger, epoch))
     checkpoints.wait()
     messages = (f"forked at step {start.step} of {folder.fork}: everything its ledger holds is charged here too", *start.messages)
-    return RunStart(epoch, start.step, secret, state, messages, rests)
+    return RunStart(epoch, start.step, secret, state, messages, frozen_params)
 
 
 def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:

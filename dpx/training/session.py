@@ -32,7 +32,7 @@ from dpx.privacy.ledger import Epoch, Ledger
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
-from dpx.training import features, resting
+from dpx.training import features, frozen
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import fingerprint
@@ -103,7 +103,7 @@ class Session:
             spending = Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger)
             progress = stack.enter_context(RunProgress(run_start.first_step, experiment.steps))
             drawn_from = _drawn_from(experiment, ready, run_start, planted, folder.private)
-            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, run_start.resting, job)
+            runtime = Runtime(experiment, calibrated, drawn_from, step, ledger, ready.strategy, run_start.frozen, job)
             evaluate = held_out(ready.objective, store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
             has_test = "test" in store.manifest.splits
             yield cls(
@@ -148,7 +148,7 @@ class Session:
         self.checkpoints.wait()
         self._conclude(state)
         self.publish()
-        params = resting.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
+        params = frozen.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
         told = weights.facts(params, weights.by_path(without(state.params, CANARIES)))
         told |= seals.beside_weights(self.folder, self.stated)
         export(self.folder.release / "params", params, facts_of(self.runtime.ledger, self.epoch) | told)
@@ -187,7 +187,7 @@ class Session:
 
     def _merged(self, state: State) -> Any:
         """The trained and the frozen parameters, in the form that the model takes."""
-        return merged(state.params, self.runtime.resting)
+        return merged(state.params, self.runtime.frozen)
 
     def _conclude(self, state: State) -> None:
         """The verdict of the run's audit, if it has one: from the noisy gradients and the final parameters alone."""
@@ -252,7 +252,7 @@ def _drawn_from(experiment: Experiment, ready: Ready, run_start: RunStart, plant
     if not features.are_constant(ready.objective, run_start.state.params):
         return ready.store
     stage("reading every text once: the head alone is trained")
-    return features.of_store(ready.objective, run_start.resting, ready.store, experiment.widths, experiment.mesh.make(), private)
+    return features.of_store(ready.objective, run_start.frozen, ready.store, experiment.widths, experiment.mesh.make(), private)
 
 
 def _claimed(stated: dict[str, Any]) -> dict[str, Any]:

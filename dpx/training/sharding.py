@@ -34,7 +34,7 @@ class Layout:
     tensor_axis: int | None
 
     @property
-    def rest(self) -> P:
+    def storage(self) -> P:
         return P(*[None] * (self.ndim - 1), self.shards) if self.shards else P()
 
     @property
@@ -105,7 +105,7 @@ def layouts(params: Any, mesh: Mesh) -> Any:
 
 def at_rest(tree: Any, mesh: Mesh) -> Any:
     """A tree of `NamedSharding`, parameters' own layout."""
-    return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.rest), layouts(tree, mesh))
+    return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.storage), layouts(tree, mesh))
 
 
 def computed_in(path: str, ndim: int, dtype: Any) -> Any:

@@ -26,7 +26,7 @@ from dpx.mechanism.telemetry import count_name
 from dpx.one_process import require_one_jax_process
 from dpx.parameter_path import path_name
 from dpx.task.declarations import Task
-from dpx.training import resting, sharding, update
+from dpx.training import frozen, sharding, update
 from dpx.training.checksum import checksum
 from dpx.training.gradient_sum import GradientSum
 from dpx.training.state import State
@@ -42,8 +42,8 @@ Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum":
 class Step:
     """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each.
 
-    A state holds the trained parameters. `draw_resting` draws the frozen ones, `place_resting` moves them to where microbatches are summed,
-    and `accumulate` takes them as `resting`. `init` and `draw_resting` take a key, and the model's parameters if these are not drawn.
+    A state holds the trained parameters. `draw_frozen` draws the frozen ones, `place_frozen` moves them to where microbatches are summed,
+    and `accumulate` takes them as `frozen`. `init` and `draw_frozen` take a key, and the model's parameters if these are not drawn.
     """
 
     init: Callable[..., State]
@@ -52,9 +52,9 @@ class Step:
     accumulate: Callable[..., Sums]
     reduce: Callable[..., Reduced]
     finish: Callable[..., tuple[State, dict[str, Array]]]
-    draw_resting: Callable[..., Any]
-    place_resting: Callable[[Any], Any]
-    has_resting: bool
+    draw_frozen: Callable[..., Any]
+    place_frozen: Callable[[Any], Any]
+    has_frozen: bool
     chunk: int
     rows: int
 
@@ -79,8 +79,8 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
     Raises `ConfigError` where jax runs in several processes."""
     require_one_jax_process()
-    shapes, resting_shapes = jax.eval_shape(lambda key: resting.drawn(experiment.train, objective, key), KEY)
-    layouts, resting_layouts = sharding.layouts(shapes, mesh), sharding.layouts(resting_shapes, mesh)
+    shapes, frozen_shapes = jax.eval_shape(lambda key: frozen.drawn(experiment.train, objective, key), KEY)
+    layouts, frozen_layouts = sharding.layouts(shapes, mesh), sharding.layouts(frozen_shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     clip, mechanism, telemetry, task = experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task
@@ -88,12 +88,12 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     names = (*COUNTS, *task.counts, *map(count_name, telemetry.ranges(task.metric)))
 
     def init(key: Array, start: Any = None) -> State:
-        params, _ = resting.drawn(experiment.train, objective, key, start)
+        params, _ = frozen.drawn(experiment.train, objective, key, start)
         norm = clip.initial_state() if mechanism.is_private else None
         return State(params, transform.init(params), norm, mechanism.initial_state(params))
 
-    def draw_resting(key: Array, start: Any = None) -> Any:
-        return resting.drawn(experiment.train, objective, key, start)[1]
+    def draw_frozen(key: Array, start: Any = None) -> Any:
+        return frozen.drawn(experiment.train, objective, key, start)[1]
 
     state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
     split = P(sharding.EXAMPLE_AXES)
@@ -113,15 +113,15 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         gather=_gather(mesh, layouts, jnp.dtype(experiment.model.dtype)),
         zero=_zero(shapes, names, devices, mechanism.sum_dtype, sum_shardings),
         accumulate=jax.jit(
-            lambda *arguments, clipping_norm=None, resting=None: accumulate(*arguments, clipping_norm, resting),
+            lambda *arguments, clipping_norm=None, frozen=None: accumulate(*arguments, clipping_norm, frozen),
             donate_argnums=(1,),
             out_shardings=sum_shardings,
         ),
         reduce=_reduce(mesh, layouts, summed),
         finish=_finish(transform, clip, mechanism, telemetry, task, mesh, state_shardings),
-        draw_resting=jax.jit(draw_resting, out_shardings=sharding.at_rest(resting_shapes, mesh)),
-        place_resting=_gather(mesh, resting_layouts, jnp.dtype(experiment.model.dtype)),
-        has_resting=bool(jax.tree.leaves(resting_shapes)),
+        draw_frozen=jax.jit(draw_frozen, out_shardings=sharding.at_rest(frozen_shapes, mesh)),
+        place_frozen=_gather(mesh, frozen_layouts, jnp.dtype(experiment.model.dtype)),
+        has_frozen=bool(jax.tree.leaves(frozen_shapes)),
         chunk=chunk,
         rows=microbatch * devices,
     )
@@ -154,7 +154,7 @@ def _accumulate(
         mask_key: Array,
         dropout_key: Array,
         clipping_norm: Array | None,
-        rests: Any,
+        frozen_params: Any,
     ) -> Sums:
         norm = clip.clipping_norm if clipping_norm is None else clipping_norm
         norm_limit = norm if mechanism.is_private else None
@@ -166,7 +166,7 @@ def _accumulate(
             )
             batch = objective.batch(mask_key, rows_B)
             losses = lambda params, batch: objective.losses(params, batch, dropout_key)  # noqa: E731
-            result = gradient_sum(losses, params, batch, norm * (1 - margin), resting=rests, is_padding_B=is_padding_B)
+            result = gradient_sum(losses, params, batch, norm * (1 - margin), frozen=frozen_params, is_padding_B=is_padding_B)
             counted = _counts(result, norm_limit, is_padding_B) | telemetry.centred_sums(task, result)
             total = mechanism.summand(result.total, clip.clipping_norm)
             return {
@@ -184,10 +184,10 @@ def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any
 
     def one(path: Any, leaf: Array, layout: sharding.Layout) -> Array:
         dtype = sharding.computed_in(path_name(path), leaf.ndim, compute_dtype)
-        if layout.rest == layout.compute:
+        if layout.storage == layout.compute:
             return leaf.astype(dtype)
         to = jax.shard_map(
-            lambda part: layout.gather(part, dtype), mesh=mesh, in_specs=layout.rest, out_specs=layout.compute, check_vma=False
+            lambda part: layout.gather(part, dtype), mesh=mesh, in_specs=layout.storage, out_specs=layout.compute, check_vma=False
         )
         return to(leaf)
 
@@ -205,14 +205,14 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
         counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
         return jax.tree.map(lambda total, layout: layout.reduce(total[0]), sums["gradient"], layouts), counts
 
-    rest = jax.tree.map(lambda of_leaf: of_leaf.rest, layouts)
-    reduced = jax.shard_map(over_devices, mesh=mesh, in_specs=(summed,), out_specs=(rest, P()), check_vma=False)
+    storage = jax.tree.map(lambda of_leaf: of_leaf.storage, layouts)
+    reduced = jax.shard_map(over_devices, mesh=mesh, in_specs=(summed,), out_specs=(storage, P()), check_vma=False)
 
     def reduce(sums: Sums, scaled: Any = ()) -> Reduced:
         total, counts = reduced(sums)
         return {"gradient": total, "count": counts, "checksum": checksum((total, counts, scaled))}
 
-    shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), {"gradient": rest, "count": P(), "checksum": P()})
+    shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), {"gradient": storage, "count": P(), "checksum": P()})
     return jax.jit(reduce, out_shardings=shardings)
 
 
@@ -242,8 +242,8 @@ def _finish(
         direction, moments = transform.update(gradient, state.moments, state.params)
         params = update.with_canaries(update.apply(state.params, direction, learning_rate), state.params, gradient)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
-        metrics |= clip.released(state.clip)
-        metrics |= telemetry.released(task.metric, counts, keys.get("telemetry"), expected_batch)
+        metrics |= clip.step_metrics(state.clip)
+        metrics |= telemetry.step_metrics(task.metric, counts, keys.get("telemetry"), expected_batch)
         clip_state = clip.next_clipping_norm(state.clip, counts, keys.get("count"), expected_batch)
         return State(params, moments, clip_state, noise_state), metrics
 

@@ -10,7 +10,7 @@ from dpx.benchmark.setting import Program, Setting, vocabulary_size
 from dpx.clipping.frozen import merged
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training.resting import drawn
+from dpx.training.frozen import drawn
 from dpx.training.synthetic_rows import synthetic_rows
 
 
@@ -20,17 +20,17 @@ def programs(setting: Setting) -> list[Program]:
     vocabulary, length = vocabulary_size(experiment.model, experiment.data), experiment.data.sequence_length
     subject = objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4))
     key = np.zeros(2, np.uint32)
-    trained, resting = drawn(experiment.train, subject, key)
+    trained, frozen = drawn(experiment.train, subject, key)
     batch = jax.jit(subject.batch)(key, synthetic_rows(experiment.task, setting.logical_batch, length, vocabulary))
     weights = experiment.clip.weights(experiment.clip.clipping_norm)
 
-    def autodiff(trained: Any, resting: Any, batch: Any) -> Any:
-        return jax.grad(lambda leaves: subject.losses(merged(leaves, resting), batch)[0].sum())(trained)
+    def autodiff(trained: Any, frozen: Any, batch: Any) -> Any:
+        return jax.grad(lambda leaves: subject.losses(merged(leaves, frozen), batch)[0].sum())(trained)
 
-    def private(trained: Any, resting: Any, batch: Any) -> Any:
-        return dpx.clipped_sum(subject.losses, trained, batch, frozen=resting, weights=weights).total
+    def private(trained: Any, frozen: Any, batch: Any) -> Any:
+        return dpx.clipped_sum(subject.losses, trained, batch, frozen=frozen, weights=weights).total
 
-    return [program({"autodiff": autodiff, "private": private}[name], trained, resting, batch) for name in setting.variants]
+    return [program({"autodiff": autodiff, "private": private}[name], trained, frozen, batch) for name in setting.variants]
 
 
 def program(way: Any, *arguments: Any) -> Program:

@@ -28,11 +28,11 @@ def drawn(examples: int):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("resting", [(), ("mix",)])
-def test_it_is_the_sum_of_the_reference(rows, resting):
+@pytest.mark.parametrize("frozen", [(), ("mix",)])
+def test_it_is_the_sum_of_the_reference(rows, frozen):
     params, batch = drawn(6)
-    trained = {name: leaf for name, leaf in params.items() if name not in resting}
-    frozen = {name: params[name] for name in resting} or None
+    trained = {name: leaf for name, leaf in params.items() if name not in frozen}
+    frozen = {name: params[name] for name in frozen} or None
     options = {
         "weights": lambda norms_B: 0.5 / jnp.maximum(norms_B, 0.5),
         "is_padding_B": jnp.arange(6) >= 4,

@@ -15,7 +15,7 @@ from dpx.models.trained import Adapters, Biases, Everything, LastLayer, TopLayer
 from dpx.task.declarations import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training import resting
+from dpx.training import frozen
 from tests.models.declared import declared
 
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
@@ -57,7 +57,7 @@ def test_the_larger_of_a_microbatch_and_the_update_counts():
 
 def test_what_rests_is_kept_once_and_nothing_else_of_it():
     """Biases train: no matrix's inputs and cotangents are kept; the rest is held once, in the type that is computed with."""
-    bias = Trains(10, resting=990, kernels=False)
+    bias = Trains(10, frozen=990, kernels=False)
     found = step_memory(TINY_BERT, bias, shards=1, method="book_keeping", **SIZES)
     # 2 * 8 (256 + 512) inputs less.
     example = 4 * (KEPT - COTANGENTS)
@@ -84,11 +84,11 @@ def test_a_microbatch_takes_what_the_compiler_says(train):
     rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
     rows["tokens"] = jax.ShapeDtypeStruct((examples, 64), jnp.int32)
     batch = jax.eval_shape(of.batch, KEY, rows)
-    trained, rests = jax.eval_shape(lambda key: resting.drawn(train, of, key), KEY)
+    trained, rests = jax.eval_shape(lambda key: frozen.drawn(train, of, key), KEY)
 
     def summed(trained, rests, batch):
         return dpx.clipped_sum(of.losses, trained, batch, frozen=rests or None, weights=flat_weights(1.0), checked=False).total
 
     sizes = {"vocabulary_size": 64, "sequence_length": 64, "masked_positions": 8, "microbatch": examples, "shards": 1}
-    expected = step_memory(model, resting.trains(train, of), method="book_keeping", **sizes)
+    expected = step_memory(model, frozen.trains(train, of), method="book_keeping", **sizes)
     assert 0.65 < temporary_bytes(summed, trained, rests, batch) / (expected.microbatch - expected.accumulator) < 1.1

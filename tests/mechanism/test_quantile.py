@@ -81,7 +81,9 @@ def test_only_an_adaptive_norm_of_a_private_run_is_state(micro):
         state = jax.eval_shape(make_step(experiment, objective, experiment.mesh.make(), 2).init, np.zeros(2, np.uint32))
         assert (state.clip is None) == (len(changes) != 1)
     for clip in (Flat(clipping_norm=0.1), CLIP):
-        assert clip.draw(SECRET, 0, None) is None and clip.next_clipping_norm(None, {}, None, BATCH) is None and clip.released(None) == {}
+        assert (
+            clip.draw(SECRET, 0, None) is None and clip.next_clipping_norm(None, {}, None, BATCH) is None and clip.step_metrics(None) == {}
+        )
         assert float(clip.in_force(None)) == pytest.approx(0.1)
     assert float(CLIP.in_force(jnp.float32(7))) == 7.0
 

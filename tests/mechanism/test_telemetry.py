@@ -50,7 +50,7 @@ def test_a_release_is_the_sum_and_its_own_noise_over_the_expected_batch():
     assert np.array_equal(key, SECRET.key("telemetry_noise", 7))
     noise = np.asarray(gaussian(key, 2, 1))[:, 0]
     counts = {"released_loss": jnp.float32(-6), "released_mlm_accuracy": jnp.float32(2.5)}
-    found = TELEMETRY.released(TASK.metric, counts, key, jnp.float32(20))
+    found = TELEMETRY.step_metrics(TASK.metric, counts, key, jnp.float32(20))
     assert float(found["released/loss"]) == pytest.approx((-6 + 2**0.5 * 5 * 4 * noise[0]) / 20 + 4, rel=1e-5)
     assert float(found["released/mlm_accuracy"]) == pytest.approx((2.5 + 2**0.5 * 5 / 2 * noise[1]) / 20 + 0.5, rel=1e-5)
 
@@ -64,7 +64,7 @@ def test_noise_has_the_stated_deviation_and_a_key_of_its_own():
     for step in range(300):
         key = jnp.asarray(TELEMETRY.draw(SECRET, step))
         zero = {name: jnp.float32(0) for name in ("released_loss", "released_mlm_accuracy")}
-        for name, value in TELEMETRY.released(TASK.metric, zero, key, jnp.float32(20)).items():
+        for name, value in TELEMETRY.step_metrics(TASK.metric, zero, key, jnp.float32(20)).items():
             found[name.removeprefix("released/")].append(float(value))
     # sqrt(2) * 5 times half the range, over the expected batch; jointly that is a noise multiplier of 5.
     for name, width in (("loss", 8.0), ("mlm_accuracy", 1.0)):
@@ -77,7 +77,9 @@ def test_noise_has_the_stated_deviation_and_a_key_of_its_own():
 def test_secret_telemetry_releases_nothing():
     telemetry = SecretTelemetry()
     assert telemetry.ranges(TASK.metric) == {} and telemetry.draw(SECRET, 0) is None and telemetry.centred_sums(TASK, None) == {}
-    assert telemetry.released(TASK.metric, {}, None, jnp.float32(1)) == TELEMETRY.released(TASK.metric, {}, None, jnp.float32(1)) == {}
+    assert (
+        telemetry.step_metrics(TASK.metric, {}, None, jnp.float32(1)) == TELEMETRY.step_metrics(TASK.metric, {}, None, jnp.float32(1)) == {}
+    )
 
 
 def test_combinations_without_a_claim_are_refused():

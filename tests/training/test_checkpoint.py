@@ -181,7 +181,7 @@ def test_exported_parameters_are_held_against_their_checksums(tmp_path):
         assert np.array_equal(read(tmp_path / "resting")["layers"]["kernel"], params["layers"]["kernel"])
     export(tmp_path / "resting", {"layers": {"kernel": params["layers"]["kernel"] + 1}}, facts(params, ()))
     export(tmp_path / "bare", params, {})
-    for place in ("resting", "bare"):
+    for place in ("frozen", "bare"):
         for read in (released, on_host):
             with pytest.raises(ConfigError, match=f"{place}: holds other weights than were released there"):
                 read(tmp_path / place)

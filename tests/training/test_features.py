@@ -15,7 +15,7 @@ from dpx.models.shape import Bert, Decoder
 from dpx.task.declarations import MultipleChoice
 from dpx.task.objective import objective as make_objective
 from dpx.training import features
-from dpx.training.resting import drawn
+from dpx.training.frozen import drawn
 
 from ..composed import composed
 from .sharing import run_job

@@ -30,9 +30,9 @@ def _nothing(*_: Any) -> Any:
 STEP = Step(
     lambda _: State({"w": jnp.zeros(3)}, None),
     *[_nothing] * 5,
-    draw_resting=_nothing,
-    place_resting=_nothing,
-    has_resting=False,
+    draw_frozen=_nothing,
+    place_frozen=_nothing,
+    has_frozen=False,
     chunk=1,
     rows=1,
 )

@@ -28,13 +28,13 @@ MARGIN = MARGINS["float32"]
 SECRET = RootSecret.from_seed(3)
 
 
-def _sums(step, params, rows, **resting):
+def _sums(step, params, rows, **frozen):
     sums = step.zero()
     gathered = step.gather(params)
     capacity = step.chunk * step.rows
     for start in range(0, len(rows["record"]), capacity):
         padded, is_padding, count = as_chunk({name: value[start : start + capacity] for name, value in rows.items()}, step)
-        sums = step.accumulate(gathered, sums, padded, is_padding, np.int32(count), MASK, MASK, **resting)
+        sums = step.accumulate(gathered, sums, padded, is_padding, np.int32(count), MASK, MASK, **frozen)
     return sums
 
 
@@ -216,8 +216,8 @@ def test_a_model_axis_keeps_the_rank_of_adapters_whole(micro):
         step = _make(dataclasses.replace(_on(mesh, "book_keeping"), train=adapters), micro[1], microbatch=1)
         # B begins as zeros, which would leave A without a gradient.
         params = jax.tree.map(lambda leaf: np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape) / leaf.size, step.init(INIT).params)
-        resting = step.place_resting(step.draw_resting(INIT))
-        found.append(_sums(step, params, rows, resting=resting))
+        frozen = step.place_frozen(step.draw_frozen(INIT))
+        found.append(_sums(step, params, rows, frozen=frozen))
         lora = step.gather(params)["layers"]["lora"]
     specs = {name: {factor: str(leaf.sharding.spec) for factor, leaf in of.items()} for name, of in lora.items()}
     assert all("tensor" in specs[name][factor] for name, factor in (("query", "b"), ("down", "a"), ("attention_out", "a")))

@@ -16,7 +16,7 @@ class Echo(Mechanism):
 
     name: str = "echo"
 
-    def release(self) -> dict[str, Any]:
+    def ledger_fields(self) -> dict[str, Any]:
         """The deviation of the mean, for the tables; what is charged is `event`."""
         return {"noise": "gaussian"}
 

@@ -20,5 +20,5 @@ class Coins(Sampler):
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
         return np.flatnonzero(generator_for(step, "coins").random(size) < sampling_probability).astype(np.int64)
 
-    def release(self, size: int, batch: int) -> dict[str, Any]:
+    def ledger_fields(self, size: int, batch: int) -> dict[str, Any]:
         return {"sampler": "poisson", "q": batch / size}

@@ -39,18 +39,18 @@ def drawn(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[
     canaries = {CANARIES: params[CANARIES]} if CANARIES in params else {}
     own = {name: leaf for name, leaf in params.items() if name != CANARIES}
     own = own if "lora" in own.get("layers", {}) else train.prepared(own, jax.random.fold_in(key, ADAPTERS))
-    trained, resting = split(own, train.selection())
-    return trained | canaries, resting
+    trained, frozen = split(own, train.selection())
+    return trained | canaries, frozen
 
 
 def trains(train: Trained, objective: Any) -> Trains:
     """The numbers of an objective's trained and frozen parameters, from their shapes alone."""
-    trained, resting = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    trained, frozen = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
     layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
     depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
     kernels = any(path_name(path).endswith("/kernel") for path, _ in layers)
-    numbers, rests = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (trained, resting))
-    return Trains(numbers, rests, depth, kernels)
+    trained_numbers, frozen_numbers = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (trained, frozen))
+    return Trains(trained_numbers, frozen_numbers, depth, kernels)
 
 
 def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
@@ -58,14 +58,14 @@ def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
 
     Returns them as `placed` does."""
     path = private / FOLDER
-    if step.has_resting and not path.exists():
-        params = step.draw_resting(key, *given(start))
+    if step.has_frozen and not path.exists():
+        params = step.draw_frozen(key, *given(start))
         export(path, params, weights.facts(params, ()))
     return placed(private, step)
 
 
 def given(start: Any) -> tuple[Any, ...]:
-    """The additional argument of `Step.init` and `Step.draw_resting` if the parameters are given and not drawn."""
+    """The additional argument of `Step.init` and `Step.draw_frozen` if the parameters are given and not drawn."""
     return () if start is None else (start,)
 
 
@@ -74,7 +74,7 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
 
     Returns them as `placed` does. Raises `ConfigError` if the parent's file is missing."""
     path = private / FOLDER
-    if step.has_resting and not path.exists():
+    if step.has_frozen and not path.exists():
         require((parent / FOLDER).is_dir(), parent / FOLDER, "what rests in the parent is not there", "Restore it, or fork with train=all")
         draft = private / f".{FOLDER}"
         shutil.rmtree(draft, ignore_errors=True)
@@ -86,7 +86,7 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
 
 def placed(private: Path, step: Any) -> Any:
     """The frozen parameters on the devices, in their compute type; empty if all are trained. Raises `ConfigError` if they are lost."""
-    return step.place_resting(loaded(private)) if step.has_resting else {}
+    return step.place_frozen(loaded(private)) if step.has_frozen else {}
 
 
 def loaded(private: Path) -> Any:
@@ -98,4 +98,4 @@ def loaded(private: Path) -> Any:
 
 def all_parameters(private: Path, step: Any, trained: Any) -> Any:
     """The model's ordinary parameters, as a file or another program takes them."""
-    return whole(merged(trained, loaded(private))) if step.has_resting else trained
+    return whole(merged(trained, loaded(private))) if step.has_frozen else trained

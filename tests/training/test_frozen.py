@@ -16,7 +16,7 @@ from dpx.declaration import ConfigError
 from dpx.job.evaluate import Evaluate
 from dpx.parameter_path import path_name
 from dpx.run_folder import RunFolder
-from dpx.training import resting
+from dpx.training import frozen
 
 from ..composed import composed
 from .sharing import run_job
@@ -65,7 +65,7 @@ def finished(request, data, adapted, tmp_path_factory):
     """(overrides, folder, released parameters) of one run to its end."""
     if request.param == ADAPTED:
         return request.param, *adapted
-    path = tmp_path_factory.mktemp("resting") / "run"
+    path = tmp_path_factory.mktemp("frozen") / "run"
     return request.param, path, train(data, path, *request.param.split())
 
 
@@ -78,7 +78,7 @@ def test_what_rests_is_released_as_it_was_drawn_and_all_else_has_moved(finished)
     metrics = json.loads((path / "private" / "metrics.jsonl").read_text().splitlines()[-1])
     measured = {name.removeprefix("gradients/").partition("/layer_")[0] for name in metrics if name.startswith("gradients/")}
     assert measured == trained
-    rests = by_path(resting.loaded(path / "private"))
+    rests = by_path(frozen.loaded(path / "private"))
     for name, leaf in rests.items():
         # Layers below the trained ones come first in the ordinary stack.
         whole = released[name.replace("layers_below/", "layers/")]
@@ -95,12 +95,12 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(adapted, data, tmp_path):
 
 
 def test_a_copy_of_what_rests_that_was_cut_short_is_made_anew(tmp_path, monkeypatch):
-    parent, private, step = tmp_path / "parent", tmp_path / "private", SimpleNamespace(has_resting=True)
+    parent, private, step = tmp_path / "parent", tmp_path / "private", SimpleNamespace(has_frozen=True)
     (parent / "resting").mkdir(parents=True)
     for name in ("one", "two"):
         (parent / "resting" / name).write_text(name)
     private.mkdir()
-    monkeypatch.setattr(resting, "placed", lambda *_: "placed")
+    monkeypatch.setattr(frozen, "placed", lambda *_: "placed")
 
     def cut_short(source: Path, target: Path) -> None:
         target.mkdir()
@@ -109,9 +109,9 @@ def test_a_copy_of_what_rests_that_was_cut_short_is_made_anew(tmp_path, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "copytree", cut_short)
-        resting.inherit(private, parent, step)
+        frozen.inherit(private, parent, step)
     assert not (private / "resting").exists()
-    assert resting.inherit(private, parent, step) == "placed"
+    assert frozen.inherit(private, parent, step) == "placed"
     assert {path.name: path.read_text() for path in private.rglob("*") if path.is_file()} == {"one": "one", "two": "two"}
 
 
@@ -122,7 +122,7 @@ def test_a_fork_rests_on_what_its_parent_rests_on(adapted, data, tmp_path):
 
 def test_what_rests_is_not_drawn_again_where_it_was_lost(adapted, data, tmp_path):
     train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
-    shutil.rmtree(tmp_path / "run" / "private" / resting.FOLDER)
+    shutil.rmtree(tmp_path / "run" / "private" / frozen.FOLDER)
     with pytest.raises(ConfigError, match="private/resting: what rests in this run is not there"):
         train(data, tmp_path / "run", "train=lora", "train.rank=2")
 

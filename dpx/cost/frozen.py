@@ -17,7 +17,7 @@ from dpx.task.declarations import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training import features
-from dpx.training.resting import drawn
+from dpx.training.frozen import drawn
 from dpx.training.synthetic_rows import synthetic_rows
 
 
@@ -35,14 +35,14 @@ def products(
     `reads_once` is false (an audit's canaries are among the rows)."""
     subject = objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     key = np.zeros(2, np.uint32)
-    trained, resting = jax.eval_shape(lambda key: drawn(train, subject, key), key)
+    trained, frozen = jax.eval_shape(lambda key: drawn(train, subject, key), key)
     rows = synthetic_rows(task, 1, sequence_length, vocabulary_size)
     batch = jax.eval_shape(subject.batch, key, rows)
     once = 0
     if reads_once and features.are_constant(subject, trained):
-        once = matmul_flops(subject.features, resting, batch)
-        shape = jax.eval_shape(subject.features, resting, batch).shape
+        once = matmul_flops(subject.features, frozen, batch)
+        shape = jax.eval_shape(subject.features, frozen, batch).shape
         read = {name: column for name, column in rows.items() if name not in features.TEXT}
         batch = jax.eval_shape(subject.batch, key, read | {"features": jax.ShapeDtypeStruct(shape, jnp.float32)})
-    step = matmul_flops(lambda *given: plain_sum(subject.losses, *given[:2], frozen=given[2], fused=False).total, trained, batch, resting)
+    step = matmul_flops(lambda *given: plain_sum(subject.losses, *given[:2], frozen=given[2], fused=False).total, trained, batch, frozen)
     return Products(step, once)
