@@ -80,7 +80,7 @@ def require_listed(value: str, name: str) -> None:
         known = ", ".join([OWN, *(one.name for one in usable())])
         raise ConfigError(
             value,
-            f"{name} is no package of dpx that is installed here (there are: {known})",
+            f"{name} is not a package of dpx that is installed here (there are: {known})",
             "Install the package that brings it, or name another",
         )
     if package.set_aside:
@@ -149,7 +149,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
     name, version = entry.value, entry.dist.version if entry.dist else "unknown"
     package = Package(name, _distribution(entry), version, None)
     if not name.isidentifier():
-        return dataclasses.replace(package, set_aside=f"its entry point names {name!r}, which is no top-level package")
+        return dataclasses.replace(package, set_aside=f"its entry point names {name!r}, which is not a top-level package")
     if name == OWN or name in sys.stdlib_module_names:
         return dataclasses.replace(package, set_aside=f"its entry point names {name}, which is not its own")
     try:

@@ -127,7 +127,7 @@ def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
         document = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ConfigError(path, "is cut short, or was changed by hand", fix) from error
-    require(isinstance(document, dict), path, "is no JSON object", fix)
+    require(isinstance(document, dict), path, "is not a JSON object", fix)
     return document
 
 

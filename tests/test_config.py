@@ -171,7 +171,7 @@ def test_no_golden_config_is_left_over() -> None:
         (["noise.epsilon=-1"], "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0."),
         (
             ["mechanism._target_=os.system"],
-            "mechanism._target_=os.system: os is no package of dpx that is installed here (there are: dpx). "
+            "mechanism._target_=os.system: os is not a package of dpx that is installed here (there are: dpx). "
             "Install the package that brings it, or name another.",
         ),
         (

@@ -49,7 +49,7 @@ def _saved(folder: Path) -> int:
     code, errors = _interrupted(folder, signal.SIGINT, 3)
     (run,) = folder.glob("outputs/main-*")
     *_, line = errors.splitlines()
-    pattern = r"interrupted after step (\d+): the same command goes on from there, and so does python -m dpx job=resume run=outputs/\S+"
+    pattern = r"interrupted after step (\d+): the same command resumes from there, and so does python -m dpx job=resume run=outputs/\S+"
     found = re.fullmatch(pattern, line)
     assert code == 130 and found and "Traceback" not in errors
     done = int(found[1])
@@ -70,7 +70,7 @@ def test_a_run_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     done = _saved(tmp_path)
     (run,) = tmp_path.glob("outputs/main-*")
     code, errors = _interrupted(tmp_path, signal.SIGTERM, done + 3)
-    assert code == 143 and f"going on from step {done}" in errors and "Traceback" not in errors
+    assert code == 143 and f"resuming from step {done}" in errors and "Traceback" not in errors
     assert Status(run, "train").read()["steps"] > done
 
 

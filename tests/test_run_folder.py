@@ -275,11 +275,11 @@ NOT_PLAIN = {
     "bomb": (BOMB, "by an anchor"),
     "deep": ("[" * 5000 + "]" * 5000, "is nested too deeply"),
     "large": ("a: " + "x" * (1 << 20), "holds more than"),
-    "number": ("a: " + "9" * 5000, "is no YAML"),
-    "null byte": ("a: \0", "is no YAML"),
-    "twice": ("a: 1\na: 2", "is no YAML"),
-    "several": ("a: 1\n---\nb: 2", "is no YAML"),
-    "list": ("- a", "is no config of a run"),
+    "number": ("a: " + "9" * 5000, "is not YAML"),
+    "null byte": ("a: \0", "is not YAML"),
+    "twice": ("a: 1\na: 2", "is not YAML"),
+    "several": ("a: 1\n---\nb: 2", "is not YAML"),
+    "list": ("- a", "is not a config of a run"),
 }
 
 

@@ -86,7 +86,7 @@ class Canaries:
         require(
             privacy.adjacency != "replace_one",
             f"audit=canaries with privacy.adjacency={privacy.adjacency}",
-            "a canary that is out contributes nothing, which is no replacement",
+            "a canary that is out contributes nothing, which is not a replacement",
             "Use privacy.adjacency=zero_out, or audit=none",
         )
 

@@ -90,7 +90,7 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
     require(
         is_gaussian or primary.estimator != "gaussian_dp",
         "estimator=gaussian_dp",
-        "the claim is no Gaussian curve: not every unit takes part in every release",
+        "the claim is not a Gaussian curve: not every unit takes part in every release",
         "Use one_run or f_dp",
     )
     estimators = [name for name in ESTIMATORS if is_gaussian or name != "gaussian_dp"]

@@ -23,7 +23,7 @@ NOT_COVERED = (
     "documents of the public and held-out splits",
     "everything under private/: exact losses, norms, draws and logs depend on the data without noise",
     "timing, memory use and the number of microbatches, which follow the draw",
-    "a forged ledger, statement or config, or private/ and release/ set back together to an earlier state: the ledger's chain and the "
+    "a forged ledger, statement or config, or private/ and release/ rolled back together to an earlier state: the ledger's chain and the "
     "seals of statement and config show accidents only",
 )
 
@@ -96,7 +96,7 @@ def assumptions(
         premises.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
     if not experiment.train.is_all:
         come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
-        premises.append(f"train={experiment.train.kind}: what rests {come}")
+        premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
     premises += origins.assumptions(begins_from)
     if any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1):
         what = f"one {privacy.unit} has one name: one that was renamed is another {privacy.unit}"

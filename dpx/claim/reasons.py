@@ -26,7 +26,10 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
             f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, "
             f"not the true number of {privacy.drawn}s",
         ),
-        (bool(privacy.assumed), f"assumed: the values of {', '.join(privacy.assumed)} stand for what is not known (privacy.assumed)"),
+        (
+            bool(privacy.assumed),
+            f"assumed: the values of {', '.join(privacy.assumed)} are not known (privacy.assumed)",
+        ),
     ]
     return [reason for holds, reason in checks if holds]
 

@@ -66,7 +66,7 @@ def _of_statement(path: Path) -> Source:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"ledger={path}", "is no statement that can be read", _NAME) from error
+        raise ConfigError(f"ledger={path}", "is not a statement that can be read", _NAME) from error
 
 
 def _stated(path: Path, document: dict[str, Any]) -> Source:

@@ -13,8 +13,8 @@ from dpx.privacy.origins import Origin
 from dpx.privacy.segments import left
 
 CHAIN_SHOWS = (
-    "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or set back is found, "
-    "and so are a statement and a config that do not fit the checksums that it holds of them; one forged with its key, or set back "
+    "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or rolled back is found, "
+    "and so are a statement and a config that do not fit the checksums that it holds of them; one forged with its key, or rolled back "
     "together with everything that follows from it, is not"
 )
 
@@ -116,5 +116,5 @@ def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from:
 def chain_facts(entered: Ledger | None) -> dict[str, Any]:
     """The line of the ledger that a statement follows from, and what such marks can show."""
     if entered is None:
-        return {"mark": None, "chain": "there is no ledger yet, so nothing can be held against it"}
+        return {"mark": None, "chain": "there is no ledger yet, so nothing can be compared with it"}
     return {"mark": entered.mark.as_json(), "chain": CHAIN_SHOWS}

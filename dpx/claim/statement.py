@@ -112,7 +112,7 @@ def _claim(
         "reasons": reasons,
         "accountant": own,
         "epsilon": epsilon if is_proved else {},
-        "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged beside the plan{ancestors}",
+        "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged in addition to the plan{ancestors}",
         "epsilon_at": whole.table(deltas(privacy.delta, calibrated.size)) if is_proved else [],
         "unsupported": unsupported(experiment.sampler, experiment.accountant, privacy.delta, why_not, epsilon, whole_segments),
         "planned": {

@@ -66,14 +66,14 @@ class WeightedGrad:
     strict: bool
 
     def __post_init__(self) -> None:
-        require(callable(self.loss), f"loss={self.loss!r}", "is no function", "Give the loss of one example")
+        require(callable(self.loss), f"loss={self.loss!r}", "is not a function", "Give the loss of one example")
         trained, shared = _places("argnums", self.argnums), _places("shared_argnums", self.shared_argnums)
         require(bool(trained), "argnums=()", "names nothing to differentiate by", "Give the place of the parameters")
         _check_once((*trained, *shared))
         require(self.method in METHODS, f"method={self.method!r}", "no such method", f"Use {', '.join(METHODS)}")
         check_rows(self.rows_per_unit)
         is_size = isinstance(self.kept_bytes, int) and not isinstance(self.kept_bytes, bool) and self.kept_bytes >= 0
-        require(is_size, f"kept_bytes={self.kept_bytes!r}", "is no number of bytes", "Give 0 or more")
+        require(is_size, f"kept_bytes={self.kept_bytes!r}", "is not a number of bytes", "Give 0 or more")
 
     def __call__(self, *args: Any, is_padding: Any = None, **others: Any) -> ClippedGradients:
         """The weighted sum of the gradients of all rows. Batched arguments are [B, ...]; `is_padding` [B], bool, leaves rows out. Runs
@@ -221,7 +221,7 @@ def weighted_grad(
 ) -> WeightedGrad:
     """`dpx.clipped_grad` with your own `weights` in place of a clipping norm: the sum of c_b grad_b with c = weights(norms), one number
     for each norm. You must bound what one example contributes, so the result has no `sensitivity`."""
-    require(callable(weights), f"weights={weights!r}", "is no function of norms", "Give one, or use dpx.clipped_grad")
+    require(callable(weights), f"weights={weights!r}", "is not a function of norms", "Give one, or use dpx.clipped_grad")
     options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
     return WeightedGrad(loss, argnums, has_aux, weights, strict=strict, **options)
 
@@ -245,7 +245,9 @@ def _places(name: str, value: Any) -> tuple[int, ...]:
 
 def _within(name: str, places: tuple[int, ...], count: int) -> tuple[int, ...]:
     for place in places:
-        require(-count <= place < count, f"{name}={place}", f"is no place among the {count} arguments given", "Give arguments by position")
+        require(
+            -count <= place < count, f"{name}={place}", f"is not a place among the {count} arguments given", "Give arguments by position"
+        )
     return tuple(place % count for place in places)
 
 

@@ -24,7 +24,7 @@ def merged(params: Any, frozen: Any) -> Any:
 
 def _merged(params: Any, frozen: Any, path: str) -> Any:
     both_dicts = isinstance(params, Mapping) and isinstance(frozen, Mapping)
-    require(both_dicts, path or "params and frozen", "is in both trees, or one of them is no nested dict", FIX)
+    require(both_dicts, path or "params and frozen", "is in both trees, or one of them is not a nested dict", FIX)
     joined = dict(params)
     for name, leaf in frozen.items():
         joined[name] = _merged(joined[name], leaf, f"{path}/{name}".lstrip("/")) if name in joined else leaf

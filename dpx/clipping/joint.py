@@ -143,7 +143,7 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
     """Clipped per layer, every parameter must be weighed with the group that its norm is counted in."""
     for part in parts:
         if groups.is_stacked(part.first.path) and part.layer is None:
-            reason = "stands under `layers` and is not used layer by layer, as clip=per_layer has it"
+            reason = "is under `layers` and is not used layer by layer, as clip=per_layer has it"
             raise ConfigError(part.first.path, reason, "Rename it, or use clip=flat")
     for (path, _), uses in shared.items():
         for part, _, own in uses:

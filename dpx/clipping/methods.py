@@ -48,7 +48,7 @@ def sum_by(
     require(
         callable(weights),
         f"weights={weights!r}",
-        "is no function of norms",
+        "is not a function of norms",
         "Give one, such as lambda norms_B: 1 / jnp.maximum(norms_B, 1)",
     )
     if examples == 0:

@@ -88,7 +88,7 @@ class Probed:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise _NoArray(self.path, f"is no array outside ops: it has no .{name}", ELSEWHERE)
+        raise _NoArray(self.path, f"is not an array outside ops: it has no .{name}", ELSEWHERE)
 
     def _outside(self, *_: Any) -> Any:
         raise ConfigError(self.path, "is used outside any op, so its per-example gradient is unknown", ELSEWHERE)
@@ -188,7 +188,7 @@ def _differentiated(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
 
 
 def _batched(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
-    reason = f"op {op.name} stands under jax.vmap, which hides the example's axis from it"
+    reason = f"op {op.name} is under jax.vmap, which hides the example's axis from it"
     raise ConfigError(_named(named), reason, "Call it on the whole batch, or use dpx.clipped_grad or clipping=vmap")
 
 

@@ -19,7 +19,7 @@ from dpx.declaration import require
 def check_rows(rows: Any) -> None:
     """Raises `ConfigError` unless the value is a number of rows that a unit can have."""
     is_count = isinstance(rows, int) and not isinstance(rows, bool) and rows > 0
-    require(is_count, f"rows_per_unit={rows!r}", "is no whole number above zero", "Give the number of rows of a unit")
+    require(is_count, f"rows_per_unit={rows!r}", "is not a whole number above zero", "Give the number of rows of a unit")
 
 
 def flags(is_padding: Any, examples: int, name: str) -> Bool[Array, " B"]:

@@ -53,7 +53,7 @@ def as_refused(error: BaseException) -> ConfigError | None:
         if isinstance(link, OmegaConfBaseException):
             return ConfigError(link.full_key or "config", _first_line(link), "Correct the value")
         if isinstance(link, ValueError) and _first_line(link).startswith("Config group override must be a string"):
-            return ConfigError("command line", "a config group is set to what is no option's name", "Name an option, as in data=text")
+            return ConfigError("command line", "a config group is set to what is not an option's name", "Name an option, as in data=text")
         ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", _first_line(link))
         if isinstance(link, HydraException) and ambiguous:
             key, values = ambiguous.groups()

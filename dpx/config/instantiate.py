@@ -83,7 +83,7 @@ def _declared(value: str, target: Any) -> Any:
     packages; raises `ConfigError` for any other before an import."""
     module, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module:
-        raise ConfigError(value, "is no name of a declaration", "Write <package>.<module>.<class>")
+        raise ConfigError(value, "is not a name of a declaration", "Write <package>.<module>.<class>")
     package = module.partition(".")[0]
     packages.require_listed(value, package)
     try:

@@ -51,7 +51,7 @@ def read(path: Path) -> DictConfig:
     """The config in `path`, which contains no interpolation. Raises `ConfigError` for anything except plain YAML of moderate size."""
     fix = "Restore the file"
     try:
-        require(path.stat().st_size <= _MOST_BYTES, path, f"holds more than {_MOST_BYTES} bytes, so it is no config of a run", fix)
+        require(path.stat().st_size <= _MOST_BYTES, path, f"holds more than {_MOST_BYTES} bytes, so it is not a config of a run", fix)
         text = path.read_text(encoding="utf-8")
         _require_plain(path, text)
         loaded = OmegaConf.create(text)
@@ -60,8 +60,8 @@ def read(path: Path) -> DictConfig:
     except OSError as error:
         raise ConfigError(path, f"cannot be read ({error.strerror})", fix) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(path, "is no YAML", fix) from error
-    require(isinstance(loaded, DictConfig), path, "is no config of a run", fix)
+        raise ConfigError(path, "is not YAML", fix) from error
+    require(isinstance(loaded, DictConfig), path, "is not a config of a run", fix)
     assert isinstance(loaded, DictConfig)
     return loaded
 

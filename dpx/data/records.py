@@ -82,7 +82,7 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     """A record's text. Raises `ConfigError` if it is missing, not text, empty or longer than `LONGEST_LINE` characters."""
     value: Any = value_of(where, record, field)
     is_text = value is None or isinstance(value, str)
-    require(is_text, where, f"has {str(value)[:40]} under {field!r}, which is no text", "Write it in quotation marks, or remove the row")
+    require(is_text, where, f"has {str(value)[:40]} under {field!r}, which is not text", "Write it in quotation marks, or remove the row")
     require(value is not None and value.strip() != "", where, f"has an empty text under {field!r}", "Give it text, or remove the row")
     require(len(value) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
     require_characters(where, value)
@@ -129,7 +129,7 @@ def _jsonl(file: Path) -> Iterator[Record]:
     for number, line in lines(file, longest=LONGEST_LINE):
         where = f"{file}:{number}"
         record = parsed(where, line)
-        require(isinstance(record, dict), where, "is no JSON object", "Write one JSON object a line")
+        require(isinstance(record, dict), where, "is not a JSON object", "Write one JSON object a line")
         yield where, record
 
 
@@ -147,7 +147,7 @@ def _csv(file: Path) -> Iterator[Record]:
         try:
             yield from ((read.line_num, row) for row in read if row)
         except csv.Error as error:
-            raise ConfigError(f"{file}:{read.line_num}", f"is no row of a .csv ({error})", "Correct its quotation marks") from None
+            raise ConfigError(f"{file}:{read.line_num}", f"is not a row of a .csv ({error})", "Correct its quotation marks") from None
 
     yield from _under_header(file, rows())
 

@@ -93,7 +93,7 @@ def _loaded(file: Path, *about: Path) -> TextTokenizer:
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare exceptions
-            raise ConfigError(file, f"is no tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
+            raise ConfigError(file, f"is not a tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -135,5 +135,5 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ConfigError(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
+        raise ConfigError(file, f"is not JSON ({type(error).__name__})", "Copy the file again") from None
     return document if isinstance(document, dict) else {}

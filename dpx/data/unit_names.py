@@ -42,7 +42,7 @@ def unit_name(place: str, value: Any, field: str, fix: str = "Give every row one
 def require_name(place: object, name: str, where: str, fix: str) -> None:
     """Raises `ConfigError` for a name that is blank, or that means a missing name."""
     require(near_form(name) != "", place, f"names no unit{where}", fix)
-    require(name not in MISSING, place, f"names its unit {name!r}{where}, which stands for a missing name", fix)
+    require(name not in MISSING, place, f"names its unit {name!r}{where}, which means a missing name", fix)
 
 
 def in_one_form(name: str | int) -> str:

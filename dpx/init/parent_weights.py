@@ -35,7 +35,7 @@ def _checkpoint(parent: Parent) -> Any:
     if parent.train.is_all:
         return params
     stored = parent.private / frozen.FOLDER
-    require(stored.is_dir(), stored, "what rests in the parent is not there", "Restore it, or begin from its released weights")
+    require(stored.is_dir(), stored, "the parent's frozen parameters are missing", "Restore it, or begin from its released weights")
     return jax.tree.map(np.asarray, whole(merged(params, on_host(stored))))
 
 

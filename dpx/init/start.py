@@ -237,7 +237,7 @@ def _require_trained(taken: Taken, train: Trained) -> None:
     """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the model would be read out by random numbers."""
     frozen = [path for path in taken.made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
-    require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be made new, and rest as it was drawn", fix)
+    require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be made new, and stay untrained", fix)
 
 
 def require_not_exported(checkpoint: Checkpoint) -> None:

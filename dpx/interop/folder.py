@@ -33,7 +33,7 @@ def folder_of(path: str, key: str = "init.path") -> Path:
     try:
         return Path(hub.snapshot_download(path, allow_patterns=_DOWNLOADED))
     except Exception as error:  # the library raises whatever its storage and network layers raise
-        reason = f"is no folder, and could not be fetched as a hub id ({type(error).__name__})"
+        reason = f"is not a folder, and could not be fetched as a hub id ({type(error).__name__})"
         raise ConfigError(asked, reason, "Name a folder, or check the id and the network") from error
 
 
@@ -48,8 +48,8 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ConfigError(file, f"is no JSON ({type(error).__name__})", "Copy the file again") from None
-    require(isinstance(document, dict), file, "is no JSON object", "Copy the file again")
+        raise ConfigError(file, f"is not JSON ({type(error).__name__})", "Copy the file again") from None
+    require(isinstance(document, dict), file, "is not a JSON object", "Copy the file again")
     return document
 
 
@@ -78,7 +78,7 @@ def _of_index(folder: Path) -> dict[str, list[str]]:
     by_file: dict[str, list[str]] = {}
     for name, file in names.items():
         is_beside = Path(file).name == file and file.endswith(".safetensors")
-        require(is_beside, folder / INDEX, f"names {file}, which is no safetensors file beside it", "Copy the checkpoint again")
+        require(is_beside, folder / INDEX, f"names {file}, which is not a safetensors file beside it", "Copy the checkpoint again")
         require((folder / file).is_file(), folder / file, f"is not there, but {INDEX} names it", "Copy the checkpoint again")
         by_file.setdefault(file, []).append(name)
     return by_file

@@ -88,14 +88,14 @@ def _whole(config: Mapping[str, Any], key: str, where: str, usual: int | None = 
     """A size. Raises `KeyError` if it is missing and has no `usual` value, `ConfigError` if it is not a whole number or below `least`."""
     value = config[key] if usual is None else config.get(key, usual)
     is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    require(is_whole, where, f"has {key}={value!r}, which is no whole number of {least} or more", _FIX)
+    require(is_whole, where, f"has {key}={value!r}, which is not a whole number of {least} or more", _FIX)
     return value
 
 
 def _number(config: Mapping[str, Any], key: str, where: str, usual: float) -> float:
     value = config.get(key, usual)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-    require(is_number, where, f"has {key}={value!r}, which is no number of 0 or more", _FIX)
+    require(is_number, where, f"has {key}={value!r}, which is not a number of 0 or more", _FIX)
     return float(value)
 
 

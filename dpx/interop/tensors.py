@@ -54,7 +54,7 @@ def _open(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="numpy") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
-        raise ConfigError(file, f"is no whole safetensors file ({str(error).splitlines()[0]})", "Copy it again") from None
+        raise ConfigError(file, f"is not a whole safetensors file ({str(error).splitlines()[0]})", "Copy it again") from None
 
 
 def write(file: Path, tensors: Mapping[str, np.ndarray]) -> None:

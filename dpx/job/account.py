@@ -80,7 +80,7 @@ class Account:
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
 
-UNCHECKED = "UNCHECKED: without a run's private/ its statement is taken at its word; nothing shows whether steps are missing from it."
+UNCHECKED = "UNCHECKED: without a run's private/ its statement is trusted without a check; nothing shows whether steps are missing from it."
 
 
 def _place(named: str) -> Path:

@@ -106,5 +106,5 @@ def show(document: dict[str, Any]) -> None:
 
 def _require_noise(p_value: float) -> None:
     if p_value < NOISE_ERROR:
-        reason = f"the released noise has not the variance stated (p = {p_value:.1e})"
+        reason = f"the released noise does not have the stated variance (p = {p_value:.1e})"
         raise ConfigError("audit", reason, "Mend the deviation that is passed to the noise")

@@ -65,7 +65,7 @@ class Design:
         tables, best, rate = self._designed(experiment, base, self.epsilon, size, compute)
         _show(tables, folder, {"compute": compute, "size": size, "epsilon": self.epsilon, "delta": experiment.privacy.delta})
         if not _is_option(self.base, f"model={best.model}"):
-            wide_console().print(f"no experiment is written: model={best.model} is no option here", highlight=False, soft_wrap=True)
+            wide_console().print(f"no experiment is written: model={best.model} is not an option here", highlight=False, soft_wrap=True)
             return
         write_durably(folder.release / "experiment" / "design.yaml", experiment_file(best, self.base, size, rate, experiment))
         command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"

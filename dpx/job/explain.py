@@ -214,7 +214,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str,
         steps = max(1, round(experiment.steps * part))
         rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, steps), before)))
     title = f"epsilon at delta {experiment.privacy.delta:.3g} as steps go by"
-    return {"name": "as_steps_go", "title": title + (", what it begins from included" if before else ""), "rows": rows}
+    return {"name": "as_steps_go", "title": title + (", including what it begins from" if before else ""), "rows": rows}
 
 
 def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:

@@ -100,7 +100,9 @@ def _write_drafts(lines_path: Path, csv_path: Path, labels: list[str], scores: I
         writer = csv.writer(csv_file)
         writer.writerow(["row", "label", *(f"score_{label}" for label in labels)])
         for count, scores_K in enumerate(scores, start=1):
-            require(bool(np.isfinite(scores_K).all()), f"row {count}", "its scores are no numbers", "Train again, at a lower learning rate")
+            require(
+                bool(np.isfinite(scores_K).all()), f"row {count}", "its scores are not numbers", "Train again, at a lower learning rate"
+            )
             rounded, label = [round(float(score), 6) for score in scores_K], labels[int(scores_K.argmax())]
             lines.write(json.dumps({"row": count, "label": label, "scores": dict(zip(labels, rounded, strict=True))}) + "\n")
             writer.writerow([count, label, *rounded])

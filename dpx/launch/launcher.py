@@ -193,11 +193,11 @@ class Launcher:
         """Notes how to resume and the state of the run; a job that had not begun has no state."""
         resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
         if self.is_sweep and self._is_draw and interrupted.done is not None:
-            interrupted.how = f"{resume} goes on with this trial, and then the same command with the sweep"
+            interrupted.how = f"{resume} resumes this trial, and then the same command with the sweep"
         elif self.is_sweep:
-            interrupted.how = "the same command goes on with the sweep"
+            interrupted.how = "the same command resumes the sweep"
         elif interrupted.done is not None:
-            interrupted.how = f"the same command goes on from there, and so does {resume}"
+            interrupted.how = f"the same command resumes from there, and so does {resume}"
         if status.read().get("state") == "running":
             with contextlib.suppress(OSError):
                 status.write("interrupted", steps=interrupted.done)

@@ -72,7 +72,7 @@ class Clip:
         require(
             self.clipping_norm >= SMALLEST_CLIPPING_NORM,
             f"clip.clipping_norm={self.clipping_norm}",
-            "float32 cannot hold gradients to so small a norm" if self.clipping_norm > 0 else "the clipping norm must be positive",
+            "float32 cannot clip gradients to so small a norm" if self.clipping_norm > 0 else "the clipping norm must be positive",
             f"Give a norm of {SMALLEST_CLIPPING_NORM:g} or more",
         )
 

@@ -117,13 +117,13 @@ def add_adapters(
     for pattern in targets:
         if not any(fnmatchcase(name, pattern) for name in TARGETS):
             nearest = ", ".join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))
-            raise ConfigError(pattern, "is no target of adapters", f"The nearest are {nearest}")
+            raise ConfigError(pattern, "is not a target of adapters", f"The nearest are {nearest}")
     adapters = {}
     for place, (name, target) in enumerate(TARGETS.items()):
         if any(fnmatchcase(name, pattern) for pattern in targets):
             L, p, d = params["layers"][target.weight]["kernel"].shape
             fits = 0 < rank <= min(p, d // target.parts)
-            require(fits, f"rank={rank}", f"is none of a matrix {(p, d // target.parts)}", "Use a rank of at least 1 and below both")
+            require(fits, f"rank={rank}", f"is not that of a matrix {(p, d // target.parts)}", "Use a rank of at least 1 and below both")
             a_Lpr = jax.random.normal(jax.random.fold_in(key, place), (L, p, rank)) * p**-0.5
             adapters[name] = {"a": a_Lpr, "b": jnp.zeros((L, rank, d // target.parts)), "scale": jnp.full((L,), alpha / rank)}
             adapters[name] |= {"dropout": jnp.full((L,), dropout)} if dropout else {}

@@ -43,7 +43,7 @@ def _is_bias(path: str) -> bool:
 
 def top(layers: int) -> Selection:
     """The top layers, and the head."""
-    require(layers > 0, f"top {layers} layers", "is no number of layers", "Use 1 or more, or the selection last_layer")
+    require(layers > 0, f"top {layers} layers", "is not a number of layers", "Use 1 or more, or the selection last_layer")
     return Selection(((f"top {layers} layers", lambda path: _is_above(path) or path.split("/")[0] == LAYERS),), layers)
 
 

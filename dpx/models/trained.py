@@ -115,7 +115,7 @@ class Adapters(Part):
         require(
             self.alpha > 0, f"train.alpha={self.alpha}", "adapters would change nothing", "Use a positive number, such as twice the rank"
         )
-        require(0 <= self.dropout < 1, f"train.dropout={self.dropout}", "is no share of an input to drop", "Use 0 or more, below 1")
+        require(0 <= self.dropout < 1, f"train.dropout={self.dropout}", "is not a share of an input to drop", "Use 0 or more, below 1")
         require(
             bool(self.targets), "train.targets=[]", "nothing would be adapted", "Name some of query, key, value, attention_out, up, down"
         )

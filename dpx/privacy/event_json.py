@@ -24,7 +24,7 @@ def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
     kind = getattr(dp_event, str(described.get("class")), None)
     if not isinstance(kind, type) or not issubclass(kind, dp_accounting.DpEvent):
         raise ConfigError(
-            f"event={described.get('class')}", "is no event of dp-accounting", "Restore the file, or use the version that wrote it"
+            f"event={described.get('class')}", "is not an event of dp-accounting", "Restore the file, or use the version that wrote it"
         )
     return kind(**{name: _restored(value) for name, value in described.items() if name != "class"})
 

@@ -152,7 +152,7 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
                 f"init: the user's word (init.disjoint_from) that no unit of this run's protected data is in any data of {origin.label}"
             )
         if not origin.is_checked:
-            premises.append(f"init: the statement of {origin.label} is taken at its word: its private/ was not at hand")
+            premises.append(f"init: the statement of {origin.label} is trusted without a check: its private/ was not at hand")
     return premises
 
 

@@ -51,5 +51,5 @@ def page(paper: str) -> Page:
         raise ConfigError(f"report.paper={paper}", "no page is made of that paper", f"There are {', '.join(names())}, benchmarks")
     declared: Any = config.declare(path, f"paper={paper}")
     if not isinstance(declared, Page):
-        raise ConfigError(f"paper={paper}", f"{type(declared).__name__} is no page", "Name a dpx.report.pages.Page")
+        raise ConfigError(f"paper={paper}", f"{type(declared).__name__} is not a page", "Name a dpx.report.pages.Page")
     return declared

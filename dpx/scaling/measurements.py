@@ -41,7 +41,7 @@ class Measurements:
         require(len(lengths) == 1, f"columns of {sorted(lengths)} rows", "a table has one length", "Give every column a value in each row")
         for name in NUMBERS:
             values = np.asarray(getattr(self, name))
-            require(bool(np.isfinite(values).all()), f"column {name}", "holds a value that is no finite number", "Leave such rows out")
+            require(bool(np.isfinite(values).all()), f"column {name}", "holds a value that is not a finite number", "Leave such rows out")
         for name in ("parameters", "learning_rate", "batch_size", "sequence_length", "step", "loss"):
             require(bool((getattr(self, name) > 0).all()), f"column {name}", "holds a value that is not positive", "Check its unit")
         ratios = self.noise_batch_ratio
@@ -94,7 +94,7 @@ def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
         try:
             values.append(float(row[name]))
         except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"row {place}, column {name}", f"{row.get(name)!r} is no number", "Give one") from None
+            raise ConfigError(f"row {place}, column {name}", f"{row.get(name)!r} is not a number", "Give one") from None
     return np.array(values)
 
 

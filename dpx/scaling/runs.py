@@ -78,7 +78,7 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
     require(steps == list(range(len(steps))), folder.name, "its record of losses has gaps", "Resume it where it stopped")
     losses, is_drawn = (np.array([line[name] for line in lines]) for name in ("train/loss", "train/examples"))
     steps_done, means = record_means(losses, is_drawn > 0, every)
-    require(bool(np.isfinite(means).all()), folder.name, "its loss is no finite number somewhere", "Leave it out, or lower its rate")
+    require(bool(np.isfinite(means).all()), folder.name, "its loss is not a finite number somewhere", "Leave it out, or lower its rate")
     same = _knobs(config, folder)
     return [same | {"step": step, "loss": loss} for step, loss in zip(steps_done, means, strict=True)]
 

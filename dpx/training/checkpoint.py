@@ -52,7 +52,7 @@ def _storage_faults(directory: Path) -> Iterator[None]:
             raise ConfigError(
                 directory,
                 "the disk is full, the checkpoint was not written",
-                "Free space and run the same command: it goes on from the last one",
+                "Free space and run the same command: it resumes from the last one",
             ) from fault
         raise
 

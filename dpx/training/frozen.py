@@ -75,7 +75,9 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
     Returns them as `placed` does. Raises `ConfigError` if the parent's file is missing."""
     path = private / FOLDER
     if step.has_frozen and not path.exists():
-        require((parent / FOLDER).is_dir(), parent / FOLDER, "what rests in the parent is not there", "Restore it, or fork with train=all")
+        require(
+            (parent / FOLDER).is_dir(), parent / FOLDER, "the parent's frozen parameters are missing", "Restore it, or fork with train=all"
+        )
         draft = private / f".{FOLDER}"
         shutil.rmtree(draft, ignore_errors=True)
         shutil.copytree(parent / FOLDER, draft)
@@ -92,7 +94,9 @@ def placed(private: Path, step: Any) -> Any:
 def loaded(private: Path) -> Any:
     """The frozen parameters, unchanged since they were drawn. Raises `ConfigError` if they are lost or damaged."""
     path = private / FOLDER
-    require(path.is_dir(), path, "what rests in this run is not there, and cannot be drawn again", "Restore the folder, or begin a new run")
+    require(
+        path.is_dir(), path, "this run's frozen parameters are missing, and cannot be drawn again", "Restore the folder, or begin a new run"
+    )
     return released(path)
 
 

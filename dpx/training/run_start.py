@@ -129,10 +129,10 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
         epoch = ledger.epochs[-1]
         secret = epochs.secret_of(epoch)
         assert secret is not None
-        messages = (f"going on from step {first_step}",)
+        messages = (f"resuming from step {first_step}",)
     else:
         epoch, secret = epochs.open(first_step, facts, why)
-        messages = (f"{why}: fresh noise from step {first_step} on, charged beside what was spent",)
+        messages = (f"{why}: fresh noise from step {first_step} on, charged in addition to what was spent",)
     state = saved.state if saved else step.init(secret.key("init"), *frozen.given(start.parameters))
     state = state.in_a_new_epoch() if first_step == epoch.from_step else state
     # A run that has no checkpoint yet may have ended before anything was written.
@@ -199,7 +199,7 @@ def _require_whole(saved: Saved | None, damaged: list[int], why_anew: str | None
         saved is not None or not damaged or (why_anew is None and not folder.fork),
         checkpoints.directory,
         f"every checkpoint is damaged ({several([str(steps_done) for steps_done in damaged])}), and beginning again is charged again",
-        "Restore one, or move the folder away to begin again, charged beside what was spent",
+        "Restore one, or move the folder away to begin again, charged in addition to what was spent",
     )
 
 

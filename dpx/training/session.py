@@ -235,9 +235,9 @@ class Session:
 
     def _renew(self, step: int, state: State) -> tuple[Epoch, RootSecret, State]:
         """Opens a noise epoch in the middle of a run, because a replayed step gave a different sum; it is stated before it is used."""
-        why = f"step {step} came to another sum than before"
+        why = f"step {step} has another sum than before"
         self.epoch, secret = self.epochs.open(step, None, why)
-        self.progress.say(f"{why}: fresh noise from there on, charged beside what was spent")
+        self.progress.say(f"{why}: fresh noise from there on, charged in addition to what was spent")
         state = state.in_a_new_epoch()
         if step:
             self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))

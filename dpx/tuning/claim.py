@@ -193,7 +193,7 @@ def _against_repetition(record: Record, costs: Costs) -> list[str]:
         (not all(withheld) or any(cost.lost for _, cost in costs), "the results of a trial are lost"),
         (any(cost.disagrees for _, cost in costs), "a trial's ledger disagrees with what follows from it"),
         (any(not cost.lost and not charges.is_whole(cost) for _, cost in costs), "a trial was stopped before its planned end"),
-        (any(charges.beyond(cost) for _, cost in costs), "a trial was drawn anew: it was charged for more than its plan"),
+        (any(charges.beyond(cost) for _, cost in costs), "a trial was drawn again: it was charged for more than its plan"),
     )
     return [f"repeat_and_select: {reason}" for holds, reason in checks if holds]
 

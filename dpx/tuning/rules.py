@@ -65,7 +65,7 @@ def _check_independent(sweeper: Any) -> None:
         require(
             value is None,
             f"hydra.sweeper.{key}={value}",
-            "trials are drawn anew from hydra.sweeper.params alone: not by a known seed, from a stored study, or by other code",
+            "trials are drawn again from hydra.sweeper.params alone: not by a known seed, from a stored study, or by other code",
             "Leave it out",
         )
 

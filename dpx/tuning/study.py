@@ -148,7 +148,7 @@ class Study:
                 left > 0,
                 f"tune.trials={search.tune.trials}",
                 f"the study {self.path.name} has had all its trials",
-                "Give it another name, or more trials where it is not repeat_and_select",
+                "Give it another name, or more trials if it is not repeat_and_select",
             )
             check_plan(search, record, plan, point)
             if record.began_with is None:
@@ -162,7 +162,7 @@ class Study:
         """Notes the result of a trial; then its release is withheld, or the statement of the study is written again."""
         with opened(self.outputs, self.path) as record:
             trial = record.newest_in(folder.name)
-            require(trial is not None, folder.name, f"is no trial of the study {self.path.name}", "Begin it first")
+            require(trial is not None, folder.name, f"is not a trial of the study {self.path.name}", "Begin it first")
             assert trial is not None
             self._end(record, Search.of(experiment), trial, state, score, error)
 

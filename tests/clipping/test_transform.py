@@ -139,15 +139,15 @@ MADE = {
     "norm_of_zero": (lambda: dpx.clipped_grad(loss, clipping_norm=0.0), "^clipping_norm=0.0: is not finite and at least 1e-06"),
     "norm_too_small": (lambda: dpx.clipped_grad(loss, clipping_norm=9e-7), "is not finite and at least 1e-06"),
     "norm_not_finite": (lambda: dpx.clipped_grad(loss, clipping_norm=math.nan), "is not finite and at least 1e-06"),
-    "no_loss": (lambda: dpx.clipped_grad(None, clipping_norm=1.0), "^loss=None: is no function"),
+    "no_loss": (lambda: dpx.clipped_grad(None, clipping_norm=1.0), "^loss=None: is not a function"),
     "argnums_as_a_word": (lambda: dpx.clipped_grad(loss, "params", clipping_norm=1.0), "^argnums='params': is neither a place"),
     "no_argnums": (lambda: dpx.clipped_grad(loss, (), clipping_norm=1.0), r"^argnums=\(\): names nothing"),
     "argnums_twice": (lambda: dpx.clipped_grad(loss, (0, 0), clipping_norm=1.0), "name an argument twice"),
     "trained_and_shared": (lambda: dpx.clipped_grad(loss, clipping_norm=1.0, shared_argnums=(1, 0)), "name an argument twice"),
     "a_method_of_ops": (lambda: dpx.clipped_grad(loss, clipping_norm=1.0, method="traced"), "^method='traced': no such method"),
-    "bytes_as_a_word": (lambda: dpx.clipped_grad(loss, clipping_norm=1.0, kept_bytes="1G"), "^kept_bytes='1G': is no number of bytes"),
-    "no_rows_a_unit": (lambda: dpx.clipped_grad(loss, clipping_norm=1.0, rows_per_unit=None), "^rows_per_unit=None: is no whole number"),
-    "weights_as_a_number": (lambda: dpx.weighted_grad(loss, weights=1.0), "^weights=1.0: is no function of norms"),
+    "bytes_as_a_word": (lambda: dpx.clipped_grad(loss, clipping_norm=1.0, kept_bytes="1G"), "^kept_bytes='1G': is not a number of bytes"),
+    "no_rows_a_unit": (lambda: dpx.clipped_grad(loss, clipping_norm=1.0, rows_per_unit=None), "^rows_per_unit=None: is not a whole number"),
+    "weights_as_a_number": (lambda: dpx.weighted_grad(loss, weights=1.0), "^weights=1.0: is not a function of norms"),
 }
 
 
@@ -168,7 +168,7 @@ CALLED = {
     "one_key": (lambda g: g({"k": K}, X, jax.random.key(0)), "^y: is one random key for all examples"),
     "another_length": (lambda g: g({"k": K}, X, Y[1:]), r"^batch of leading axes \[3, 4\]"),
     "parameters_alone": (lambda g: g({"k": K}), "^the arguments: hold nothing that is batched"),
-    "no_arguments": (lambda g: g(), "^argnums=0: is no place among the 0 arguments given"),
+    "no_arguments": (lambda g: g(), "^argnums=0: is not a place among the 0 arguments given"),
     "parameters_as_a_word": (lambda g: g("weights", X, Y), "^params: is a str and no array"),
     "no_parameters": (lambda g: g(None, X, Y), "hold no parameter"),
 }

@@ -114,9 +114,9 @@ def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b'text,label\n"a,yes\n', r"a.csv:\d: is no row of a .csv"),
-        ("a.jsonl", b"[1]\n", "a.jsonl:1: is no JSON object"),
-        ("a.jsonl", b'{"text": 3, "label": "yes"}\n', "a.jsonl:1: has 3 under 'text', which is no text"),
+        ("a.csv", b'text,label\n"a,yes\n', r"a.csv:\d: is not a row of a .csv"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: is not a JSON object"),
+        ("a.jsonl", b'{"text": 3, "label": "yes"}\n', "a.jsonl:1: has 3 under 'text', which is not text"),
         ("a.jsonl", b'{"text": "a", "label": 0.5}\n', "a.jsonl:1: has the label 0.5, neither text nor"),
         ("a.jsonl", b'{"text": "a \\ud83d", "label": "yes"}\n', r"a.jsonl:1: holds \\ud83d, which is half of a character\. "),
         ("a.jsonl", b'{"text": "a", "label": "yes", "n": ' + b"1" * 5000 + b"}\n", "a.jsonl:1: holds a number of too many digits"),

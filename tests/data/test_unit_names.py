@@ -147,5 +147,5 @@ def test_a_source_of_a_package_is_held_to_the_same(tmp_path, monkeypatch):
             yield type(document)(document.paragraphs, "None" if document.unit_id == "doc-7" else document.unit_id)
 
     monkeypatch.setattr(TextFilesSource, "documents", nameless)
-    with pytest.raises(ConfigError, match="^data=test: names its unit 'None' in document 8, which stands for a missing name"):
+    with pytest.raises(ConfigError, match="^data=test: names its unit 'None' in document 8, which means a missing name"):
         prepared(tmp_path / "a", records(20))

@@ -465,7 +465,7 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
         began(place, "init=run", f"init.run={handed}")
     with pytest.raises(ConfigError, match="cut short or damaged"):
         released(handed / PARAMS)
-    for written, said in (("a: [", "is no YAML"), ("- a", "is no config of a run")):
+    for written, said in (("a: [", "is not YAML"), ("- a", "is not a config of a run")):
         (copied / "private" / "config.yaml").write_text(written)
         sealed_anew(copied)
         with pytest.raises(ConfigError, match=f"config.yaml: {said}"):

@@ -29,13 +29,13 @@ BAD = {
     "a model of another shape": (["model=micro"], r"holds embeddings.LayerNorm.bias of shape \(16,\), not \(32,\).* Use model=hf"),
     "wrong vocabulary": (["data.vocabulary.path=other.txt"], r"another vocabulary than this run's data .* Add data.vocabulary.path="),
     "a vocabulary too long": (["data.vocabulary.path=long.txt"], r"long.txt: holds \d+ tokens .*size=64\. Set data.vocabulary.size="),
-    "truncated weights": (["init.path=truncated"], r"truncated/model.safetensors: is no whole safetensors file .* Copy it again"),
+    "truncated weights": (["init.path=truncated"], r"truncated/model.safetensors: is not a whole safetensors file .* Copy it again"),
     "misnamed weights": (["init.path=misnamed"], r"misnamed: holds no model.safetensors, only weights.safetensors\. Name"),
     "a misnamed tensor": (["init.path=renamed"], r"lacks encoder.layer.1.output.dense.weight for layers/down/kernel\. Use"),
     "a pickle": (["init.path=pickled"], r"pickled: holds its weights as pytorch_model.bin, .* Convert it to safetensors"),
-    "targets of no parameter": ([*LORA, "train.targets=[qeury]"], r"qeury: is no target of adapters\. The nearest are query"),
+    "targets of no parameter": ([*LORA, "train.targets=[qeury]"], r"qeury: is not a target of adapters\. The nearest are query"),
     "paths of no parameter": (["train=matching", "train.paths=[layers/qeury/*,classifier/*,pooler/*]"], r"qeury.*: picks no parameter\. "),
-    "a rank above the width": ([*LORA, "train.rank=17"], r"rank=17: is none of a matrix \(16, 16\)\. Use a rank"),
+    "a rank above the width": ([*LORA, "train.rank=17"], r"rank=17: is not that of a matrix \(16, 16\)\. Use a rank"),
 }
 
 

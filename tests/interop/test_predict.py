@@ -79,7 +79,7 @@ def test_predictions_that_are_there_stay_until_the_new_ones_are_whole(tmp_path: 
     assert _write(tmp_path / "out", ["no", "yes"], scores(first)) == 1
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert before.keys() == {"out.jsonl", "out.csv"} and b'"label": "yes"' in before["out.jsonl"]
-    with pytest.raises(ConfigError, match="rows.csv:3: has an empty text|row 2: its scores are no numbers"):
+    with pytest.raises(ConfigError, match="rows.csv:3: has an empty text|row 2: its scores are not numbers"):
         _write(tmp_path / "out", ["no", "yes"], scores(first, second))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

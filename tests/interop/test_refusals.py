@@ -53,7 +53,7 @@ def test_a_pickle_is_never_opened(folder: Path):
 def test_a_file_that_is_cut_short(folder: Path, kept: int):
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:kept])
-    assert "is no whole safetensors file" in refused(folder) and "Copy it again" in refused(folder)
+    assert "is not a whole safetensors file" in refused(folder) and "Copy it again" in refused(folder)
 
 
 def test_one_name_of_today_and_one_of_the_first_years(folder: Path):
@@ -70,7 +70,7 @@ def test_a_file_that_is_misnamed(folder: Path):
     (folder / WEIGHTS).rename(folder / "weights.safetensors")
     assert f"holds no {WEIGHTS}, only weights.safetensors" in refused(folder)
     (folder / WEIGHTS).write_bytes(b"PK\x03\x04 a zip, say")
-    assert "is no whole safetensors file" in refused(folder)
+    assert "is not a whole safetensors file" in refused(folder)
 
 
 def test_a_tensor_under_another_name_leaves_no_random_layer(folder: Path):
@@ -105,7 +105,7 @@ def test_shards_by_their_index(folder: Path):
     (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
     assert f"model-2.safetensors: is not there, but {INDEX} names it" in refused(folder)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../../elsewhere.safetensors"}}))
-    assert "names ../../elsewhere.safetensors, which is no safetensors file beside it" in refused(folder)
+    assert "names ../../elsewhere.safetensors, which is not a safetensors file beside it" in refused(folder)
 
 
 def test_an_index_that_is_left_beside_the_whole_file_is_not_read(folder: Path):
@@ -191,19 +191,19 @@ def test_a_config_that_dpx_has_no_model_for(changes: dict[str, object], message:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("bert_body_a", {"hidden_size": "16"}, "has hidden_size='16', which is no whole number of 1 or more"),
-        ("bert_body_a", {"num_hidden_layers": True}, "has num_hidden_layers=True, which is no whole number"),
-        ("bert_body_a", {"vocab_size": None}, "has vocab_size=None, which is no whole number"),
+        ("bert_body_a", {"hidden_size": "16"}, "has hidden_size='16', which is not a whole number of 1 or more"),
+        ("bert_body_a", {"num_hidden_layers": True}, "has num_hidden_layers=True, which is not a whole number"),
+        ("bert_body_a", {"vocab_size": None}, "has vocab_size=None, which is not a whole number"),
         ("bert_body_a", {"max_position_embeddings": 0}, "has max_position_embeddings=0, which"),
-        ("bert_body_a", {"layer_norm_eps": float("nan")}, "has layer_norm_eps=nan, which is no number of 0 or more"),
-        ("bert_body_a", {"initializer_range": None}, "has initializer_range=None, which is no number"),
+        ("bert_body_a", {"layer_norm_eps": float("nan")}, "has layer_norm_eps=nan, which is not a number of 0 or more"),
+        ("bert_body_a", {"initializer_range": None}, "has initializer_range=None, which is not a number"),
         ("bert_body_a", {"tie_word_embeddings": "false"}, "has tie_word_embeddings='false', which is neither true nor false"),
         ("bert_body_a", {"hidden_act": ["gelu"]}, "has the activation hidden_act=['gelu']"),
         ("bert_body_a", {"model_type": ["bert"]}, "is of model_type ['bert']"),
-        ("roberta_classes_a", {"pad_token_id": None}, "has pad_token_id=None, which is no whole number of 0 or more"),
-        ("roberta_classes_a", {"max_position_embeddings": 2}, "has max_position_embeddings=2, which is no whole number of 3 or more"),
-        ("distilbert_classes_a", {"dim": 16.0}, "has dim=16.0, which is no whole number"),
-        ("gpt2_classes_a", {"n_inner": "24"}, "has n_inner='24', which is no whole number"),
+        ("roberta_classes_a", {"pad_token_id": None}, "has pad_token_id=None, which is not a whole number of 0 or more"),
+        ("roberta_classes_a", {"max_position_embeddings": 2}, "has max_position_embeddings=2, which is not a whole number of 3 or more"),
+        ("distilbert_classes_a", {"dim": 16.0}, "has dim=16.0, which is not a whole number"),
+        ("gpt2_classes_a", {"n_inner": "24"}, "has n_inner='24', which is not a whole number"),
     ],
 )
 def test_a_value_of_config_json_that_cannot_be(name: str, changes: dict[str, object], message: str):

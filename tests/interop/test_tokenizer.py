@@ -91,5 +91,5 @@ def test_what_holds_no_tokenizer_is_said(tmp_path: Path, wordpieces: Path):
     with pytest.raises(ConfigError, match="holds 20 tokens but data.vocabulary.size=10. Set data.vocabulary.size=20"):
         text_tokenizer.of_path(wordpieces, 10)
     (wordpieces / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(ConfigError, match="tokenizer.json: is no tokenizer"):
+    with pytest.raises(ConfigError, match="tokenizer.json: is not a tokenizer"):
         text_tokenizer.of_path(wordpieces, 1000)

@@ -53,7 +53,7 @@ def test_half_the_noise_fails_in_one_line_after_writing(tmp_path, monkeypatch):
 def test_noise_of_another_variance_fails(tmp_path, monkeypatch):
     sound = noise.add_noise
     monkeypatch.setattr(noise, "add_noise", lambda total, keys, deviation: sound(total, keys, deviation * jnp.float32(1.2)))
-    with pytest.raises(ConfigError, match="^audit: the released noise has not the variance stated"):
+    with pytest.raises(ConfigError, match="^audit: the released noise does not have the stated variance"):
         audit(tmp_path)
 
 

@@ -59,7 +59,7 @@ def test_what_names_no_run_is_refused_in_a_line(tmp_path: Path, monkeypatch: pyt
 def test_a_config_that_is_a_list_is_none(tmp_path: Path) -> None:
     (tmp_path / "release").mkdir()
     (tmp_path / "release" / "config.yaml").write_text("- 1\n")
-    with pytest.raises(ConfigError, match="config.yaml: is no config of a run"):
+    with pytest.raises(ConfigError, match="config.yaml: is not a config of a run"):
         config.load(str(tmp_path))
 
 

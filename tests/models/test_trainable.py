@@ -70,7 +70,7 @@ def test_the_model_is_the_same_in_two_stacks():
         (lambda: trainable.matching("layers/qvk/kernel"), "layers/qvk/kernel: picks no parameter. The nearest are layers/qkv/kernel, "),
         (lambda: trainable.LORA, "layers/lora/\\*/a: picks no parameter"),
         (lambda: trainable.top(3), "top 3 layers: are more than the 2 there are"),
-        (lambda: trainable.top(0), "top 0 layers: is no number of layers"),
+        (lambda: trainable.top(0), "top 0 layers: is not a number of layers"),
         (lambda: trainable.either(trainable.top(1), trainable.top(2)), "top \\[1, 2\\] layers: are two numbers"),
     ],
 )
@@ -131,7 +131,7 @@ def test_adapters_have_the_shapes_of_their_targets_and_scales_rest():
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"targets": ("kvery",)}, "^kvery: is no target of adapters. The nearest are key, query"),
+        ({"targets": ("kvery",)}, "^kvery: is not a target of adapters. The nearest are key, query"),
         ({"rank": 0}, "^rank=0: is none of a matrix"),
         ({"rank": 17}, "^rank=17: is none of a matrix"),
     ],

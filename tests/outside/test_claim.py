@@ -205,7 +205,7 @@ def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(sit
     assert json.loads((tmp_path / "own" / "release" / "account.json").read_text())["rests_on"] == ["dpx_pond"]
     with pytest.raises(ConfigError, match="gave for zero_out alone"):
         event_json.from_text(text, "replace_one")
-    with pytest.raises(ConfigError, match="is no event of dp-accounting"):
+    with pytest.raises(ConfigError, match="is not an event of dp-accounting"):
         event_json.restore({"class": "attr"})
 
 

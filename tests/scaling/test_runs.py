@@ -81,7 +81,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
 @pytest.mark.parametrize("row", ["width_16,24848", "width_16,24848,0,1,0,128,32,100,much", "width_16,24848,0,1,0,128,32,100,nan"])
 def test_a_row_that_is_none_is_refused(row, tmp_path):
     (tmp_path / "losses.csv").write_text(f"{','.join((*TEXT, *NUMBERS))}\n{row}\n")
-    with pytest.raises(ConfigError, match="is no number|no finite number"):
+    with pytest.raises(ConfigError, match="is not a number|no finite number"):
         Measurements.read(tmp_path / "losses.csv")
 
 
@@ -93,7 +93,7 @@ def test_a_row_that_is_none_is_refused(row, tmp_path):
             "width_16 at ratio 0, rate 1, replicate 0, step 100: has two",
         ),
         ("width_16,24848,-0.5,1,0,128,32,100,5", "noise_batch_ratio: holds a value below 0"),
-        ("width_16,24848,0,1,0,128,32,100,5\nwidth_16,24848,0,1", "row 2, column replicate: None is no number"),
+        ("width_16,24848,0,1,0,128,32,100,5\nwidth_16,24848,0,1", "row 2, column replicate: None is not a number"),
         ("Gr\xf6\xdfe,24848,0,1,0,128,32,100,5", "no CSV table in UTF-8"),
         ("x" * 200_000, "no CSV table in UTF-8"),
     ],

@@ -123,7 +123,7 @@ def test_a_fork_rests_on_what_its_parent_rests_on(adapted, data, tmp_path):
 def test_what_rests_is_not_drawn_again_where_it_was_lost(adapted, data, tmp_path):
     train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
     shutil.rmtree(tmp_path / "run" / "private" / frozen.FOLDER)
-    with pytest.raises(ConfigError, match="private/resting: what rests in this run is not there"):
+    with pytest.raises(ConfigError, match="private/resting: this run's frozen parameters are missing"):
         train(data, tmp_path / "run", "train=lora", "train.rank=2")
 
 
@@ -162,7 +162,7 @@ def test_a_plan_counts_what_is_trained(tmp_path):
         ("train=matching train.paths=[layers/qvk/kernel]", "layers/qvk/kernel: picks no parameter. The nearest are layers/qkv/kernel"),
         ("train=top train.layers=9", "top 9 layers: are more than the 2 there are"),
         ("train=lora train.rank=1000", "rank=1000: is none of a matrix"),
-        ("train=lora train.targets=[keys]", "keys: is no target of adapters. The nearest are key"),
+        ("train=lora train.targets=[keys]", "keys: is not a target of adapters. The nearest are key"),
         ("train=top train.layers=0", "train.layers=0: no layer would be trained"),
     ],
 )

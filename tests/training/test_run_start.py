@@ -68,7 +68,7 @@ def test_a_run_stopped_before_its_first_checkpoint_is_replayed_under_its_own_key
         assert first.first_step == 0 and first.messages == ()
     with begun(tmp_path, seed=seed) as (again, ledger, _):
         assert (again.epoch, again.secret.tag) == (first.epoch, first.secret.tag) and len(ledger.epochs) == 1
-        assert again.messages == ("going on from step 0",)
+        assert again.messages == ("resuming from step 0",)
 
 
 def test_a_new_noise_epoch_goes_on_as_long_as_its_own_fingerprint_is_kept(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_in_the_same_epoch(tmp_pa
         assert [message.partition(":")[0] for message in again.messages] == [
             "checkpoint 6 is damaged",
             "checkpoint 4 is damaged",
-            "going on from step 2",
+            "resuming from step 2",
         ]
         save(4)
     with begun(tmp_path) as (once_more, _, _):
-        assert once_more.first_step == 4 and once_more.messages == ("going on from step 4",)
+        assert once_more.first_step == 4 and once_more.messages == ("resuming from step 4",)
 
 
 def test_a_checkpoint_from_before_the_newest_epoch_opens_another(tmp_path: Path) -> None:

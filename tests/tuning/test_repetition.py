@@ -101,7 +101,7 @@ VOIDED = {
     _lost_its_ledger: "the results of a trial are lost",
     _lost_its_results: "the results of a trial are lost",
     _pruned: "a trial was stopped before its planned end",
-    _redrawn: "a trial was drawn anew",
+    _redrawn: "a trial was drawn again",
     _redrawn_in_a_deleted_folder: "the results of a trial are lost",
     _set_back: "a trial's ledger disagrees with what follows from it",
 }

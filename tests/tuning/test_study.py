@@ -143,10 +143,10 @@ def test_a_trial_that_refuses_to_start_has_not_begun(tmp_path: Path) -> None:
         ({"_target_": _SWEEPER, "sampler": {"_target_": "acme.RandomSampler"}}, "with acme.RandomSampler"),
         ({"_target_": "acme.OptunaSweeper", "sampler": {"_target_": _SAMPLER}}, "with acme.OptunaSweeper"),
         ({"_target_": "acme.Sweeper", "sampler": {"_target_": _SAMPLER}}, "with Sweeper"),
-        (RANDOM | {"sampler": {"_target_": _SAMPLER, "seed": 1}}, "sampler.seed=1: trials are drawn anew .*: not by a known seed"),
-        (RANDOM | {"storage": "sqlite:///x"}, "hydra.sweeper.storage=sqlite:///x: trials are drawn anew .* from a stored study"),
-        (RANDOM | {"custom_search_space": "acme.space"}, "custom_search_space=acme.space: trials are drawn anew"),
-        (RANDOM | {"search_space": {"a": {"type": "float"}}}, "search_space=.*: trials are drawn anew"),
+        (RANDOM | {"sampler": {"_target_": _SAMPLER, "seed": 1}}, "sampler.seed=1: trials are drawn again .*: not by a known seed"),
+        (RANDOM | {"storage": "sqlite:///x"}, "hydra.sweeper.storage=sqlite:///x: trials are drawn again .* from a stored study"),
+        (RANDOM | {"custom_search_space": "acme.space"}, "custom_search_space=acme.space: trials are drawn again"),
+        (RANDOM | {"search_space": {"a": {"type": "float"}}}, "search_space=.*: trials are drawn again"),
     ],
 )
 def test_adaptive_trials_are_not_charged_as_independent_ones(sweeper: dict, words: str) -> None:
