@@ -78,7 +78,7 @@ def simulate_devices(mesh: Mesh, devices: int | None) -> None:
     if flag in flags:
         return
     if "jax" in sys.modules:
-        raise ConfigError(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in a process of its own")
+        raise ConfigError(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in its own process")
     kept = [other for other in flags if not other.startswith(flag.partition("=")[0])]
     os.environ["XLA_FLAGS"] = " ".join([*kept, flag])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -95,7 +95,7 @@ def assumptions(
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
         premises.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
     if not experiment.train.is_all:
-        come = "comes from what the run begins from (init)" if begins_from else "was drawn at random, before any protected row was read"
+        come = "come from what the run begins from (init)" if begins_from else "were drawn at random, before any protected row was read"
         premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
     premises += origins.assumptions(begins_from)
     if any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1):

@@ -69,7 +69,7 @@ def _check_site(site: Site, record: Any, squares: list[tuple[Layout, Any]]) -> N
     for layout, shape in squares:
         if layout not in (SHARED, Rows(len(shape.shape) - 1)):
             reason = f"has squared norms that are not each example's own ({site.first}): {_why(layout)}"
-            raise ConfigError(f"op {site.op.name}", reason, "Give each example the norm of its own gradient")
+            raise ConfigError(f"op {site.op.name}", reason, "Give each example the norm of its gradient")
 
 
 def _why(layout: Layout) -> str:

@@ -65,7 +65,7 @@ def _check_rule(eqn: Any) -> None:
         reason = f"gives the host all examples at once (vmap_method={eqn.params.get('vmap_method')})"
         raise ConfigError(f"{name} in the loss", reason, "Use vmap_method='sequential'")
     if name == "custom_vmap_call":
-        raise ConfigError("custom_vmap in the loss", "has a rule of its own, which reads all examples at once", fix)
+        raise ConfigError("custom_vmap in the loss", "has its own rule, which reads all examples at once", fix)
     rule = batching.fancy_primitive_batchers.get(eqn.primitive)
     if rule is not None and not _is_jaxs(rule):
         raise ConfigError(f"{name} in the loss", "has a batching rule from outside jax, which reads all examples at once", fix)

@@ -192,7 +192,7 @@ class Data:
         require(
             self.pairs == "none" or not self.labels,
             f"data.pairs={self.pairs} with data={self.name}",
-            "labelled texts are rows as they come, alone or in pairs of their own",
+            "labelled texts are rows as they come, alone or in the pairs that they come in",
             "Use data.pairs=none",
         )
 

@@ -64,7 +64,7 @@ def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -
             number += 1
             if longest is not None and len(raw) > longest:
                 raise ConfigError(
-                    f"{file}:{number}", f"a line of more than {longest} bytes", "Give each record a line of its own, or shorten it"
+                    f"{file}:{number}", f"a line of more than {longest} bytes", "Give each record its own line, or shorten it"
                 )
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")

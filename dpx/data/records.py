@@ -163,7 +163,7 @@ def _under_header(file: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator
 
 def _require_names_once(file: Path, names: Sequence[str]) -> None:
     repeated = [name for name in names if names.count(name) > 1]
-    require(not repeated, file, f"has two columns {(repeated or [''])[0]!r}", "Give each column a name of its own")
+    require(not repeated, file, f"has two columns {(repeated or [''])[0]!r}", "Give each column its own name")
 
 
 class _ParquetRow(Mapping[str, Any]):

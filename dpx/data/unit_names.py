@@ -99,4 +99,4 @@ def in_words(folder: Path, groups: list[list[tuple[str, str]]]) -> str:
     count = sum(len({name for _, name in group}) for group in groups)
     several = f"{len(groups)} groups" if len(groups) > 1 else "one group"
     differ = f"{count} names of units in {several} differ only in case, spaces, unseen characters or how a number is written"
-    return f"{differ}; each is a unit of its own. They are listed in {folder / NEAR_EQUAL}"
+    return f"{differ}; each is a separate unit. They are listed in {folder / NEAR_EQUAL}"

@@ -132,7 +132,7 @@ def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int,
         own.add_special_tokens([vocabulary[getattr(store.manifest, role)] for role in _MARKS.values()])
     if special.pad_id == len(vocabulary):
         own.add_special_tokens([_PADDING])
-        reason = "leaves no id for padding of its own"
+        reason = "leaves no separate id for padding"
         require(own.token_to_id(_PADDING) == special.pad_id, path, reason, f"Name a tokenizer without gaps and {_PADDING}")
         vocabulary = [*vocabulary, _PADDING]
     marks = {name: vocabulary[getattr(special, role)] for name, role in _MARKS.items()}

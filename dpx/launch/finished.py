@@ -46,5 +46,5 @@ def say(folder: Path) -> None:
 
     agreement.check(folder)
     results, claim = (read_json(folder / name) for name in ("private/results.json", f"release/{STATEMENT}"))
-    stage("this run has finished; nothing was done. With replicate=1 it is run again, with fresh noise and a cost of its own.")
+    stage("this run has finished; nothing was done. With replicate=1 it is run again, with fresh noise and its own cost.")
     show(results, claim, folder)

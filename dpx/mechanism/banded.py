@@ -43,16 +43,16 @@ class Banded(Mechanism):
         require(self.bands >= 2, f"mechanism.bands={self.bands}", "one band is independent noise", "Use 2 or more, or mechanism=dp_sgd")
 
     def check(self, declared: Declared) -> None:
-        rest = declared.sampler.rest
+        steps_apart = declared.sampler.steps_apart
         require(
-            rest is not None,
+            steps_apart is not None,
             f"mechanism=banded, sampler={declared.sampler.name}",
-            f"noise correlated over {self.bands} steps is proved for rows that rest {self.bands} steps between two",
+            f"noise correlated over {self.bands} steps is proved for rows that are drawn at least {self.bands} steps apart",
             f"Use sampler=cyclic_poisson sampler.cycle={self.bands}",
         )
         require(
-            rest is None or rest >= self.bands,
-            f"sampler.cycle={rest}",
+            steps_apart is None or steps_apart >= self.bands,
+            f"sampler.cycle={steps_apart}",
             f"a row may come back while mechanism.bands={self.bands} steps share its noise",
             f"Use sampler.cycle={self.bands} or more",
         )

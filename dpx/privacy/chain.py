@@ -21,7 +21,7 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import naming, write_durably
 
 DIGEST_BYTES = 16
-RESTORE = "Restore the file. A new run goes into a folder of its own (replicate=1), and what was spent here stays spent"
+RESTORE = "Restore the file. A new run goes into its own folder (replicate=1), and what was spent here stays spent"
 
 
 @declaration

@@ -31,7 +31,7 @@ class CyclicPoisson(Sampler):
         require(self.cycle >= 1, f"sampler.cycle={self.cycle}", "there is one group at least", "Use 1 or more")
 
     @property
-    def rest(self) -> int:
+    def steps_apart(self) -> int:
         return self.cycle
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:

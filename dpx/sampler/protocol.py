@@ -46,7 +46,7 @@ class Sampler:
     explanation: ClassVar[str]
 
     @property
-    def rest(self) -> int | None:
+    def steps_apart(self) -> int | None:
         """Length in steps of the window in which a row is drawn at most once; `None` where it may be drawn again in the next step."""
         return None
 

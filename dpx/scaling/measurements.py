@@ -61,7 +61,7 @@ class Measurements:
         said: set[tuple] = set()
         for row in zip(*(getattr(table, name).tolist() for name in (*TEXT, *NUMBERS[:-1])), strict=True):
             own = f"{row[0]} at ratio {row[2]:g}, rate {row[3]:g}, replicate {row[4]:g}, step {row[7]:g}"
-            require(row not in said, own, "has two losses", "Leave one out, or give the second run a replicate of its own")
+            require(row not in said, own, "has two losses", "Leave one out, or give the second run its own replicate")
             said.add(row)
         return table
 

@@ -47,7 +47,7 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
         settings = tuple(found[1][0][name] for name in SETTINGS)
         if settings in kept:
             shorter, found = sorted((found, kept[settings]), key=lambda one: len(one[1]))
-            left_out.append(f"{shorter[0]}: the settings of {found[0]}; give one of them a replicate of its own")
+            left_out.append(f"{shorter[0]}: the settings of {found[0]}; give one of them its own replicate")
         kept[settings] = found
     rows = [row for _, rows in kept.values() for row in rows]
     require(bool(rows), f"{outputs}/{match}*", "no run there has a record of its training loss", "Name the folder that holds the runs")

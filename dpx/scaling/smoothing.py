@@ -93,7 +93,7 @@ def _require_names_of_their_own(measurements: Measurements) -> None:
     for (m, name), (next_m, next_name) in itertools.pairwise(pairs):
         require(m != next_m, f"{m:,.0f} parameters", f"are those of {name} and of {next_name}", "Give one model one name")
     for (name, m), (next_name, next_m) in itertools.pairwise(sorted((name, m) for m, name in pairs)):
-        require(name != next_name, f"model {name}", f"has {m:,.0f} and {next_m:,.0f} parameters", "Give each model a name of its own")
+        require(name != next_name, f"model {name}", f"has {m:,.0f} and {next_m:,.0f} parameters", "Give each model its own name")
 
 
 def _grid(cells: Cells, steps_T: np.ndarray) -> Grid:

@@ -1,6 +1,6 @@
 """A run of `sst2.sh` once more by Opacus: the same encoder, rows, Poisson rate, clipping norm, noise, learning rates and Adam.
 
-In an environment of its own (torch, opacus, transformers, pyyaml); nothing of dpx is imported:
+In a separate environment (torch, opacus, transformers, pyyaml); nothing of dpx is imported:
     python experiments/fine_tuning/opacus_reference.py <run folder of dpx> <checkpoint folder> <folder of SST-2> [seeds]
 
 Prints accuracy on the official dev set for each seed, and dpx's own. Runs of `train=last_layer` and `train=all` can be repeated; where the
@@ -42,7 +42,7 @@ class Encoder(nn.Module):
 
 
 def rows(path: Path, tokenizer, length: int) -> TensorDataset:
-    """Tokens [N,T], 0 where there are none, and labels [N]; equal rows once, as dpx has them."""
+    """Tokens [N,T], 0 for padding, and labels [N]; equal rows once, as dpx has them."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     once = list(dict.fromkeys((row["sentence"], int(row["label"])) for row in table))

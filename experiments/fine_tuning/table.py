@@ -3,7 +3,7 @@
 python experiments/fine_tuning/table.py <work folder> [--keep] [--rate <what is trained>]
 
 Read are the work folder and, beside this file, results.csv and rates.csv. `--keep` notes there what the folder has, so that what one
-machine has finished is there on the next. A run of the folder stands in the place of a noted one of its name.
+machine has finished is there on the next. A run of the folder replaces a noted one of its name.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def finished(work: Path, name: re.Pattern[str]) -> Iterator[tuple[re.Match[str],
 
 
 def costs(work: Path) -> dict[str, Row]:
-    """Of each run: minutes by the clock, minutes of processors and gigabytes at most, over every start of it."""
+    """Of each run: minutes of wall time, minutes of processors and gigabytes at most, over every start of it."""
     of: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     lines = (work / "times.tsv").read_text().splitlines() if (work / "times.tsv").is_file() else []
     for fields in (line.split("\t") for line in lines if line.count("\t") == 5):
@@ -66,7 +66,7 @@ def short_runs(work: Path) -> list[Row]:
 
 
 def joined(path: Path, new: Sequence[Row]) -> list[Row]:
-    """The rows noted in `path` and `new`, by name; a new one stands in the place of a noted one."""
+    """The rows noted in `path` and `new`, by name; a new one replaces a noted one."""
     noted: dict[str, Row] = {}
     if path.is_file():
         with path.open(newline="") as file:
@@ -102,7 +102,7 @@ def table(results: Sequence[Row], short: Sequence[Row]) -> str:
     columns = "| task | trained | epsilon | runs | accuracy, % | macro-F1, % | claim (PLD) | minutes | processor minutes | GB at most |"
     lines = [columns, "|" + " --- |" * 10]
     for (task, trained, epsilon), found in sorted(runs.items()):
-        # What was not measured of a run is left empty, and nothing is said of it.
+        # What was not measured of a run is left empty, and not mentioned.
         of = {field: [float(row[field]) for row in found if row.get(field)] for field in ("accuracy", "macro_f1", *COST_FIELDS)}
         minutes, processor = (f"{statistics.mean(of[field]):.1f}" if of[field] else "–" for field in COST_FIELDS[:2])
         lines.append(

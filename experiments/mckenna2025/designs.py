@@ -6,7 +6,7 @@ python experiments/mckenna2025/designs.py table                                 
 Budgets lie inside the laptop's grid and at no node of it. By hand: what 20 tokens a parameter ask for without privacy, at the grid's
 physical batch; and the middle model of the grid at a batch of 512. Judged are mean training losses of the last 100 steps, as in the grid: a
 design predicts well within 10 % of (loss of word frequencies - best loss), and differs from a choice by two deviations of a seed or more.
-What was trained is kept in `designs.csv`, and the table stands in `experiments/README.md`.
+What was trained is kept in `designs.csv`, and the table is in `experiments/README.md`.
 """
 
 import argparse

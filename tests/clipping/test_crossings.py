@@ -107,10 +107,10 @@ def remembered(x):
 
 
 RULES = {
-    "custom_vmap": (lambda x: ruled(jax.lax.stop_gradient(x)) * x, "^custom_vmap in the loss: has a rule of its own"),
+    "custom_vmap": (lambda x: ruled(jax.lax.stop_gradient(x)) * x, "^custom_vmap in the loss: has its own rule"),
     "custom_vmap_in_a_loop": (
         lambda x: x * jax.lax.fori_loop(0, 2, lambda _, c: ruled(c), jax.lax.stop_gradient(x)),
-        "^custom_vmap in the loss: has a rule of its own",
+        "^custom_vmap in the loss: has its own rule",
     ),
     "primitive": (foreign.bind, "^foreign in the loss: has a batching rule from outside jax"),
     "host_at_once": (host("expand_dims"), "^pure_callback in the loss: gives the host all examples at once"),

@@ -122,7 +122,7 @@ def test_nearly_equal_names_are_reported_and_change_nothing(tmp_path, capsys):
     said, path = capsys.readouterr().err.splitlines(), store.folder / "near_equal_units.jsonl"
     assert [line for line in said if "names of units" in line] == [
         "6 names of units in 3 groups differ only in case, spaces, unseen characters or how a number is written; "
-        f"each is a unit of its own. They are listed in {path}"
+        f"each is a separate unit. They are listed in {path}"
     ]
     listed = [{one["name"] for one in json.loads(line)} for line in path.read_text().splitlines()]
     assert sorted(listed, key=min) == [{"DOC-70", "doc-70"}, {"doc -71", "doc-71"}, {"doc-72", "doc-72\u200b"}]

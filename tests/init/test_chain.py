@@ -181,7 +181,7 @@ def test_what_rests_has_the_cost_of_what_it_came_from(place, parent):
     before, after = by_path(dpx.load(parent).params), by_path(dpx.load(path).params)
     assert all(np.array_equal(before[name], after[name]) == (not name.endswith("bias")) for name in before)
     assert epsilon(path) == pytest.approx(together(place, 4), rel=1e-6)
-    assert any("what rests comes from" in line for line in statement(path)["assumptions"])
+    assert any("frozen parameters come from" in line for line in statement(path)["assumptions"])
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_unknown_provenance_leaves_no_guarantee_and_a_plan_reads_no_weights(plac
         (["data.vocabulary.path={place}/other.txt"], "was trained with another vocabulary than this run's data is cut with"),
         (["train=lora"], "train=lora: classifier/bias, classifier/kernel would be made new, and rest .* Add train.head=true"),
         (["train=bias"], "train=bias: classifier/kernel would be made new"),
-        (["train=lora", "train.head=true", "train.rank=17"], "rank=17: is none of a matrix"),
+        (["train=lora", "train.head=true", "train.rank=17"], "rank=17: is not that of a matrix"),
         (["train=matching", "train.paths=[layers/query/*,classifier/*]"], "layers/query.*: picks no parameter. The nearest are layers/"),
     ],
 )

@@ -132,8 +132,8 @@ def test_adapters_have_the_shapes_of_their_targets_and_scales_rest():
     "options, match",
     [
         ({"targets": ("kvery",)}, "^kvery: is not a target of adapters. The nearest are key, query"),
-        ({"rank": 0}, "^rank=0: is none of a matrix"),
-        ({"rank": 17}, "^rank=17: is none of a matrix"),
+        ({"rank": 0}, "^rank=0: is not that of a matrix"),
+        ({"rank": 17}, "^rank=17: is not that of a matrix"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(options, match):

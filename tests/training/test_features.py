@@ -94,7 +94,7 @@ def test_features_that_are_others_now_meet_no_key_that_was_used(data, tmp_path, 
     monkeypatch.setattr(features, "_compute", slightly_other)
     assert run_job(run, path)
     spent = dpx.load(path).privacy["spent"]
-    assert (spent["steps"], spent["charged_steps"]) == (6, 8), "steps 3 and 4 were drawn twice, each time under a key of its own"
+    assert (spent["steps"], spent["charged_steps"]) == (6, 8), "steps 3 and 4 were drawn twice, each time under its own key"
 
 
 @pytest.fixture(scope="module")

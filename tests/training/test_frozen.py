@@ -145,7 +145,7 @@ def test_canaries_of_an_audit_train_beside_any_part(data, tmp_path):
     found = train(data, tmp_path / "run", "train=bias", "audit=canaries", "audit.gradients=40", "audit.primary.guesses=20")
     assert found and "canaries/table" not in found
     stated = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
-    assert stated["train"] == "bias" and any("what rests was drawn at random" in line for line in stated["assumptions"])
+    assert stated["train"] == "bias" and any("frozen parameters were drawn at random" in line for line in stated["assumptions"])
 
 
 def test_a_plan_counts_what_is_trained(tmp_path):
@@ -161,7 +161,7 @@ def test_a_plan_counts_what_is_trained(tmp_path):
     [
         ("train=matching train.paths=[layers/qvk/kernel]", "layers/qvk/kernel: picks no parameter. The nearest are layers/qkv/kernel"),
         ("train=top train.layers=9", "top 9 layers: are more than the 2 there are"),
-        ("train=lora train.rank=1000", "rank=1000: is none of a matrix"),
+        ("train=lora train.rank=1000", "rank=1000: is not that of a matrix"),
         ("train=lora train.targets=[keys]", "keys: is not a target of adapters. The nearest are key"),
         ("train=top train.layers=0", "train.layers=0: no layer would be trained"),
     ],
