@@ -19,7 +19,7 @@ from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, event_json, ledger, solve
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
 from dpx.privacy.joint import remaining
-from dpx.privacy.ledger import Epoch, LedgerEntry, Segments
+from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
 from dpx.sampler import Sampler
 
 # (expected batch size, steps) of each stretch of a schedule.
@@ -212,7 +212,7 @@ def planned(
     size: int,
     noise_multiplier: float,
     origin: str = "planned",
-    epoch: Epoch | None = None,
+    epoch: NoiseEpoch | None = None,
 ) -> Segments:
     """The entries of the schedule from the first step of `epoch` on, in the ledger called `origin`; the whole schedule if no epoch has
     begun."""

@@ -46,7 +46,7 @@ class Spending:
     def _entered_by(self, done: int) -> Segments:
         """The ledger without the later steps of the newest noise epoch: the next step is entered before the metrics of this step are
         read."""
-        newest = self._ledger.epochs[-1].name
+        newest = self._ledger.noise_epochs[-1].name
         segments = self._ledger.segments()
         return [segment for segment in segments if segment["epoch_name"] != newest] + ledger.until(
             [segment for segment in segments if segment["epoch_name"] == newest], done

@@ -90,8 +90,8 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     Without a ledger: the run's whole plan and the charges of its origins.
     """
     assert calibrated.noise_multiplier is not None
-    origin, epoch = (entered.identity, entered.epochs[-1] if entered.epochs else None) if entered else ("planned", None)
-    to_come = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, epoch)
+    origin, noise_epoch = (entered.identity, entered.noise_epochs[-1] if entered.noise_epochs else None) if entered else ("planned", None)
+    to_come = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
     if entered is None:
         return ledger.join(*origins.charged(begins_from), to_come)
     # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.

@@ -180,7 +180,7 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
     """The reasons why the parent has no guarantee: from its parts and from its statement."""
     manifest = known[0] if known else None
     reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
-    began_with = [epoch.fingerprint.get("claim") for epoch in entered.epochs]
+    began_with = [epoch.fingerprint.get("claim") for epoch in entered.noise_epochs]
     if any(claim != claim_checksum(experiment) for claim in began_with):
         reasons.append("its config.yaml is not the config that its ledger began with")
     reasons += reasons_against(experiment, manifest) + seeded(entered) + chosen_late(entered) + refuted(entered.verdict)

@@ -41,7 +41,7 @@ AUXILIARY = ("count_noise_multiplier", "telemetry_noise_multiplier")
 
 
 @declaration
-class Epoch:
+class NoiseEpoch:
     """Steps whose noise and draws come from one root secret, from `from_step` on.
 
     `name` is public and random. `start` is the mark of the checkpoint it starts from, `None` for a fresh state. `secret_tag` and
@@ -76,7 +76,7 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self.epochs: list[Epoch] = []
+        self.noise_epochs: list[NoiseEpoch] = []
         self.plan: dict[str, Any] | None = None
         self.chosen_after_results: list[str] = []
         self.origins: list[Origin] = []
@@ -107,7 +107,7 @@ class Ledger:
         """Enters `step`; on disk when this returns."""
         self._enter([(self.identity, step, entry)])
 
-    def open_epoch(self, epoch: Epoch) -> None:
+    def open_noise_epoch(self, epoch: NoiseEpoch) -> None:
         """Opens `epoch`: later steps belong to it; on disk when this returns."""
         self._add({"epoch": asdict(epoch)})
 
@@ -178,12 +178,12 @@ class Ledger:
     @property
     def was_seeded(self) -> bool:
         """Whether some noise of this run came from a seed of the config."""
-        return any(epoch.secret_place is None for epoch in self.epochs)
+        return any(epoch.secret_place is None for epoch in self.noise_epochs)
 
     @property
     def data(self) -> list[str | None]:
         """Checksums of the prepared data that its steps drew from; `None` for unknown data."""
-        return list(dict.fromkeys(epoch.fingerprint.get("data") for epoch in self.epochs)) or [None]
+        return list(dict.fromkeys(epoch.fingerprint.get("data") for epoch in self.noise_epochs)) or [None]
 
     def own_segments(self) -> Segments:
         """Run-length encoding of the releases entered here."""
@@ -224,7 +224,7 @@ class Ledger:
             event = dict(line)
             self._header = (event.pop("origin"), LedgerEntry(**event))
         elif "epoch" in line:
-            self.epochs.append(Epoch(**line["epoch"]))
+            self.noise_epochs.append(NoiseEpoch(**line["epoch"]))
         elif "sum" in line:
             self._sums[line["epoch_name"], line["step"]] = line["sum"]
         elif "plan" in line:

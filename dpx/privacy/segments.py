@@ -20,8 +20,8 @@ class LedgerEntry:
     `count_noise_multiplier` and `telemetry_noise_multiplier` are those of the values released beside the sum (`dpx.privacy.joint`). `size`,
     `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says whether q,
     `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units"). `epoch_name` is
-    that of the noise epoch (`Epoch`): numbers start at 0 in every folder, also in a copy, but names are unique. `event` is the whole step's
-    event if an external package defines one (`dpx.privacy.event_json`), and `by` names the packages that the step trusts
+    that of the noise epoch (`NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names are unique. `event` is the
+    whole step's event if an external package defines one (`dpx.privacy.event_json`), and `by` names the packages that the step trusts
     (`dpx.claim.rests_on`); `None` if all of it is dpx's own.
     """
 

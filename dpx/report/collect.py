@@ -176,7 +176,7 @@ def _corpus(known: Ledger | None, plain: dict[str, Any]) -> tuple[str, str, str]
     names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)] or [
         corpus["name"] for corpus in source.get("corpora", ())
     ]
-    checksum = known.epochs[-1].fingerprint["data"][:12] if known and known.epochs else "no checksum"
+    checksum = known.noise_epochs[-1].fingerprint["data"][:12] if known and known.noise_epochs else "no checksum"
     return "fact/corpus", "", f"{', '.join(names) or plain['data']['name']} ({checksum})"
 
 

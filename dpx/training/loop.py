@@ -18,7 +18,7 @@ from dpx.claim.calibration import Calibrated, entry
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store
 from dpx.experiment import Experiment, Schedule
-from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.training.checksum import as_text
@@ -63,7 +63,7 @@ class Tokens(NamedTuple):
 
 Observer = Callable[[int, State, dict[str, Any]], None]
 # (step, state) -> the noise epoch in which the run continues, its secret, and the state from which it starts.
-Renewal = Callable[[int, State], tuple[Epoch, RootSecret, State]]
+Renewal = Callable[[int, State], tuple[NoiseEpoch, RootSecret, State]]
 
 
 class Stopped(Exception):
@@ -83,21 +83,21 @@ def run(runtime: Runtime, run_start: RunStart, seen: Observer, renew: Renewal) -
 
     `renew` opens a new noise epoch if a replayed step gives a different sum. Raises `Stopped` after a step if the user asked to stop.
     """
-    experiment, epoch, secret = runtime.experiment, run_start.epoch, run_start.secret
+    experiment, noise_epoch, secret = runtime.experiment, run_start.noise_epoch, run_start.secret
     state = run_start.state
-    pending: tuple[Epoch, int, dict[str, Any]] | None = None
+    pending: tuple[NoiseEpoch, int, dict[str, Any]] | None = None
     began = time.perf_counter()
     for step in range(run_start.first_step, experiment.steps):
         try:
-            state, metrics = one_step(runtime, epoch, secret, step, state)
+            state, metrics = one_step(runtime, noise_epoch, secret, step, state)
         except AnotherSum:
             if pending is not None:
                 began, pending = _show(runtime, *pending, state, began, seen), None
-            epoch, secret, state = renew(step, state)
-            state, metrics = one_step(runtime, epoch, secret, step, state)
+            noise_epoch, secret, state = renew(step, state)
+            state, metrics = one_step(runtime, noise_epoch, secret, step, state)
         if pending is not None:
             began = _show(runtime, *pending, state, began, seen)
-        pending = (epoch, step, metrics)
+        pending = (noise_epoch, step, metrics)
         is_stopping = interruption.is_requested() and step + 1 < experiment.steps
         if is_stopping or _pauses(experiment.schedule, experiment.steps, step + 1):
             _show(runtime, *pending, state, began, seen)
@@ -112,38 +112,40 @@ def _pauses(schedule: Schedule, steps: int, done: int) -> bool:
     return done % schedule.evaluate_every == 0 or done % schedule.checkpoint_every == 0 or done == steps
 
 
-def _show(runtime: Runtime, epoch: Epoch, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer) -> float:
+def _show(
+    runtime: Runtime, noise_epoch: NoiseEpoch, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer
+) -> float:
     """Waits for one step's metrics and reports them; returns the time of their arrival, from which the next step is timed."""
     values = jax.device_get(metrics)
     ended = time.perf_counter()
-    _record(runtime, epoch, step, as_text(values.pop("checksum")))
+    _record(runtime, noise_epoch, step, as_text(values.pop("checksum")))
     seen(step, state, _readable(runtime, values, ended - began))
     return ended
 
 
-def _enter(runtime: Runtime, epoch: Epoch, step: int) -> None:
+def _enter(runtime: Runtime, noise_epoch: NoiseEpoch, step: int) -> None:
     """Charges the step durably before anything of it exists; a replayed step of the same epoch is already in the ledger."""
     experiment, calibrated = runtime.experiment, runtime.calibrated
     if calibrated.noise_multiplier is None:
         return
     batch = experiment.batch_schedule.at(step)
-    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, epoch.number, epoch.name, runtime.job)
+    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, noise_epoch.number, noise_epoch.name, runtime.job)
     if not runtime.ledger.holds(step, release):
         runtime.ledger.append(step, release)
 
 
-def _record(runtime: Runtime, epoch: Epoch, step: int, checksum: str) -> None:
+def _record(runtime: Runtime, noise_epoch: NoiseEpoch, step: int, checksum: str) -> None:
     """Enters the checksum of a step's sum before anything of it is shown; that of a replayed step is already in the ledger."""
-    if runtime.calibrated.noise_multiplier is not None and runtime.ledger.sum_of(epoch.name, step) is None:
-        runtime.ledger.record_sum(epoch.name, step, checksum)
+    if runtime.calibrated.noise_multiplier is not None and runtime.ledger.sum_of(noise_epoch.name, step) is None:
+        runtime.ledger.record_sum(noise_epoch.name, step, checksum)
 
 
-def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
+def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
     """Charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
 
     Raises `AnotherSum`, with `state` unchanged, if the step ran before in this epoch and its sum is different now.
     """
-    _enter(runtime, epoch, step)
+    _enter(runtime, noise_epoch, step)
     experiment, parts, clip = runtime.experiment, runtime.step, runtime.experiment.clip
     size, norm = experiment.batch_schedule.at(step), clip.in_force(state.clip)
     noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
@@ -151,7 +153,7 @@ def one_step(runtime: Runtime, epoch: Epoch, secret: RootSecret, step: int, stat
     scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise}
     sums, tokens = _sums(runtime, secret, step, state, norm)
     reduced = parts.reduce(sums, scaled)
-    before = runtime.ledger.sum_of(epoch.name, step)
+    before = runtime.ledger.sum_of(noise_epoch.name, step)
     if before is not None and before != as_text(jax.device_get(reduced["checksum"])):
         raise AnotherSum
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))

@@ -68,7 +68,7 @@ def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
     """The start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights."""
     require_one_start(init, folder.fork)
-    has_begun = known is not None and bool(known.epochs)
+    has_begun = known is not None and bool(known.noise_epochs)
     has_checkpoint = any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*"))
     if has_begun and has_checkpoint:
         return _going_on(init, receiver, store, folder, known)

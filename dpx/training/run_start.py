@@ -17,7 +17,7 @@ from dpx.claim.calibration import differing
 from dpx.data import manifests
 from dpx.declaration import ConfigError, require, several
 from dpx.init.start import RANDOM, Start
-from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training import frozen
@@ -31,7 +31,7 @@ from dpx.training.step import Step
 class RunStart:
     """The state after `first_step` steps, the noise epoch in which the run resumes, the secret of that epoch, and messages for the user."""
 
-    epoch: Epoch
+    noise_epoch: NoiseEpoch
     first_step: int
     secret: RootSecret
     state: State
@@ -41,7 +41,7 @@ class RunStart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Epochs:
+class NoiseEpochs:
     """The noise epochs of one run: what is needed to open a new epoch, and the `plan` that is recorded before the first epoch."""
 
     folder: RunFolder
@@ -50,13 +50,13 @@ class Epochs:
     ledger: Ledger
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def open(self, from_step: int, start: dict[str, Any] | None, why: str) -> tuple[Epoch, RootSecret]:
+    def open(self, from_step: int, start: dict[str, Any] | None, why: str) -> tuple[NoiseEpoch, RootSecret]:
         """Opens a new epoch with a fresh secret; both are durable when this returns. The epoch's number was not used before in this run."""
-        used = [epoch.number for epoch in self.ledger.epochs]
+        used = [noise_epoch.number for noise_epoch in self.ledger.noise_epochs]
         used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
         number = max(used, default=-1) + 1
         secret = RootSecret.create(self._path(number)) if self.seed is None else self._seeded(number)
-        epoch = Epoch(
+        noise_epoch = NoiseEpoch(
             number=number,
             name=secrets.token_hex(8),
             from_step=from_step,
@@ -66,18 +66,18 @@ class Epochs:
             fingerprint=self.fingerprint,
             why=why,
         )
-        self.ledger.open_epoch(epoch)
-        return epoch, secret
+        self.ledger.open_noise_epoch(noise_epoch)
+        return noise_epoch, secret
 
-    def secret_of(self, epoch: Epoch) -> RootSecret | None:
-        """The secret of `epoch`; `None` if the file does not hold the secret that was drawn, or is not the file to which it was written."""
+    def secret_of(self, noise_epoch: NoiseEpoch) -> RootSecret | None:
+        """The secret of `noise_epoch`; `None` if its file holds another one, or is not the file to which it was written."""
         if self.seed is not None:
-            secret = self._seeded(epoch.number)
-        elif self._path(epoch.number).is_file() and self._place(epoch.number) == epoch.secret_place:
-            secret = RootSecret.load(self._path(epoch.number))
+            secret = self._seeded(noise_epoch.number)
+        elif self._path(noise_epoch.number).is_file() and self._place(noise_epoch.number) == noise_epoch.secret_place:
+            secret = RootSecret.load(self._path(noise_epoch.number))
         else:
             return None
-        return secret if secret.tag == epoch.secret_tag else None
+        return secret if secret.tag == noise_epoch.secret_tag else None
 
     def _seeded(self, number: int) -> RootSecret:
         # Epochs and forks of a seeded run add noise to different sums, so they get different keys.
@@ -94,17 +94,17 @@ class Epochs:
         return None if self.seed is not None else self._path(number).stat().st_ino
 
 
-def facts_of(ledger: Ledger, epoch: Epoch) -> dict[str, Any]:
+def facts_of(ledger: Ledger, noise_epoch: NoiseEpoch) -> dict[str, Any]:
     """What is saved with a state: the ledger line that it follows from, and the epoch of its last step."""
-    return {"ledger": ledger.mark.as_json(), "epoch": epoch.name}
+    return {"ledger": ledger.mark.as_json(), "epoch": noise_epoch.name}
 
 
-def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
+def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
     """Decides between a new run, a replay, a new noise epoch and a fork; durable when it returns. A new run begins from `start`."""
-    folder, ledger = epochs.folder, epochs.ledger
-    if not ledger.epochs:
-        return _fork(epochs, checkpoints, step, start) if folder.fork else _fresh(epochs, step, start)
-    changed = differences(ledger.epochs[-1].fingerprint, epochs.fingerprint)
+    folder, ledger = noise_epochs.folder, noise_epochs.ledger
+    if not ledger.noise_epochs:
+        return _fork(noise_epochs, checkpoints, step, start) if folder.fork else _fresh(noise_epochs, step, start)
+    changed = differences(ledger.noise_epochs[-1].fingerprint, noise_epochs.fingerprint)
     require(
         "claim" not in changed,
         folder.path,
@@ -113,33 +113,33 @@ def start_run(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start
     )
     saved, damaged = _newest_whole(checkpoints, step)
     first_step, facts = (saved.steps_done, saved.facts) if saved else (0, None)
-    why = _why_anew(epochs, changed, first_step, facts)
+    why = _why_anew(noise_epochs, changed, first_step, facts)
     _require_whole(saved, damaged, why, folder, checkpoints)
     if saved is None and folder.fork:
-        return _fork(epochs, checkpoints, step, start)
+        return _fork(noise_epochs, checkpoints, step, start)
     require(
         saved is not None or not ledger.origins or start.parameters is not None,
         folder.path,
         "its checkpoints are gone, and what it began from was not read",
         "Restore them, or move private/checkpoints away to begin again from there",
     )
-    note_plan(ledger, epochs.plan)
+    note_plan(ledger, noise_epochs.plan)
     aside = tuple(_set_aside(checkpoints, steps_done) for steps_done in damaged)
     if why is None:
-        epoch = ledger.epochs[-1]
-        secret = epochs.secret_of(epoch)
+        noise_epoch = ledger.noise_epochs[-1]
+        secret = noise_epochs.secret_of(noise_epoch)
         assert secret is not None
         messages = (f"resuming from step {first_step}",)
     else:
-        epoch, secret = epochs.open(first_step, facts, why)
+        noise_epoch, secret = noise_epochs.open(first_step, facts, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged in addition to what was spent",)
     state = saved.state if saved else step.init(secret.key("init"), *frozen.given(start.parameters))
-    state = state.in_a_new_epoch() if first_step == epoch.from_step else state
+    state = state.in_a_new_noise_epoch() if first_step == noise_epoch.from_step else state
     # A run that has no checkpoint yet may have ended before anything was written.
     frozen_params = (
         frozen.placed(folder.private, step) if saved else frozen.keep(folder.private, step, secret.key("init"), start.parameters)
     )
-    return RunStart(epoch, first_step, secret, state, (*aside, *messages, *start.messages), frozen_params)
+    return RunStart(noise_epoch, first_step, secret, state, (*aside, *messages, *start.messages), frozen_params)
 
 
 def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | None = None) -> None:
@@ -157,30 +157,30 @@ def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | No
         ledger.declare_plan(plan)
 
 
-def _why_anew(epochs: Epochs, changed: list[str], first_step: int, start: dict[str, Any] | None) -> str | None:
+def _why_anew(noise_epochs: NoiseEpochs, changed: list[str], first_step: int, start: dict[str, Any] | None) -> str | None:
     """The reason, as text, why the newest epoch cannot resume from this state; `None` if it can."""
-    epoch = epochs.ledger.epochs[-1]
+    noise_epoch = noise_epochs.ledger.noise_epochs[-1]
     if changed:
         return f"{', '.join(changed)} changed since this run began"
-    is_own = start is not None and start.get("epoch") == epoch.name
-    if not is_own and (first_step, start) != (epoch.from_step, epoch.start):
+    is_own = start is not None and start.get("epoch") == noise_epoch.name
+    if not is_own and (first_step, start) != (noise_epoch.from_step, noise_epoch.start):
         return "the last checkpoint is not one of the newest noise epoch"
-    if epochs.secret_of(epoch) is None:
+    if noise_epochs.secret_of(noise_epoch) is None:
         return "this folder is a copy, or its root secret was lost or changed"
     return None
 
 
-def _fresh(epochs: Epochs, step: Step, start: Start) -> RunStart:
-    private = epochs.folder.private
+def _fresh(noise_epochs: NoiseEpochs, step: Step, start: Start) -> RunStart:
+    private = noise_epochs.folder.private
     if start.private is not None:
         manifests.inherit(private, start.private)
-    note_plan(epochs.ledger, epochs.plan)
+    note_plan(noise_epochs.ledger, noise_epochs.plan)
     # The privacy cost of the weights is charged before the weights are loaded.
-    epochs.ledger.note_origins(start.origins)
-    epoch, secret = epochs.open(0, None, "the run begins")
+    noise_epochs.ledger.note_origins(start.origins)
+    noise_epoch, secret = noise_epochs.open(0, None, "the run begins")
     key, given = secret.key("init"), frozen.given(start.parameters)
     messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1]), *start.messages)
-    return RunStart(epoch, 0, secret, step.init(key, *given), messages, frozen.keep(private, step, key, *given))
+    return RunStart(noise_epoch, 0, secret, step.init(key, *given), messages, frozen.keep(private, step, key, *given))
 
 
 def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
@@ -208,9 +208,9 @@ def _set_aside(checkpoints: Checkpoints, steps_done: int) -> str:
     return f"checkpoint {steps_done} is damaged: it was moved to {aside.name}"
 
 
-def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) -> RunStart:
+def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start: Start) -> RunStart:
     """The start of a fork that is new or has lost its own first checkpoint: from the parent's state, in both cases with a fresh key."""
-    folder, ledger = epochs.folder, epochs.ledger
+    folder, ledger = noise_epochs.folder, noise_epochs.ledger
     assert folder.fork is not None
     if start.private is None or start.step is None:
         raise ConfigError(folder.path, "its checkpoints are gone, and its parent was not read", "Run the same command again")
@@ -218,15 +218,15 @@ def _fork(epochs: Epochs, checkpoints: Checkpoints, step: Step, start: Start) ->
     manifests.inherit(folder.private, start.private)
     canaries.inherit(folder.private, start.private)
     frozen_params = frozen.inherit(folder.private, start.private, step)
-    note_plan(ledger, epochs.plan, start.plan)
+    note_plan(ledger, noise_epochs.plan, start.plan)
     # Everything that the parent entered in its ledger is charged before its state is used.
     ledger.note_origins(start.origins)
-    epoch, secret = epochs.open(start.step, None, f"forked from {folder.fork}")
-    state = state.in_a_new_epoch()
-    checkpoints.save(start.step, state, facts_of(ledger, epoch))
+    noise_epoch, secret = noise_epochs.open(start.step, None, f"forked from {folder.fork}")
+    state = state.in_a_new_noise_epoch()
+    checkpoints.save(start.step, state, facts_of(ledger, noise_epoch))
     checkpoints.wait()
     messages = (f"forked at step {start.step} of {folder.fork}: everything its ledger holds is charged here too", *start.messages)
-    return RunStart(epoch, start.step, secret, state, messages, frozen_params)
+    return RunStart(noise_epoch, start.step, secret, state, messages, frozen_params)
 
 
 def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:

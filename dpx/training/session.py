@@ -28,7 +28,7 @@ from dpx.init import weights
 from dpx.init.start import related_again
 from dpx.interruption import Interrupted
 from dpx.one_process import require_one_jax_process, require_one_process
-from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder, write_json
@@ -41,7 +41,7 @@ from dpx.training.metrics import MetricsWriter
 from dpx.training.preparation import Ready, get_ready
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
-from dpx.training.run_start import Epochs, RunStart, facts_of, start_run
+from dpx.training.run_start import NoiseEpochs, RunStart, facts_of, start_run
 from dpx.training.state import State
 from dpx.training.update import CANARIES
 
@@ -52,9 +52,9 @@ class Session:
 
     folder: RunFolder
     runtime: Runtime
-    epochs: Epochs
+    noise_epochs: NoiseEpochs
     run_start: RunStart
-    epoch: Epoch
+    noise_epoch: NoiseEpoch
     evaluate: HeldOut
     checkpoints: Checkpoints
     writer: MetricsWriter
@@ -87,15 +87,15 @@ class Session:
                 contextlib.closing(Checkpoints(folder.private / agreement.CHECKPOINTS, experiment.schedule.checkpoints_kept))
             )
             unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
-            epochs = Epochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated))
+            noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated))
             manifests.keep(folder.private, store)
-            run_start = start_run(epochs, checkpoints, step, ready.start)
+            run_start = start_run(noise_epochs, checkpoints, step, ready.start)
             ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
             ledger.note_units(UnitFacts.of(experiment.data, experiment.privacy, store.manifest))
             if experiment.tune is not None:
                 ledger.note_trial(experiment.name, experiment.tune.charge)
             # With another secret the coins would differ from the coins that past steps used.
-            is_untouched = folder.fork is None and (run_start.epoch == ledger.epochs[0] or next(ledger.entries(), None) is None)
+            is_untouched = folder.fork is None and (run_start.noise_epoch == ledger.noise_epochs[0] or next(ledger.entries(), None) is None)
             tossing = run_start.secret if is_untouched else None
             planted = plant(folder.private, audit, store.manifest, tossing) if isinstance(audit, Canaries) else None
             writer = stack.enter_context(contextlib.closing(MetricsWriter(folder.private, run_start.first_step)))
@@ -109,9 +109,9 @@ class Session:
             yield cls(
                 folder=folder,
                 runtime=runtime,
-                epochs=epochs,
+                noise_epochs=noise_epochs,
                 run_start=run_start,
-                epoch=run_start.epoch,
+                noise_epoch=run_start.noise_epoch,
                 evaluate=evaluate,
                 checkpoints=checkpoints,
                 writer=writer,
@@ -151,7 +151,7 @@ class Session:
         params = frozen.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
         told = weights.facts(params, weights.by_path(without(state.params, CANARIES)))
         told |= seals.beside_weights(self.folder, self.stated)
-        export(self.folder.release / "params", params, facts_of(self.runtime.ledger, self.epoch) | told)
+        export(self.folder.release / "params", params, facts_of(self.runtime.ledger, self.noise_epoch) | told)
         metric = experiment.task.metric
         results = {
             "steps": experiment.steps,
@@ -220,7 +220,7 @@ class Session:
             self._metrics = self._evaluated(state)
             scalars |= {f"heldout/{name}": value for name, value in self._metrics.items()}
         self.writer.write(step, scalars)
-        self.released.hold(self.epoch.number, step, metrics)
+        self.released.hold(self.noise_epoch.number, step, metrics)
         accuracy = metrics[f"train/{experiment.task.metric}"]
         self.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], accuracy, epsilon)
         if done % experiment.schedule.checkpoint_every == 0 or done == experiment.steps:
@@ -230,19 +230,19 @@ class Session:
         """Writes the statement, then a checkpoint of the state after `done` steps, once."""
         if self._saved != done:
             self.publish()
-            self.checkpoints.save(done, state, facts_of(self.runtime.ledger, self.epoch))
+            self.checkpoints.save(done, state, facts_of(self.runtime.ledger, self.noise_epoch))
             self._saved = done
 
-    def _renew(self, step: int, state: State) -> tuple[Epoch, RootSecret, State]:
+    def _renew(self, step: int, state: State) -> tuple[NoiseEpoch, RootSecret, State]:
         """Opens a noise epoch in the middle of a run, because a replayed step gave a different sum; it is stated before it is used."""
         why = f"step {step} has another sum than before"
-        self.epoch, secret = self.epochs.open(step, None, why)
+        self.noise_epoch, secret = self.noise_epochs.open(step, None, why)
         self.progress.say(f"{why}: fresh noise from there on, charged in addition to what was spent")
-        state = state.in_a_new_epoch()
+        state = state.in_a_new_noise_epoch()
         if step:
-            self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.epoch))
+            self.checkpoints.save(step, state, facts_of(self.runtime.ledger, self.noise_epoch))
         self.publish()
-        return self.epoch, secret, state
+        return self.noise_epoch, secret, state
 
 
 def _drawn_from(experiment: Experiment, ready: Ready, run_start: RunStart, planted: Planted | None, private: Path) -> Store:

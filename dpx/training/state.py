@@ -21,7 +21,7 @@ class State:
     clip: Any = None
     noise: Any = None
 
-    def in_a_new_epoch(self) -> "State":
+    def in_a_new_noise_epoch(self) -> "State":
         """Correlated noise never crosses from one noise epoch into another: under a fresh key it is a separate mechanism."""
         return dataclasses.replace(self, noise=jax.tree.map(jnp.zeros_like, self.noise))
 

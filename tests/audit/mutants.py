@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "a step that is not in the ledger when its noise is drawn",
         LOOP,
-        "    _enter(runtime, epoch, step)\n",
+        "    _enter(runtime, noise_epoch, step)\n",
         "",
         "tests/training/test_loop.py::test_the_ledger_is_written_before_the_noise_is_drawn",
     ),
@@ -350,14 +350,14 @@ MUTANTS = (
     Mutant(
         "correlated noise carried under a fresh key",
         "dpx/training/run_start.py",
-        "state.in_a_new_epoch() if first_step == epoch.from_step else state",
+        "state.in_a_new_noise_epoch() if first_step == noise_epoch.from_step else state",
         "state",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
     Mutant(
         "correlated noise carried into a fork",
         "dpx/training/run_start.py",
-        "    state = state.in_a_new_epoch()\n    checkpoints.save(start.step",
+        "    state = state.in_a_new_noise_epoch()\n    checkpoints.save(start.step",
         "    checkpoints.save(start.step",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
@@ -432,22 +432,22 @@ MUTANTS = (
     Mutant(
         "a copied folder goes on with the key",
         "dpx/training/run_start.py",
-        " and self._place(epoch.number) == epoch.secret_place:",
+        " and self._place(noise_epoch.number) == noise_epoch.secret_place:",
         ":",
         ACCIDENTS + "test_both_of_a_folder_and_its_copy_go_on_under_keys_of_their_own",
     ),
     Mutant(
         "a run goes on from a state that its noise epoch does not cover",
         "dpx/training/run_start.py",
-        "if not is_own and (first_step, start) != (epoch.from_step, epoch.start):",
+        "if not is_own and (first_step, start) != (noise_epoch.from_step, noise_epoch.start):",
         "if False:",
         ACCIDENTS + "test_a_checkpoint_moved_away_in_a_later_noise_epoch_leaves_no_draw_uncharged",
     ),
     Mutant(
         "values released before the statement that charges for them",
         "dpx/training/session.py",
-        "self.released.hold(self.epoch.number, step, metrics)",
-        "self.released.hold(self.epoch.number, step, metrics); self.released.publish(self.runtime.ledger.mark)",
+        "self.released.hold(self.noise_epoch.number, step, metrics)",
+        "self.released.hold(self.noise_epoch.number, step, metrics); self.released.publish(self.runtime.ledger.mark)",
         ACCIDENTS + "test_no_value_is_released_ahead_of_the_statement_that_charges_for_it[telemetry]",
     ),
     Mutant(

@@ -136,7 +136,7 @@ def test_a_checkpoint_moved_away_in_a_later_noise_epoch_leaves_no_draw_uncharged
         shutil.move(path / "private" / "checkpoints" / str(steps), tmp_path / f"away-{steps}")
     train(data, path, "microbatch=4")
     assert len(drawn) <= charged(path), "steps were drawn that nothing charges for"
-    assert len({secret for secret, _ in drawn}) == 3 and Ledger(path / "private" / "ledger").epochs[-1].from_step == 2
+    assert len({secret for secret, _ in drawn}) == 3 and Ledger(path / "private" / "ledger").noise_epochs[-1].from_step == 2
 
 
 def test_a_fork_whose_first_checkpoint_is_lost_leaves_no_draw_uncharged(data, finished, tmp_path, drawn):

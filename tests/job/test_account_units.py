@@ -17,7 +17,7 @@ from dpx.job.account import Account
 from dpx.mechanism import places
 from dpx.privacy import events, relations
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
+from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import RunFolder
 from tests.composed import composed
@@ -102,7 +102,7 @@ def test_what_takes_a_guarantee_away_is_said_of_a_ledger_whose_statement_is_with
     entered = Ledger(folder / "private" / "ledger")
     entered.note_verdict({"passes": False, "primary": bound, "others": []})
     epoch = {"name": "a", "from_step": 0, "start": None, "secret_tag": "", "fingerprint": {}, "why": "the run begins"}
-    entered.open_epoch(Epoch(number=0, secret_place=None, **epoch))
+    entered.open_noise_epoch(NoiseEpoch(number=0, secret_place=None, **epoch))
     said = {"guarantee": "none", "reasons": ["labels: learnt"], "ledger": spent.chain_facts(entered)}
     seals.write_statement(RunFolder(folder), entered, said)
     alone = shutil.copy(folder / "private" / "ledger", tmp_path / "ledger")
@@ -154,7 +154,7 @@ def test_that_no_unit_is_renamed_during_a_run_is_an_assumption(tmp_path):
     for number, data in enumerate(("a" * 64, "b" * 64)):
         assert not any("one document has one name" in line for line in caveats.assumptions(experiment, None, 1000, entered))
         facts = {"from_step": number, "start": None, "secret_tag": "", "secret_place": 1, "fingerprint": {"data": data}, "why": "it begins"}
-        entered.open_epoch(Epoch(number=number, name=f"{number}", **facts))
+        entered.open_noise_epoch(NoiseEpoch(number=number, name=f"{number}", **facts))
     assert any("one document has one name" in line for line in caveats.assumptions(experiment, None, 1000, entered))
 
 

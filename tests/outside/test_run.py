@@ -77,5 +77,5 @@ def test_another_version_goes_on_with_fresh_noise_and_charges_it(trained, tmp_pa
         (experiment, job), _ = folder_at(root, "pond-1")
         job(experiment, folder)
     ledger = Ledger(folder.private / "ledger")
-    assert [epoch.why for epoch in ledger.epochs[1:]] == ["packages changed since this run began"]
-    assert [epoch.fingerprint["packages"]["dpx_pond"]["version"] for epoch in ledger.epochs] == ["0.3.1", "0.4"]
+    assert [epoch.why for epoch in ledger.noise_epochs[1:]] == ["packages changed since this run began"]
+    assert [epoch.fingerprint["packages"]["dpx_pond"]["version"] for epoch in ledger.noise_epochs] == ["0.3.1", "0.4"]

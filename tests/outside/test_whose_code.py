@@ -17,7 +17,7 @@ from dpx.job import explain, plan
 from dpx.job.resume import Resume
 from dpx.job.train import Train
 from dpx.privacy import ledger
-from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.run_folder import RunFolder
 from dpx.training import fingerprint, loop, session
 from dpx.training.state import State
@@ -122,8 +122,8 @@ def test_what_it_costs_does_not_depend_on_who_is_imported(site, tmp_path):
 
 def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_step_counts_once(site, tmp_path):
     experiment, found = built(), Ledger(tmp_path / "ledger")
-    epoch = Epoch(number=0, name="e", from_step=0, start=None, secret_tag="", secret_place=1, fingerprint={}, why="")
-    found.open_epoch(epoch)
+    epoch = NoiseEpoch(number=0, name="e", from_step=0, start=None, secret_tag="", secret_place=1, fingerprint={}, why="")
+    found.open_noise_epoch(epoch)
     nothing = object.__new__(Store), object.__new__(Step)
     runtime = loop.Runtime(experiment, calibration.calibrate(experiment, SIZE), *nothing, found, job=Train())
     loop._enter(runtime, epoch, 0)

@@ -14,7 +14,7 @@ from dpx.declaration import ConfigError
 from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.chain import Chain
-from dpx.privacy.ledger import Epoch, Ledger, LedgerEntry
+from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
 from dpx.privacy.origins import Origin
 
 PLAIN = {"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5}
@@ -284,13 +284,13 @@ def test_epochs_sums_and_plans_are_read_back(tmp_path):
     ledger = Ledger(tmp_path / "ledger")
     facts = {"from_step": 0, "start": None, "secret_tag": "t", "secret_place": 5, "fingerprint": {"data": "d"}, "why": "the run begins"}
     ledger.declare_plan({"steps": 3})
-    ledger.open_epoch(Epoch(number=0, name="first", **facts))
+    ledger.open_noise_epoch(NoiseEpoch(number=0, name="first", **facts))
     ledger.append(0, entry(epoch_name="first"))
     ledger.record_sum("first", 0, "ab")
-    ledger.open_epoch(Epoch(number=1, name="second", **facts))
+    ledger.open_noise_epoch(NoiseEpoch(number=1, name="second", **facts))
     ledger.note_choices(["steps"])
     again = Ledger(tmp_path / "ledger")
-    assert [epoch.name for epoch in again.epochs] == ["first", "second"] and again.plan == {"steps": 3}
+    assert [epoch.name for epoch in again.noise_epochs] == ["first", "second"] and again.plan == {"steps": 3}
     assert again.sum_of("first", 0) == "ab" and again.sum_of("second", 0) is None and again.chosen_after_results == ["steps"]
     assert again.holds(0, entry(epoch_name="first")) and not again.holds(0, entry(epoch_name="second"))
 

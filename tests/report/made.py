@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dpx.claim.spent import chain_facts
-from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.report.rows import Run
 
 from ..sealed import sealed_anew
@@ -74,8 +74,10 @@ def folder(
         claim |= {"declared_size": 1000, "epsilon": {"rdp": 5.36}, "mechanism": {"noise_multiplier": 0.8}, "unsupported": []}
         claim |= {"assumptions": ["the vocabulary is fitted on documents of the public split, which are not protected"]}
     with contextlib.closing(Ledger(made / "private" / "ledger")) as entered:
-        fresh = Epoch(number=0, name="0", from_step=0, start=None, secret_tag="", secret_place=None, fingerprint={"data": corpus}, why="")
-        entered.open_epoch(fresh)
+        fresh = NoiseEpoch(
+            number=0, name="0", from_step=0, start=None, secret_tag="", secret_place=None, fingerprint={"data": corpus}, why=""
+        )
+        entered.open_noise_epoch(fresh)
         claim["ledger"] = chain_facts(entered)
     (made / "release" / "privacy.json").write_text(json.dumps(claim))
     sealed_anew(made)

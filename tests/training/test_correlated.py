@@ -75,7 +75,7 @@ def test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch(experiment, t
         assert past_noise_at_start(experiment(steps=6), tmp_path / "fork", fork=f"{tmp_path / 'whole'}@2") == (2, 0.0)
         assert past_noise_at_start(experiment(microbatch=2), tmp_path / "whole") == (4, 0.0)
     # The proof is of one strategy for a whole epoch: under another one the epoch that was begun is left.
-    epochs = len(Ledger(tmp_path / "fork" / "private" / "ledger").epochs)
+    noise_epochs = len(Ledger(tmp_path / "fork" / "private" / "ledger").noise_epochs)
     assert past_noise_at_start(experiment(steps=6), tmp_path / "fork", f"{tmp_path / 'whole'}@2", [0.8, 0.4, 0.3]) == (2, 0.0)
-    newest = Ledger(tmp_path / "fork" / "private" / "ledger").epochs
-    assert len(newest) == epochs + 1 and newest[-1].why.startswith("strategy changed")
+    newest = Ledger(tmp_path / "fork" / "private" / "ledger").noise_epochs
+    assert len(newest) == noise_epochs + 1 and newest[-1].why.startswith("strategy changed")

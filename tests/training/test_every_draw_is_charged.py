@@ -89,7 +89,7 @@ def watched(tmp_path_factory):
 
 def _charged(ledger):
     """{(tag of the secret, step): entry}, one for each charged release."""
-    tags = {epoch.name: epoch.secret_tag for epoch in ledger.epochs}
+    tags = {epoch.name: epoch.secret_tag for epoch in ledger.noise_epochs}
     charged = {(tags[entry.epoch_name], step): entry for step, entry in ledger.entries()}
     assert len(charged) == sum(count for _, count in ledgers.releases(ledger.segments()))
     return charged
@@ -97,7 +97,7 @@ def _charged(ledger):
 
 def test_the_three_epochs_are_there(watched):
     *_, ledger = watched
-    assert [(epoch.number, epoch.from_step) for epoch in ledger.epochs] == [(0, 0), (1, 2), (2, 4)]
+    assert [(epoch.number, epoch.from_step) for epoch in ledger.noise_epochs] == [(0, 0), (1, 2), (2, 4)]
     assert [ledger.steps(number) for number in (0, 1, 2)] == [set(range(4)), set(range(2, 6)), {4, 5}]
 
 
@@ -119,7 +119,7 @@ def test_every_step_is_charged_at_the_batch_size_of_its_own(watched):
 
 def test_draws_are_those_of_the_secret_and_the_step_and_differ(watched):
     _, folder, seen, ledger = watched
-    secrets = {epoch.secret_tag: RootSecret.load(folder.private / f"root_secret_{epoch.number}") for epoch in ledger.epochs}
+    secrets = {epoch.secret_tag: RootSecret.load(folder.private / f"root_secret_{epoch.number}") for epoch in ledger.noise_epochs}
     drawn = set()
     for tag, step, size, q, indices in seen["draws"]:
         expected = draw(Poisson(), size, q, lambda *place, tag=tag: secrets[tag].generator("sample", *place), step)
@@ -140,6 +140,6 @@ def test_every_slice_of_every_leaf_has_a_key_that_no_other_has(watched):
 
 def test_every_shown_step_has_the_checksum_of_its_sum_in_the_ledger(watched):
     *_, ledger = watched
-    shown = [(epoch.name, step) for epoch, steps in zip(ledger.epochs, [(0, 1), (2, 3), (4, 5)], strict=True) for step in steps]
+    shown = [(epoch.name, step) for epoch, steps in zip(ledger.noise_epochs, [(0, 1), (2, 3), (4, 5)], strict=True) for step in steps]
     sums = [ledger.sum_of(name, step) for name, step in shown]
     assert all(len(found or "") == 16 for found in sums) and len(set(sums)) == len(sums)

@@ -110,11 +110,11 @@ def test_rows_without_text_count_no_tokens_and_texts_of_a_choice_each_their_own(
 
 
 def test_a_sum_once_entered_stays_and_a_run_without_noise_enters_none(seen, opened):
-    runtime, name = opened.runtime, opened.run_start.epoch.name
+    runtime, name = opened.runtime, opened.run_start.noise_epoch.name
     first, mark = runtime.ledger.sum_of(name, 0), runtime.ledger.mark
-    loop._record(runtime, opened.run_start.epoch, 0, "another")
+    loop._record(runtime, opened.run_start.noise_epoch, 0, "another")
     plain = dataclasses.replace(runtime, calibrated=dataclasses.replace(runtime.calibrated, noise_multiplier=None))
-    loop._record(plain, opened.run_start.epoch, 1, "another")
+    loop._record(plain, opened.run_start.noise_epoch, 1, "another")
     assert runtime.ledger.sum_of(name, 0) == first is not None and runtime.ledger.mark == mark
 
 
@@ -125,11 +125,11 @@ def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
 
 def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypatch):
     """Metrics are read one step late: the metrics of step 0 are still pending when step 1 gives another sum."""
-    first, order = opened.run_start.epoch, []
+    first, order = opened.run_start.noise_epoch, []
     second = dataclasses.replace(first, number=first.number + 1, name="second")
 
-    def one_step(_, epoch, secret, step, state):
-        if step == 1 and epoch is first:
+    def one_step(_, noise_epoch, secret, step, state):
+        if step == 1 and noise_epoch is first:
             raise loop.AnotherSum
         return state, {}
 
@@ -138,7 +138,7 @@ def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypa
         return second, opened.run_start.secret, state
 
     monkeypatch.setattr(loop, "one_step", one_step)
-    monkeypatch.setattr(loop, "_show", lambda _, epoch, step, *rest: order.append((epoch.number, step)) or 0.0)
+    monkeypatch.setattr(loop, "_show", lambda _, noise_epoch, step, *rest: order.append((noise_epoch.number, step)) or 0.0)
     experiment = dataclasses.replace(opened.runtime.experiment, steps=3, schedule=Schedule(evaluate_every=100, checkpoint_every=100))
     loop.run(dataclasses.replace(opened.runtime, experiment=experiment), opened.run_start, lambda *_: None, renew)
     assert order == [(0, 0), ("renewed", 1), (1, 1), (1, 2)]

@@ -15,7 +15,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import Checkpoints
-from dpx.training.run_start import Epochs, RunStart, facts_of, note_plan, start_run
+from dpx.training.run_start import NoiseEpochs, RunStart, facts_of, note_plan, start_run
 from dpx.training.state import State
 from dpx.training.step import Step
 
@@ -58,8 +58,8 @@ def begun(
         stack.enter_context(folder.claimed())
         ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", 3)))
-        found = start_run(Epochs(folder, seed, fingerprint, ledger, plan), checkpoints, STEP, _start(fork))
-        yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.epoch))
+        found = start_run(NoiseEpochs(folder, seed, fingerprint, ledger, plan), checkpoints, STEP, _start(fork))
+        yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.noise_epoch))
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -67,7 +67,7 @@ def test_a_run_stopped_before_its_first_checkpoint_is_replayed_under_its_own_key
     with begun(tmp_path, seed=seed) as (first, _, _):
         assert first.first_step == 0 and first.messages == ()
     with begun(tmp_path, seed=seed) as (again, ledger, _):
-        assert (again.epoch, again.secret.tag) == (first.epoch, first.secret.tag) and len(ledger.epochs) == 1
+        assert (again.noise_epoch, again.secret.tag) == (first.noise_epoch, first.secret.tag) and len(ledger.noise_epochs) == 1
         assert again.messages == ("resuming from step 0",)
 
 
@@ -75,11 +75,11 @@ def test_a_new_noise_epoch_goes_on_as_long_as_its_own_fingerprint_is_kept(tmp_pa
     with begun(tmp_path) as (first, _, save):
         save(2)
     with begun(tmp_path, OTHER) as (changed, _, _):
-        assert (changed.epoch.number, changed.epoch.from_step) == (1, 2) and changed.secret.tag != first.secret.tag
+        assert (changed.noise_epoch.number, changed.noise_epoch.from_step) == (1, 2) and changed.secret.tag != first.secret.tag
     with begun(tmp_path, OTHER) as (again, _, _):
-        assert (again.epoch, again.secret.tag) == (changed.epoch, changed.secret.tag)
+        assert (again.noise_epoch, again.secret.tag) == (changed.noise_epoch, changed.secret.tag)
     with begun(tmp_path, ONE) as (back, _, _):
-        assert back.epoch.number == 2 and "microbatch changed" in back.messages[0]
+        assert back.noise_epoch.number == 2 and "microbatch changed" in back.messages[0]
 
 
 def test_no_two_epochs_or_forks_of_seeded_runs_share_a_key(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_no_two_epochs_or_forks_of_seeded_runs_share_a_key(tmp_path: Path) -> No
         with begun(path, OTHER, seed=seed) as (second, _, _):
             pass
         with begun(tmp_path / f"fork_{seed}", seed=seed, fork=f"{path}@2") as (fork, _, _):
-            assert fork.epoch.number == 0
+            assert fork.noise_epoch.number == 0
         tags += [first.secret.tag, second.secret.tag, fork.secret.tag]
     assert len(set(tags)) == 6
 
@@ -135,7 +135,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_in_the_same_epoch(tmp_pa
             save(steps_done)
     damaged(tmp_path, 4, 6)
     with begun(tmp_path) as (again, ledger, save):
-        assert again.first_step == 2 and again.epoch == first.epoch and len(ledger.epochs) == 1
+        assert again.first_step == 2 and again.noise_epoch == first.noise_epoch and len(ledger.noise_epochs) == 1
         assert [message.partition(":")[0] for message in again.messages] == [
             "checkpoint 6 is damaged",
             "checkpoint 4 is damaged",
@@ -151,11 +151,11 @@ def test_a_checkpoint_from_before_the_newest_epoch_opens_another(tmp_path: Path)
         save(2)
         save(4)
     with begun(tmp_path, OTHER) as (changed, _, save):
-        assert changed.epoch.from_step == 4
+        assert changed.noise_epoch.from_step == 4
         save(6)
     damaged(tmp_path, 4, 6)
     with begun(tmp_path, OTHER) as (found, ledger, _):
-        assert (found.first_step, found.epoch.number, found.epoch.from_step) == (2, 2, 2) and len(ledger.epochs) == 3
+        assert (found.first_step, found.noise_epoch.number, found.noise_epoch.from_step) == (2, 2, 2) and len(ledger.noise_epochs) == 3
         assert found.secret.tag != changed.secret.tag and "not one of the newest noise epoch" in found.messages[-1]
 
 
@@ -170,7 +170,7 @@ def test_where_no_checkpoint_is_whole_a_run_is_repeated_from_its_beginning_or_re
                 pass
     assert (tmp_path / "private" / "checkpoints" / "2").is_dir()
     with begun(tmp_path) as (again, ledger, _):
-        assert (again.first_step, again.epoch, len(ledger.epochs)) == (0, first.epoch, 1)
+        assert (again.first_step, again.noise_epoch, len(ledger.noise_epochs)) == (0, first.noise_epoch, 1)
         assert again.messages[0].startswith("checkpoint 2 is damaged")
 
 

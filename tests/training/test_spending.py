@@ -8,7 +8,7 @@ from dpx.claim.spending import Spending
 from dpx.mechanism.declarations import Multiplier
 from dpx.privacy import accounting, ledger
 from dpx.privacy.declarations import Pld, Privacy
-from dpx.privacy.ledger import Epoch, Ledger
+from dpx.privacy.ledger import Ledger, NoiseEpoch
 
 from .conftest import declare
 
@@ -20,7 +20,7 @@ def begun(path, steps, epoch=0, entered=None):
     """A ledger with a separate noise epoch for `steps`."""
     entered, name = entered or Ledger(path / "ledger"), f"epoch {epoch}"
     opened = {"start": None, "secret_tag": "", "secret_place": None, "fingerprint": {}, "why": "a test"}
-    entered.open_epoch(Epoch(number=epoch, name=name, from_step=steps[0], **opened))
+    entered.open_noise_epoch(NoiseEpoch(number=epoch, name=name, from_step=steps[0], **opened))
     for step in steps:
         entered.append(step, entry(EXPERIMENT, SIZE, 0.7, 10, epoch, name))
     return entered
