@@ -178,7 +178,7 @@ def test_the_checkpoint_before_a_damaged_one_serves_by_itself(experiment, uninte
     content[len(content) // 2] ^= 1
     array.write_bytes(content)
     assert _equal(_train(experiment(seed=5), path), uninterrupted[1])
-    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line or "going on" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line or "resuming" in line]
     assert said == ["checkpoint 6 is damaged: it was moved to damaged-6", "resuming from step 4"]
     assert _runs(path) == _runs(uninterrupted[0]), "its steps are repeated under their own key, and charged once"
     assert newest.is_dir() and (newest.parent / "damaged-6").is_dir()
