@@ -70,7 +70,7 @@ def test_unknown_provenance_leaves_no_guarantee_and_a_plan_reads_no_weights(plac
         (["model=micro"], r"holds embeddings.LayerNorm.bias of shape \(16,\), not \(32,\), for embeddings/norm/bias. Use model=hf"),
         (["model=micro", "model.heads=4"], "model.heads=4: .* is of a model with 2. Use model=hf"),
         (["data.vocabulary.path={place}/other.txt"], "was trained with another vocabulary than this run's data is cut with"),
-        (["train=lora"], "train=lora: classifier/bias, classifier/kernel would be made new, and rest .* Add train.head=true"),
+        (["train=lora"], "train=lora: classifier/bias, classifier/kernel would be made new, and stay untrained.* Add train.head=true"),
         (["train=bias"], "train=bias: classifier/kernel would be made new"),
         (["train=lora", "train.head=true", "train.rank=17"], "rank=17: is not that of a matrix"),
         (["train=matching", "train.paths=[layers/query/*,classifier/*]"], "layers/query.*: picks no parameter. The nearest are layers/"),

@@ -62,7 +62,7 @@ def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
     # Tables of 1,024 + 32 + 2 rows, two layers of 12 H^2 + 13 H, and the head.
     assert found.parameters[0] == (1024 + 32 + 2) * 16 + 2 * 16 + 2 * (12 * 16**2 + 13 * 16) + 16 * 16 + 16 + 2 * 16 + 1024
     assert [line[: len("laptop_mckenna_grid-c")] for line in left_out] == [f"laptop_mckenna_grid-{name}" for name in "cdefg"]
-    assert "no finite number" in left_out[1]
+    assert "not a finite number" in left_out[1]
 
 
 def test_of_two_runs_with_the_same_settings_the_longer_counts(tmp_path):
@@ -81,7 +81,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
 @pytest.mark.parametrize("row", ["width_16,24848", "width_16,24848,0,1,0,128,32,100,much", "width_16,24848,0,1,0,128,32,100,nan"])
 def test_a_row_that_is_none_is_refused(row, tmp_path):
     (tmp_path / "losses.csv").write_text(f"{','.join((*TEXT, *NUMBERS))}\n{row}\n")
-    with pytest.raises(ConfigError, match="is not a number|no finite number"):
+    with pytest.raises(ConfigError, match="is not a number|not a finite number"):
         Measurements.read(tmp_path / "losses.csv")
 
 

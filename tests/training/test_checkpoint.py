@@ -176,10 +176,10 @@ def test_a_whole_checkpoint_of_another_form_is_not_called_damaged(saved):
 
 def test_exported_parameters_are_held_against_their_checksums(tmp_path):
     params = {"layers": {"kernel": np.arange(6, dtype=np.float32)}}
-    export(tmp_path / "resting", params, facts(params, ()))
+    export(tmp_path / "frozen", params, facts(params, ()))
     for read in (released, on_host):
-        assert np.array_equal(read(tmp_path / "resting")["layers"]["kernel"], params["layers"]["kernel"])
-    export(tmp_path / "resting", {"layers": {"kernel": params["layers"]["kernel"] + 1}}, facts(params, ()))
+        assert np.array_equal(read(tmp_path / "frozen")["layers"]["kernel"], params["layers"]["kernel"])
+    export(tmp_path / "frozen", {"layers": {"kernel": params["layers"]["kernel"] + 1}}, facts(params, ()))
     export(tmp_path / "bare", params, {})
     for place in ("frozen", "bare"):
         for read in (released, on_host):
