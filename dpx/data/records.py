@@ -84,9 +84,10 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     is_text = value is None or isinstance(value, str)
     require(is_text, where, f"has {str(value)[:40]} under {field!r}, which is not text", "Write it in quotation marks, or remove the row")
     require(value is not None and value.strip() != "", where, f"has an empty text under {field!r}", "Give it text, or remove the row")
-    require(len(value) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
-    require_characters(where, value)
-    return value
+    text = str(value)
+    require(len(text) <= LONGEST_LINE, where, f"has a text of more than {LONGEST_LINE} characters", "Cut it, or remove the row")
+    require_characters(where, text)
+    return text
 
 
 @dataclass(frozen=True)
