@@ -102,8 +102,8 @@ from dpx.training.checkpoint import released
 LEFT_OUT = {"name", "epoch_name", "origin", "fingerprint", "start", "parent", "ledger_mark", "mark", "chain", "identity", "secret_tag"}
 # How often epsilon is shown follows the clock; tokens were not counted before 38cf43f.
 LEFT_OUT |= {"secret_place", "train/examples_per_s", "privacy/epsilon", "train/tokens", "train/padded_tokens"}
-# Sentences, and the digests in which they take part.
-LEFT_OUT |= {"assumptions", "not_covered", "epsilon_is_of", "why", "sealed", "stated"}
+# Sentences, which may name a random identity, and the digests in which they take part.
+LEFT_OUT |= {"assumptions", "not_covered", "epsilon_is_of", "reasons", "reason", "why", "sealed", "stated"}
 
 
 def known(value):

@@ -41,7 +41,7 @@ def test_goes_on_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_run_is_found_by_its_name_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _run(Path("outputs/main-1234"))
-    assert config.load("main")[1] == Path("outputs/main-1234")
+    assert config.load("main")[1] == config.load("main-1234")[1] == Path("outputs/main-1234")
     _run(Path("outputs/main-5678"))
     with pytest.raises(ConfigError, match="2 runs have that name"):
         config.load("main")
