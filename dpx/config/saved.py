@@ -21,8 +21,8 @@ _DEEPEST = 32
 def load(run: str) -> tuple[DictConfig, Path]:
     """The resolved config of a finished or running run, and its folder, after checking that the folder's parts agree.
 
-    `run` is a run folder, its name under `outputs/`, or the name of an experiment that has exactly one run there. Raises `ConfigError` if no
-    run or several runs match, if its config is not valid, or if the parts of its folder do not agree.
+    `run` is a run folder, its name under `outputs/`, or the name of an experiment that has exactly one run there. Raises `ConfigError` if
+    no run or several runs match, if its config is not valid, or if the parts of its folder do not agree.
     """
     folder = next((place for place in (Path(run), Path("outputs", run)) if (place / "release" / CONFIG).is_file()), None)
     if folder is None:
