@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from dpx.audit.declarations import Audit, Canaries, NoCanaries
 from dpx.batch_schedule import BatchSchedule, Constant
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.data.declarations import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, require
@@ -51,7 +51,7 @@ class Experiment:
     mechanism: Mechanism
     clip: Clip
     noise: Noise
-    clipping: Clipping
+    clipping_method: ClippingMethod
     accountant: Accountant
     optimizer: Optimizer
     lr_schedule: WarmUpThen

@@ -41,8 +41,8 @@ GIVEN = {
     "data=overruling": ["task=classification"],
     "job=predict": ["job.input=rows.csv", "job.output=predictions"],
     "model=decoder": ["task=causal_lm"],
-    "model=gemma": ["task=causal_lm", "clipping=traced"],
-    "model=vaultgemma": ["task=causal_lm", "clipping=traced"],
+    "model=gemma": ["task=causal_lm", "clipping_method=traced"],
+    "model=vaultgemma": ["task=causal_lm", "clipping_method=traced"],
 }
 
 
@@ -132,7 +132,7 @@ def test_recipe_builds_and_equals_golden(name: str) -> None:
     assert experiment.name == name.replace("/", "_"), "the run folder would not carry the recipe's name"
     _agrees(GOLDEN / "experiment" / f"{name}.yaml", _difference(config.resolved(cfg), _default()))
     if last:
-        config.build(recipes.planned(name, last))
+        config.build(recipes.plan_config(name, last))
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_all_missing_values_are_listed_at_once() -> None:
         config.build(recipes.compose(["data=text", "steps=???"]))
 
 
-HOW_AND_WHERE = ["mesh=cpu8", "clipping.method=vmap", "schedule.evaluate_every=7", "microbatch=4", "job=plan", "list.match=a"]
+HOW_AND_WHERE = ["mesh=cpu8", "clipping_method.name=vmap", "schedule.evaluate_every=7", "microbatch=4", "job=plan", "list.match=a"]
 
 
 @pytest.mark.parametrize("override", HOW_AND_WHERE)

@@ -10,7 +10,7 @@ from scipy import stats
 from dpx import sampler
 from dpx.declaration import ConfigError
 from dpx.randomness import RootSecret
-from dpx.sampler import passes, poisson
+from dpx.sampler import epochs, poisson
 
 SECRET = RootSecret.from_seed(1)
 
@@ -132,7 +132,7 @@ def test_a_large_fixed_size_draw_costs_the_batch():
 @pytest.mark.parametrize("kind", [sampler.Shuffled(), sampler.Deterministic(), sampler.BallsInBins()])
 @pytest.mark.parametrize(("size", "batch"), [(100, 10), (103, 10), (7, 7), (5, 1), (1000, 999)])
 def test_in_each_pass_every_row_takes_part_exactly_once(kind, size, batch):
-    slots = sampler.steps_per_pass(batch / size)
+    slots = sampler.steps_per_epoch(batch / size)
     assert slots == -(-size // batch)
     for number in range(3):
         steps = range(number * slots, (number + 1) * slots)
@@ -153,7 +153,7 @@ def test_balls_fall_into_bins_of_binomial_sizes():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])
 def test_the_keyed_order_is_a_permutation(size):
-    places = passes.permuted(np.arange(size), size, generator_for("pass", 0))
+    places = epochs.permuted(np.arange(size), size, generator_for("pass", 0))
     assert np.array_equal(np.sort(places), np.arange(size))
 
 
@@ -166,7 +166,7 @@ def test_few_rows_come_in_an_order_of_their_own_in_every_pass():
 
 @pytest.mark.parametrize(("q", "steps"), [(1.0, 1), (1 / 3, 3), (64 / 640, 10), (1 / 49, 49), (2_097_152 / 346_000_000, 165)])
 def test_passes_have_the_ceiling_of_one_over_q_steps(q, steps):
-    assert sampler.steps_per_pass(q) == steps
+    assert sampler.steps_per_epoch(q) == steps
 
 
 @pytest.mark.parametrize("slack", [1e-3, 1.1e-9, 0.0, -1e-10])

@@ -68,7 +68,7 @@ class Attack:
     step: Step
 
     @classmethod
-    def of(cls, experiment: Experiment, setting: Setting) -> "Attack":
+    def build(cls, experiment: Experiment, setting: Setting) -> "Attack":
         require(experiment.is_private, "mechanism=none", "there is no claim to audit", "Audit a private experiment")
         require(
             experiment.mechanism.is_independent_gaussian,

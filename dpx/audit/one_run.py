@@ -18,20 +18,20 @@ RESOLUTION = 1e-3
 LARGEST = 20.0
 
 
-def p_value(seen: Guesses, epsilon: float, delta: float) -> float:
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """Upper bound on the chance that so many guesses are correct under an (epsilon, delta)-DP mechanism."""
-    wins, chance = seen.correct, expit(epsilon)
+    wins, chance = guesses.correct, expit(epsilon)
     if wins == 0:
         return 1.0
     reach = np.arange(1, wins + 1)
-    near = np.cumsum(binom.pmf(wins - reach, seen.guesses, chance))
-    slack = 2 * seen.canaries * delta * float(np.max(near / reach))
-    return min(1.0, float(binom.sf(wins - 1, seen.guesses, chance)) + slack)
+    near = np.cumsum(binom.pmf(wins - reach, guesses.guesses, chance))
+    slack = 2 * guesses.canaries * delta * float(np.max(near / reach))
+    return min(1.0, float(binom.sf(wins - 1, guesses.guesses, chance)) + slack)
 
 
-def epsilon_lower_bound(seen: Guesses, delta: float, error: float) -> float:
+def epsilon_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
     """A lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
-    return largest_refuted(lambda epsilon: p_value(seen, epsilon, delta) < error)
+    return largest_refuted(lambda epsilon: p_value(guesses, epsilon, delta) < error)
 
 
 def largest_refuted(is_refuted, largest: float = LARGEST, resolution: float = RESOLUTION) -> float:

@@ -39,12 +39,12 @@ def approximate(epsilon: float, delta: float) -> Inverse:
     return lambda rate: max(0.0, (rate - delta) / factor, 1 - delta - (1 - rate) * factor)
 
 
-def refutes(seen: Guesses, inverse: Inverse, error: float) -> bool:
+def refutes(guesses: Guesses, inverse: Inverse, error: float) -> bool:
     """Whether as many correct guesses have probability below `error` under every mechanism with this curve."""
-    m, r = seen.canaries, seen.guesses
+    m, r = guesses.canaries, guesses.guesses
     total = error
-    correct, wrong = seen.correct * error, (r - seen.correct) * error
-    for c in range(seen.correct, 0, -1):
+    correct, wrong = guesses.correct * error, (r - guesses.correct) * error
+    for c in range(guesses.correct, 0, -1):
         asked = m * inverse(min(1.0, correct / m))
         if asked > wrong:
             added = (asked - wrong) / (r - c + 1)
@@ -54,17 +54,17 @@ def refutes(seen: Guesses, inverse: Inverse, error: float) -> bool:
     return False
 
 
-def epsilon_lower_bound(seen: Guesses, delta: float, error: float) -> float:
+def epsilon_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
     """A lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
-    return largest_refuted(lambda epsilon: refutes(seen, approximate(epsilon, delta), error))
+    return largest_refuted(lambda epsilon: refutes(guesses, approximate(epsilon, delta), error))
 
 
-def mu_lower_bound(seen: Guesses, error: float) -> float:
+def mu_lower_bound(guesses: Guesses, error: float) -> float:
     """A lower bound that is at most the true mu of a mu-GDP mechanism with probability at least 1 - error."""
-    return largest_refuted(lambda mu: refutes(seen, gaussian(mu), error), largest=10.0)
+    return largest_refuted(lambda mu: refutes(guesses, gaussian(mu), error), largest=10.0)
 
 
-def gaussian_epsilon_lower_bound(seen: Guesses, delta: float, error: float) -> float:
+def gaussian_epsilon_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
     """Epsilon at `delta` of `mu_lower_bound`: a bound for mechanisms whose claim is a Gaussian curve, and for no others."""
-    mu = mu_lower_bound(seen, error)
+    mu = mu_lower_bound(guesses, error)
     return max(0.0, closed_form.epsilon(mu, delta) - 1e-6) if mu else 0.0

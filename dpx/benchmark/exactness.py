@@ -30,7 +30,7 @@ class Case:
     batch: dict[str, jax.Array]
 
     @classmethod
-    def of(cls, model: AnyModel, task: Task) -> "Case":
+    def build(cls, model: AnyModel, task: Task) -> "Case":
         objective = make_objective(dataclasses.replace(model, **_SMALL), task, VOCABULARY, Special(0, 1, 2, 3, 4))
         key, drawn = np.zeros(2, np.uint32), np.random.default_rng(0)
         shapes = jax.eval_shape(objective.init, key)
@@ -54,7 +54,7 @@ class Exactness:
 
     @functools.cached_property
     def _expected(self) -> tuple[Case, Any, float]:
-        case = Case.of(self._model, self._task)
+        case = Case.build(self._model, self._task)
         return case, *clipped(case.gradients())
 
     def error(self, variant: str) -> float:

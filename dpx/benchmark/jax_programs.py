@@ -79,7 +79,7 @@ class _Bench:
 
     def automatic_batch(self, dtype: str) -> int:
         """The microbatch that `microbatch=auto` picks on this device, searched again; at most a device's part of the logical batch."""
-        workload = Workload.of(self.experiment, self.objective(dtype))
+        workload = Workload.from_experiment(self.experiment, self.objective(dtype))
         part = self.setting.logical_batch // self.axes
         with tempfile.TemporaryDirectory() as cache:
             return choose(workload, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))

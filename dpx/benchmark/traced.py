@@ -25,7 +25,7 @@ class Traced:
     examples: int
 
     @classmethod
-    def of(cls, model: Any, length: int, vocabulary: int, examples: int) -> "Traced":
+    def trace(cls, model: Any, length: int, vocabulary: int, examples: int) -> "Traced":
         task = MaskedLanguageModel(next_sentence=False, max_masked_positions=length)
         objective = mlm.objective(model, task, vocabulary, mlm.Special(0, 1, 2, 3, 4))
         scalar = jax.ShapeDtypeStruct((examples,), jnp.int32)

@@ -8,7 +8,7 @@ from typing import Any
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from dpx import batch_schedule, packages
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.mechanism import places
@@ -66,21 +66,21 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     require(
         not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,
         f"sampler={sampler.name}",
-        "a pass over the data needs one batch size",
+        "an epoch needs one batch size",
         "Use batch_schedule=constant",
     )
     stages = tuple((batch / size, steps) for batch, steps in batch_stages)
     sigma = _noise(experiment, batch_stages, size)
-    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, batch_stages, size, sigma))
+    spent = accounting_of(experiment.accountant, experiment.privacy, planned_segments(experiment, batch_stages, size, sigma))
     return Calibrated(sigma, stages, batch_stages, size, spent)
 
 
 def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
     """Raises `ConfigError` for a mechanism or a sampler from outside that defines none of `methods` itself: with an inherited method its
     steps would be charged for a different draw or different noise."""
-    kinds = [kind for kind in type(part).__mro__ if rests_on.package_of(kind) != packages.OWN]
+    kinds = [kind for kind in type(part).__mro__ if outside_code.package_of(kind) != packages.OWN]
     require(
-        rests_on.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
+        outside_code.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
         f"{type(part).__module__}.{type(part).__qualname__}",
         f"does not say what a step of it costs: it has no {' or '.join(methods)} of its own",
         f"Give it {methods[0]}(), and event() where no known one is true of it (dpx/docs/extending.md)",
@@ -151,7 +151,8 @@ def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, A
     sigma = (plan or {}).get("noise_multiplier")
     if not sigma or sigma == calibrated.noise_multiplier or now | {"noise_multiplier": sigma} != plan:
         return calibrated
-    spent = accounting_of(experiment.accountant, experiment.privacy, planned(experiment, calibrated.batch_stages, calibrated.size, sigma))
+    segments = planned_segments(experiment, calibrated.batch_stages, calibrated.size, sigma)
+    spent = accounting_of(experiment.accountant, experiment.privacy, segments)
     return replace(calibrated, noise_multiplier=sigma, epsilon=spent)
 
 
@@ -170,7 +171,7 @@ def entry(
         rows_per_unit=experiment.privacy.rows_per_unit_max,
         unit_mode=experiment.privacy.unit_mode,
         event=event_of_step(experiment, noise_multiplier, size, batch),
-        by=rests_on.AND.join(rests_on.of(experiment, job)) or None,
+        by=outside_code.AND.join(outside_code.packages_of(experiment, job)) or None,
         **experiment.sampler.ledger_fields(size, batch),
         **experiment.mechanism.ledger_fields(),
         **experiment.clip.ledger_fields(),
@@ -206,7 +207,7 @@ def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     return {name: released[name] for name in ledger.AUXILIARY}
 
 
-def planned(
+def planned_segments(
     experiment: Experiment,
     batch_stages: BatchStages,
     size: int,
@@ -249,7 +250,8 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
     )
     accountant, orders = accountant_of(experiment.accountant)
     alone = dict.fromkeys(ledger.AUXILIARY)
-    segments, adjacency = [segment | alone for segment in planned(experiment, batch_stages, size, 1.0)], experiment.privacy.adjacency
+    segments = [segment | alone for segment in planned_segments(experiment, batch_stages, size, 1.0)]
+    adjacency = experiment.privacy.adjacency
     if experiment.sampler.assumed is not None:
         segments, adjacency = assumed(experiment.sampler, segments), ASSUMED_ADJACENCY
     whole = solve.solve(

@@ -32,7 +32,7 @@ MARGIN_COVERS = (
     "activations that are computed again (see dpx.clipping.rounding)"
 )
 TWO_PASSES = (
-    "clipping=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "
+    "clipping_method=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "
     "measured (see dpx.clipping.rounding), not proved"
 )
 
@@ -40,7 +40,7 @@ TWO_PASSES = (
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee does not cover."""
     uncovered = [*NOT_COVERED, *of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
-    if experiment.is_private and experiment.clipping.method == "ghost":
+    if experiment.is_private and experiment.clipping_method.name == "ghost":
         uncovered.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":
         size = experiment.data.declared_size
@@ -60,11 +60,11 @@ def of_table(data: Data) -> list[str]:
         uncovered.append(f"the dev rows ({share}), which are neither trained on nor in N; {chosen}")
     if source.test_paths is None:
         return uncovered
-    read = {
+    test_rows = {
         "dev": "rows of the test set, read once, after the last step (data.source.select=dev)",
         "test": "rows of the test set, which are held out: what is chosen by them is chosen by the test set (data.source.select=test)",
     }
-    return [*uncovered, f"{read[source.select]}; rows there of a unit that is protected too are among them"]
+    return [*uncovered, f"{test_rows[source.select]}; rows there of a unit that is protected too are among them"]
 
 
 def assumptions(

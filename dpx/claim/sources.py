@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpx.claim import agreement, rests_on
+from dpx.claim import agreement, outside_code
 from dpx.claim.reasons import chosen_late, refuted, seeded, unlike_in_words
 from dpx.claim.seals import STATEMENT, read_statement, seal
 from dpx.declaration import ConfigError, require
@@ -78,7 +78,7 @@ def _stated(path: Path, document: dict[str, Any]) -> Source:
         name=str(path),
         segments=ledger.join(segments),
         is_checked=False,
-        by=rests_on.of_guarantee(document.get("guarantee", "dp")) or (),
+        by=outside_code.packages_of_guarantee(document.get("guarantee", "dp")) or (),
         before=origins.charged_in(document),
         delta=document.get("delta"),
         adjacency=document.get("adjacency"),

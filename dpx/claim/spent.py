@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpx.claim.calibration import Calibrated, compositions, planned
+from dpx.claim.calibration import Calibrated, compositions, planned_segments
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, events, ledger, loss_grid, origins
 from dpx.privacy.declarations import Accountant, Privacy
@@ -91,7 +91,7 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     """
     assert calibrated.noise_multiplier is not None
     origin, noise_epoch = (entered.identity, entered.noise_epochs[-1] if entered.noise_epochs else None) if entered else ("planned", None)
-    to_come = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
+    to_come = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
     if entered is None:
         return ledger.join(*origins.charged(begins_from), to_come)
     # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.

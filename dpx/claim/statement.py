@@ -7,7 +7,7 @@ from typing import Any
 import dp_accounting
 
 from dpx.audit.declarations import Canaries
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.claim.calibration import Calibrated, auxiliary
 from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
 from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_source
@@ -72,8 +72,8 @@ def build(
 def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Origin], job: Any) -> dict[str, Any]:
     """What is stated of a run with or without noise."""
     common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
-    outside = rests_on.facts(experiment, job)
-    common |= {"rests_on": outside} if outside else {}
+    outside = outside_code.facts(experiment, job)
+    common |= {"outside_code": outside} if outside else {}
     if not experiment.train.is_all:
         common["train"] = experiment.train.kind
     return common | {"init": origins.facts(begins_from), "vocabulary": vocabulary_facts(experiment, manifest)}
@@ -81,7 +81,7 @@ def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Ori
 
 def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None) -> list[dict[str, Any] | None]:
     """The records of what the charged steps protect (`dpx.privacy.unit_facts`); without a ledger, the record of the run itself."""
-    noted = entered.units if entered is not None else [UnitFacts.of(experiment.data, experiment.privacy, manifest)]
+    noted = entered.units if entered is not None else [UnitFacts.from_data(experiment.data, experiment.privacy, manifest)]
     return [None if facts is None else facts.as_json() for facts in noted]
 
 
@@ -102,13 +102,13 @@ def _claim(
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     if epsilon[own] is None:
         reasons = [*reasons, f"accountant={own} finds no finite epsilon at this delta"]
-    by = rests_on.joined(rests_on.of(experiment, job), rests_on.of_segments(whole_segments))
+    by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(whole_segments))
     # Where the claim trusts a package, no number is stated as a bound, at the planned end or before it.
     is_proved = not (reasons or by)
     ancestors = ", the runs that this one starts from included" if origins.charged(begins_from) else ""
-    why_not = reasons or rests_on.words(by)
+    why_not = reasons or outside_code.sentences(by)
     return {
-        "guarantee": rests_on.guarantee(True, reasons, by),
+        "guarantee": outside_code.guarantee(True, reasons, by),
         "reasons": reasons,
         "accountant": own,
         "epsilon": epsilon if is_proved else {},

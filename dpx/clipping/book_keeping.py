@@ -92,7 +92,7 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
             if reference is None:
                 continue
             assert leaf is not None
-            index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.taken)
+            index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.selected)
             if index:
                 totals[reference.path] = totals[reference.path].at[index].add(leaf)
             else:

@@ -1,4 +1,4 @@
-"""The clipped sum for a loss of one example, in any JAX code: what `dpx.clipped_grad` and `clipping=traced` run.
+"""The clipped sum for a loss of one example, in any JAX code: what `dpx.clipped_grad` and `clipping_method=traced` run.
 
 B: examples.
 """
@@ -46,7 +46,7 @@ class ByExample:
     is_narrow: bool
 
     @classmethod
-    def of(cls, loss: Any, params: Any, batch: Any, frozen: Any = None) -> "ByExample":
+    def trace(cls, loss: Any, params: Any, batch: Any, frozen: Any = None) -> "ByExample":
         """Traces `loss(params, example)`, a number or (number, counts); `example` is one row of `batch`, without the first axis.
 
         Raises `ConfigError` for a loss that is not one floating-point number, for parameters that are not floating-point, and for
@@ -80,7 +80,7 @@ class ByExample:
             reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
             raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
 
-    def taken(self, kept_bytes: int, rows_per_unit: int) -> list[Taken]:
+    def routes_taken(self, kept_bytes: int, rows_per_unit: int) -> list[Taken]:
         """The route of every parameter; nothing is computed."""
         options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
         program = traced(self.losses, self.params, self.batch, options, batch_size(self.batch))

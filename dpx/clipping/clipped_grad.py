@@ -88,7 +88,7 @@ class WeightedGrad:
         try:
             found = traced.summed(self.method, weights=self._weights(traced.is_narrow), is_padding_B=is_padding_B, **options)
         except ConfigError as error:
-            if "clipping=" not in error.fix and "dpx.clipped_" not in error.fix:
+            if "clipping_method=" not in error.fix and "dpx.clipped_" not in error.fix:
                 raise
             # Written for a loss made of ops.
             raise ConfigError(error.value, error.reason, "Use method='vmap'") from error
@@ -102,14 +102,14 @@ class WeightedGrad:
         if batch_size(split.batch) == 0:
             unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
             split = split._replace(batch=jax.tree.map(unit, split.batch))
-        return self._traced(split).taken(self.kept_bytes, self.rows_per_unit)
+        return self._traced(split).routes_taken(self.kept_bytes, self.rows_per_unit)
 
     def _weights(self, is_narrow: bool) -> Any:
         return self.weights
 
     def _traced(self, split: _Arguments) -> ByExample:
         check_untracked(split.params, split.batch)
-        return ByExample.of(split.loss, split.params, split.batch)
+        return ByExample.trace(split.loss, split.params, split.batch)
 
     def _split(self, args: tuple[Any, ...]) -> _Arguments:
         names = _names(self.loss, len(args))

@@ -56,7 +56,7 @@ def clipped_sum(
         return sum_by(method, losses_fn, params, batch, frozen=frozen, fused=fused, checked=checked, **options)
     batch_size(batch)
     check_untracked(params, frozen, batch)
-    return ByExample.of(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", **options)
+    return ByExample.trace(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", **options)
 
 
 def plain_sum(

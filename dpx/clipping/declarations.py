@@ -6,8 +6,8 @@ from dpx.declaration import declaration
 
 
 @declaration
-class Clipping:
-    """`method`: `vmap`, `ghost`, `book_keeping` or `traced`: one interface, one result. `traced` takes a model in any JAX code. `ghost` is
+class ClippingMethod:
+    """`name`: `vmap`, `ghost`, `book_keeping` or `traced`: one interface, one result. `traced` takes a model in any JAX code. `ghost` is
     only for comparison with papers: it needs more products and memory than `book_keeping`."""
 
-    method: Literal["vmap", "ghost", "book_keeping", "traced"]
+    name: Literal["vmap", "ghost", "book_keeping", "traced"]

@@ -80,9 +80,9 @@ class Norms:
 
 
 def layer_of(reference: Reference) -> groups.Layer:
-    if not reference.taken:
+    if not reference.selected:
         return None
-    return "each" if isinstance(reference.taken[0], Layer) else reference.taken[0]
+    return "each" if isinstance(reference.selected[0], Layer) else reference.selected[0]
 
 
 def parts_of(site: Site) -> list[Part]:
@@ -122,7 +122,7 @@ def _is_alone(site: Site, reference: Reference | None, uses: Uses) -> bool:
 def _check_read(program: Program, uses: Uses) -> None:
     kinds: dict[str, set[tuple[bool, ...]]] = {path: set() for path in program.session.shapes}
     for (path, _), its_uses in uses.items():
-        kinds[path].update(tuple(isinstance(entry, Layer) for entry in use.reference.taken) for use in its_uses)
+        kinds[path].update(tuple(isinstance(entry, Layer) for entry in use.reference.selected) for use in its_uses)
     for path, its_kinds in kinds.items():
         if not its_kinds:
             raise ConfigError(path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
@@ -191,7 +191,7 @@ def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
     """The op's parameters, with the axes of the loops along them in front; zeros where no norm or sum needs the value."""
     shapes, tree = jax.tree.flatten(site.shapes)
     values = [
-        jnp.zeros(shape.shape, shape.dtype) if reference is None else reference.of(by_path[reference.path])
+        jnp.zeros(shape.shape, shape.dtype) if reference is None else reference.select(by_path[reference.path])
         for reference, shape in zip(site.values, shapes, strict=True)
     ]
     return jax.tree.unflatten(tree, values)

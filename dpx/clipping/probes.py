@@ -21,7 +21,7 @@ from dpx.clipping.op import Op
 from dpx.declaration import ConfigError, require
 from dpx.parameter_path import path_name
 
-ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping=traced"
+ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping_method=traced"
 
 
 @dataclasses.dataclass(eq=False)
@@ -184,12 +184,12 @@ def _named(named: tuple) -> str:
 
 def _differentiated(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
     reason = f"op {op.name} is differentiated inside the loss, where its per-example gradient is unknown"
-    raise ConfigError(_named(named), reason, "Use dpx.clipped_grad, or clipping=vmap")
+    raise ConfigError(_named(named), reason, "Use dpx.clipped_grad, or clipping_method=vmap")
 
 
 def _batched(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
     reason = f"op {op.name} is under jax.vmap, which hides the example's axis from it"
-    raise ConfigError(_named(named), reason, "Call it on the whole batch, or use dpx.clipped_grad or clipping=vmap")
+    raise ConfigError(_named(named), reason, "Call it on the whole batch, or use dpx.clipped_grad or clipping_method=vmap")
 
 
 ad.primitive_jvps[op_p] = _differentiated

@@ -204,7 +204,7 @@ def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Referen
         if reference is not None and reference.cut is not None:
             raise ConfigError(reference.path, "is sliced before a loop over it", ELSEWHERE)
     held = [label if label and label.cut is None else None for label in held]
-    layers = [label and dataclasses.replace(label, taken=(*label.taken, Layer(depth))) for label in held[consts + carry :]]
+    layers = [label and dataclasses.replace(label, selected=(*label.selected, Layer(depth))) for label in held[consts + carry :]]
     return [*held[:consts], *[None] * carry, *layers]
 
 
@@ -216,7 +216,7 @@ def _indexed(eqn: Any, reference: Reference) -> Reference | None:
         whole = starts[1:] == (0,) * (len(shape) - 1) and limits[1:] == shape[1:] and not (strides and set(strides) != {1})
         return dataclasses.replace(reference, cut=starts[0]) if whole and limits[0] - starts[0] == 1 else None
     if eqn.primitive is primitives.squeeze_p and reference.cut is not None and eqn.params["dimensions"] == (0,):
-        return dataclasses.replace(reference, taken=(*reference.taken, reference.cut), cut=None)
+        return dataclasses.replace(reference, selected=(*reference.selected, reference.cut), cut=None)
     return None
 
 

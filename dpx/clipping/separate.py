@@ -100,7 +100,7 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
             del _found_separate[next(iter(_found_separate))]
         return
     reason = "is not finite on random rows, so that it cannot be tried whether examples are apart"
-    raise ConfigError("the loss", reason, "Pass checked=False once you have compared it with clipping=vmap")
+    raise ConfigError("the loss", reason, "Pass checked=False once you have compared it with clipping_method=vmap")
 
 
 def _units(program: Program) -> list[int]:
@@ -133,7 +133,7 @@ def _check_alone(program: Program, trial: _Trial, factor: float) -> None:
         ops = ", ".join(sorted({site.op.name for site in program.sites}))
         both = " and ".join(f"({', '.join(f'{norm:.4g}' for norm in each)})" for each in (norms, alone))
         reason = f"gives examples among others and alone norms of {both}, losses or gradients that differ, through {ops}"
-        raise ConfigError("the loss", reason, "Let an example's loss depend on its own row alone, or use clipping=vmap")
+        raise ConfigError("the loss", reason, "Let an example's loss depend on its own row alone, or use clipping_method=vmap")
 
 
 def _norm(tree: Any) -> float:

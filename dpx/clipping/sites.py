@@ -22,26 +22,26 @@ class Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A parameter, or a part of it. `taken`: what was taken along each of its leading axes, an index or the layers of a loop; `cut`: an
-    index whose axis is not squeezed yet. `is_frozen`: it is not trained, so any operation may read it."""
+    """A parameter, or a part of it. `selected`: what was selected along each of its leading axes, an index or the layers of a loop; `cut`:
+    an index whose axis is not squeezed yet. `is_frozen`: it is not trained, so any operation may read it."""
 
     path: str
-    taken: tuple[int | Layer, ...] = ()
+    selected: tuple[int | Layer, ...] = ()
     cut: int | None = None
     is_frozen: bool = False
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return tuple(entry for entry in self.taken if isinstance(entry, int))
+        return tuple(entry for entry in self.selected if isinstance(entry, int))
 
     @property
     def depths(self) -> tuple[int, ...]:
         """The loops that run along its axes; in all other loops around it, it is used in every round."""
-        return tuple(entry.depth for entry in self.taken if isinstance(entry, Layer))
+        return tuple(entry.depth for entry in self.selected if isinstance(entry, Layer))
 
-    def of(self, parameter: Any) -> Any:
-        """The part of the whole parameter: indices taken, axes of loops still in front."""
-        return parameter[tuple(slice(None) if isinstance(entry, Layer) else entry for entry in self.taken)]
+    def select(self, parameter: Any) -> Any:
+        """The part of the whole parameter: indices applied, axes of loops still in front."""
+        return parameter[tuple(slice(None) if isinstance(entry, Layer) else entry for entry in self.selected)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,7 +12,19 @@ from dpx.declaration import ConfigError
 from dpx.interop import shape
 
 # These keys never change the identity of a run (design: how a config becomes a run).
-_NOT_IN_THE_NAME = ("hydra", "job", "mesh", "clipping", "schedule", "microbatch", "length_buckets", "point", "list", "plan", "report")
+_NOT_IN_THE_NAME = (
+    "hydra",
+    "job",
+    "mesh",
+    "clipping_method",
+    "schedule",
+    "microbatch",
+    "length_buckets",
+    "point",
+    "list",
+    "plan",
+    "report",
+)
 _NOT_IN_THE_NAME += ("tune", "name", "run")
 
 

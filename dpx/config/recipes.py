@@ -76,14 +76,14 @@ def _values(override: Override) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-def planned(name: str, point: list[str]) -> DictConfig:
+def plan_config(name: str, point: list[str]) -> DictConfig:
     """The composed config of one point."""
     return compose([f"+experiment={name}", _PLAIN_SWEEPER, *point, "job=plan"])
 
 
-def planned_if_there(name: str, point: list[str]) -> DictConfig | None:
-    """As `planned`; `None` if no config folder of this process has the recipe, or an option of the point."""
+def plan_config_if_found(name: str, point: list[str]) -> DictConfig | None:
+    """As `plan_config`; `None` if no config folder of this process has the recipe, or an option of the point."""
     try:
-        return planned(name, point)
+        return plan_config(name, point)
     except MissingConfigException:
         return None

@@ -24,20 +24,20 @@ def compiled_matmul_flops(text: str) -> int:
     entry = next(name for name, body in bodies.items() if body.startswith("ENTRY"))
     known: dict[str, int] = {}
 
-    def of(name: str) -> int:
+    def flops_of(name: str) -> int:
         if name not in known:
             known[name] = _own(bodies[name]) + _called(bodies[name])
         return known[name]
 
     def _called(body: str) -> int:
-        total = sum(of(name) for name in _CALLED.findall(body))
+        total = sum(flops_of(name) for name in _CALLED.findall(body))
         for loop in _WHILE.finditer(body):
             rounds = _ROUNDS.search(loop.group(0))
-            total += of(loop.group(1)) * (int(rounds.group(1)) if rounds else 1)
+            total += flops_of(loop.group(1)) * (int(rounds.group(1)) if rounds else 1)
         branches = [re.findall(r"%?([\w.\-]+)", names) for names in _BRANCHES.findall(body)]
-        return total + sum(max(of(name) for name in sides) for sides in branches + [list(pair) for pair in _SIDES.findall(body)])
+        return total + sum(max(flops_of(name) for name in sides) for sides in branches + [list(pair) for pair in _SIDES.findall(body)])
 
-    return of(entry)
+    return flops_of(entry)
 
 
 def _own(body: str) -> int:

@@ -17,7 +17,7 @@ from dpx.task.declarations import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training import features
-from dpx.training.frozen import drawn
+from dpx.training.frozen import draw
 from dpx.training.synthetic_rows import synthetic_rows
 
 
@@ -35,7 +35,7 @@ def products(
     `reads_once` is false (an audit's canaries are among the rows)."""
     subject = objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     key = np.zeros(2, np.uint32)
-    trained, frozen = jax.eval_shape(lambda key: drawn(train, subject, key), key)
+    trained, frozen = jax.eval_shape(lambda key: draw(train, subject, key), key)
     rows = synthetic_rows(task, 1, sequence_length, vocabulary_size)
     batch = jax.eval_shape(subject.batch, key, rows)
     once = 0

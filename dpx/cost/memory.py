@@ -43,7 +43,7 @@ class Trains(NamedTuple):
 class Memory:
     """Bytes on one device, by use."""
 
-    at_rest: int
+    stored: int
     gathered: int
     accumulator: int
     mechanism: int
@@ -52,7 +52,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        return self.at_rest + self.gathered + self.accumulator + self.mechanism + max(self.microbatch, self.update)
+        return self.stored + self.gathered + self.accumulator + self.mechanism + max(self.microbatch, self.update)
 
     def measured(self, temporaries: int) -> "Memory":
         """The same, with a microbatch as a compiler counts it: its `temporaries` (bytes) and the sum of its gradients."""
@@ -90,7 +90,7 @@ def step_memory(
         example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
     gathered = parameters if shards > 1 or number < FLOAT32 else 0
     return Memory(
-        at_rest=3 * FLOAT32 * parameters // shards,
+        stored=3 * FLOAT32 * parameters // shards,
         gathered=number * (gathered + trains.frozen),
         accumulator=FLOAT32 * parameters,
         mechanism=mechanism_bytes // shards,

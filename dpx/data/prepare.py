@@ -158,7 +158,7 @@ class _Preparation:
         if vocabulary.path is not None:
             return of_path(_place_of(vocabulary.path), vocabulary.size)
         fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
-        texts = (document.read.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
+        texts = (document.source.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
         try:
             return of_vocabulary(fit(chain.from_iterable(texts), vocabulary.size))
         except ConfigError:

@@ -99,7 +99,7 @@ class TextColumns:
     choices: str | None = None
     count: int | None = None
 
-    def of(self, where: str, record: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    def read_texts(self, where: str, record: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         """The texts of one row: one alone or as a pair, or a pair for each choice. Raises `ConfigError` where one is not there."""
         text = text_of(where, record, self.text)
         if self.choices is not None:

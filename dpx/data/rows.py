@@ -25,13 +25,13 @@ class UnitDocument:
 
     unit_id: str
     content: str
-    read: Document | Example
+    source: Document | Example
 
     def texts(self) -> list[str]:
         """What is tokenized by itself: a document's sentences, an example's segments."""
-        if isinstance(self.read, Example):
-            return list(self.read.paragraphs)
-        return [one for paragraph in self.read.paragraphs for one in split_sentences(paragraph)]
+        if isinstance(self.source, Example):
+            return list(self.source.paragraphs)
+        return [one for paragraph in self.source.paragraphs for one in split_sentences(paragraph)]
 
 
 class RowCutter:
@@ -46,8 +46,8 @@ class RowCutter:
         """Each document's rows, columns of the data's schema [n, ...]."""
         for block in _blocks(documents):
             for (split, document), ids in zip(block, self._tokens(block), strict=True):
-                if isinstance(document.read, Example):
-                    yield split, document, self._example(document.read, ids)
+                if isinstance(document.source, Example):
+                    yield split, document, self._example(document.source, ids)
                 else:
                     yield split, document, self._columns(self._rows(split, document, ids))
 
@@ -80,8 +80,8 @@ class RowCutter:
 
     def _example(self, example: Example, segments: list[Tokens]) -> Columns:
         """One row: the texts, each cut to fit, and the label."""
-        taken = iter(segments)
-        texts = [(next(taken), next(taken) if len(text) > 1 else []) for text in example.texts]
+        segment_iterator = iter(segments)
+        texts = [(next(segment_iterator), next(segment_iterator) if len(text) > 1 else []) for text in example.texts]
         marked = marked_examples(self._tokenizer, texts, self._data.sequence_length)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
@@ -122,7 +122,7 @@ def _blocks(documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[list[tu
     characters = 0
     for split, document in documents:
         block.append((split, document))
-        characters += sum(map(len, document.read.paragraphs))
+        characters += sum(map(len, document.source.paragraphs))
         if characters >= _BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0

@@ -88,17 +88,17 @@ def _stored(name: str, values: np.ndarray, column: Column, where: object) -> np.
     return values.astype(column.dtype)
 
 
-def require_gives(given: Schema, read: Schema, data: str, task: str) -> None:
-    """Raises `ConfigError` where rows of `given` columns lack one that is `read`, or hold it in another form."""
-    for name, column in read.items():
-        if name not in given:
+def require_gives(available: Schema, required: Schema, data: str, task: str) -> None:
+    """Raises `ConfigError` where rows of `available` columns lack one that is `required`, or hold it in another form."""
+    for name, column in required.items():
+        if name not in available:
             raise ConfigError(
                 f"data={data}", f"its rows carry no {name}, which task={task} reads", f"Use data with {name}, or another task"
             )
-        given_column = given[name]
-        if given_column.shape != column.shape:
-            reason = f"its {name} have the shape {list(given_column.shape)} a row; task={task} reads {list(column.shape)}"
+        available_column = available[name]
+        if available_column.shape != column.shape:
+            reason = f"its {name} have the shape {list(available_column.shape)} a row; task={task} reads {list(column.shape)}"
             raise ConfigError(f"data={data}", reason, "Use data of that form, or another task")
-        if given_column.below != column.below:
-            reason = f"its {name} has {given_column.below} values; task={task} is declared for {column.below}"
-            raise ConfigError(f"data={data}", reason, f"Declare the task for {given_column.below}")
+        if available_column.below != column.below:
+            reason = f"its {name} has {available_column.below} values; task={task} is declared for {column.below}"
+            raise ConfigError(f"data={data}", reason, f"Declare the task for {available_column.below}")

@@ -59,7 +59,7 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
     if label not in place:
         known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
         raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
-    pairs = declared.texts.of(where, record)
+    pairs = declared.texts.read_texts(where, record)
     unit_id = None if declared.unit_field is None else _unit(where, record, declared.unit_field)
     return Example(texts=pairs, label=place[label], unit_id=unit_id, is_test=is_test)
 

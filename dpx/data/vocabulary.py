@@ -32,7 +32,7 @@ class SpecialIds:
     mask_id: int
 
     @classmethod
-    def of(cls, ids: Any) -> "SpecialIds":
+    def from_ids(cls, ids: Any) -> "SpecialIds":
         """Those of anything that has all five, such as a store's manifest."""
         return cls(*(getattr(ids, field.name) for field in fields(cls)))
 

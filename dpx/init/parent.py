@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx import config
-from dpx.claim import agreement, rests_on
+from dpx.claim import agreement, outside_code
 from dpx.claim.caveats import vocabulary_source
 from dpx.claim.reasons import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
 from dpx.claim.seals import STATEMENT, seal
@@ -128,7 +128,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
 
 def _stated_origin(name: str, data: Data, privacy: Privacy, document: dict[str, Any]) -> Origin:
     """The origin that the statement of a run describes."""
-    is_claimed = rests_on.of_guarantee(str(document.get("guarantee"))) is not None
+    is_claimed = outside_code.packages_of_guarantee(str(document.get("guarantee"))) is not None
     reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
     if "tuning" in document:
         reasons.append(of_a_trial([document["tuning"].get("charge")]))
@@ -200,7 +200,7 @@ def _claim(data: Data, privacy: Privacy, document: dict[str, Any], audit: str | 
     stated = {name: document[name] for name in ("guarantee", "epsilon", "steps") if name in document}
     declared = {"unit": privacy.unit, "adjacency": privacy.adjacency, "delta": privacy.delta}
     audited = {"audit": audit} if audit else {}
-    return stated | declared | audited | {"units": UnitFacts.of(data, privacy).as_json()}
+    return stated | declared | audited | {"units": UnitFacts.from_data(data, privacy).as_json()}
 
 
 def _vocabulary(known: list[Any], document: dict[str, Any]) -> str | None:

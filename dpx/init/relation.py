@@ -63,7 +63,7 @@ def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -
     if origin.relation == "disjoint":
         return None
     node = origin.claim.get("units")
-    theirs = None if node is None else UnitFacts.of_json(node, origin.name)
+    theirs = None if node is None else UnitFacts.from_json(node, origin.name)
     # A unit's split is a function of its name, the salt and the fractions: a unit that was public there is public here.
     if source == "public_split" and theirs is not None and _split_alike(theirs, own):
         return None

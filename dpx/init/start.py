@@ -70,7 +70,7 @@ class Start:
 RANDOM = Start()
 
 
-def planned(init: Init, receiver: Receiver, store: Store | None = None, fork: str | None = None) -> Start:
+def planned_start(init: Init, receiver: Receiver, store: Store | None = None, fork: str | None = None) -> Start:
     """The start of a run that has not begun, without its weights; raises `ConfigError` where `start` or `start_of_fork` would. No jax.
 
     `store` is its prepared data; without it no data can be compared, and all data counts as shared.
@@ -116,8 +116,8 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
         return _from_elsewhere(f"init.file={init.file}", origins[0], leaves, outputs)
     if isinstance(init, FromCheckpoint):
         checkpoint = Checkpoint(init.path)
-        taken = checkpoint.taken(receiver.shapes, receiver.model)
-        return _from_elsewhere(checkpoint.asked, origins[0], checkpoint.leaves(taken), outputs, taken.in_words())
+        selected = checkpoint.select(receiver.shapes, receiver.model)
+        return _from_elsewhere(checkpoint.asked, origins[0], checkpoint.leaves(selected), outputs, selected.in_words())
     if parent is None:
         return RANDOM
     assert isinstance(init, FromRun)
@@ -152,7 +152,7 @@ def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: I
         return dataclasses.replace(origin, against=list(dict.fromkeys([*origin.against, *_of_overlap(origin, receiver.data.known_as)])))
     origin = dataclasses.replace(origin, relation=relation(origin, disjoint, is_holders_data), against=())
     mismatch = unit_mismatch(origin, receiver.data, receiver.privacy, is_same_data(origin.data, store))
-    learnt = learnt_from_protected(origin, UnitFacts.of(receiver.data, receiver.privacy), store)
+    learnt = learnt_from_protected(origin, UnitFacts.from_data(receiver.data, receiver.privacy), store)
     return dataclasses.replace(origin, against=[reason for reason in (mismatch, learnt) if reason])
 
 
@@ -215,12 +215,12 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     checkpoint = Checkpoint(init.path)
     require_not_exported(checkpoint)
     _require_same_function(checkpoint.asked, checkpoint.model, receiver.model, "model=hf")
-    taken = checkpoint.taken(receiver.shapes, receiver.model)
-    _require_trained(taken, receiver.train)
+    selected = checkpoint.select(receiver.shapes, receiver.model)
+    _require_trained(selected, receiver.train)
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
     name = _called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
-    told = taken.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
+    told = selected.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
     told |= {"names": sorted({name, _called(init.path)})}
     origin = Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=told)
     return related(origin, receiver, store, (), False)
@@ -233,9 +233,9 @@ def _called(path: str) -> str:
     return cached.group(1).replace("--", "/") if cached else path if is_hub_id(path) and not Path(path).exists() else PurePath(path).name
 
 
-def _require_trained(taken: Taken, train: Trained) -> None:
+def _require_trained(selected: Taken, train: Trained) -> None:
     """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the model would be read out by random numbers."""
-    frozen = [path for path in taken.made_new if not train.selection().picks(path)]
+    frozen = [path for path in selected.made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
     require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be made new, and stay untrained", fix)
 

@@ -71,13 +71,13 @@ def facts_beside(params: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def require_shapes(place: str, expected: Shapes, given: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+def require_shapes(place: str, expected: Shapes, actual: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
     """Raises `ConfigError` naming the first parameter that is missing, unknown, of another shape, or not float32."""
     fix = "Name the model that these weights are of, or other weights"
-    for path in sorted({*expected, *given}):
-        require(path in given, place, f"lacks {path} of this model", fix)
+    for path in sorted({*expected, *actual}):
+        require(path in actual, place, f"lacks {path} of this model", fix)
         require(path in expected, place, f"holds {path}, which this model does not have", fix)
-        (shape, dtype), own = given[path], tuple(expected[path])
+        (shape, dtype), own = actual[path], tuple(expected[path])
         require(tuple(shape) == own, place, f"holds {path} of shape {tuple(shape)}, where this model has {own}", fix)
         require(np.dtype(dtype) == np.float32, place, f"holds {path} as {np.dtype(dtype)}", "Write it as float32")
 
@@ -97,8 +97,8 @@ def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
         for name in archive.namelist():
             with archive.open(name) as member:
                 version = np.lib.format.read_magic(member)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(member)
+                read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read_header(member)
             shapes[name.removesuffix(".npy")] = (shape, dtype)
     return shapes
 

@@ -53,7 +53,7 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
     require(not is_passed_over, base.asked, f"pads with {last_mark}, the mark that ends a text, and would not read it", _FIX)
     modules = _modules(layout, nested(leaves)["layers"]["lora"])
-    ranks = {_pattern(module): len(of) for module, of in modules.items() if len(of) > 1}
+    ranks = {_pattern(module): len(adapters) for module, adapters in modules.items() if len(adapters) > 1}
     config = {
         "peft_type": "LORA",
         "task_type": _TASK_TYPES.get(type(task)),
@@ -71,8 +71,8 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     }
     parts = layout.parts(layout.prefix)
     tensors = {name: values for path in trained for name, values in parts[path].theirs(beside[path]).items()}
-    for module, of in modules.items():
-        tensors |= _tensors(module, of)
+    for module, adapters in modules.items():
+        tensors |= _tensors(module, adapters)
     named = {_BASE + name: values for name, values in tensors.items()}
     return Written(family, architecture_of(model, task, family), config, named, CONFIG, WEIGHTS, base=init.path)
 
@@ -80,8 +80,8 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
 def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]) -> None:
     """Frozen parameters are not written: the base model must still hold them."""
     untrained = {path: leaf for path, leaf in leaves.items() if path not in trained}
-    taken = checkpoint.taken({path: leaf.shape for path, leaf in untrained.items()})
-    for path, values in checkpoint.leaves(taken).items():
+    parameters = checkpoint.select({path: leaf.shape for path, leaf in untrained.items()})
+    for path, values in checkpoint.leaves(parameters).items():
         is_same = values.tobytes() == untrained[path].tobytes()
         require(is_same, checkpoint.asked, f"holds other values of {path} than the run began from", f"Restore it. {_FIX}")
 
@@ -99,10 +99,10 @@ def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter
     return by_module
 
 
-def _tensors(module: str, of: list[_Adapter]) -> dict[str, np.ndarray]:
+def _tensors(module: str, adapters: list[_Adapter]) -> dict[str, np.ndarray]:
     """`lora_A` [r, p] and `lora_B` [d, r] of one module in each layer, r the sum of its adapters' ranks."""
-    a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in of], axis=1)
-    b_Lrd = np.concatenate([np.asarray(target.placed(jnp.asarray(p["b"]))) for target, p in of], axis=1)
+    a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in adapters], axis=1)
+    b_Lrd = np.concatenate([np.asarray(target.placed(jnp.asarray(p["b"]))) for target, p in adapters], axis=1)
     tensors = {}
     for layer in range(len(a_Lrp)):
         tensors[f"{module.format(layer)}.lora_A.weight"] = a_Lrp[layer]

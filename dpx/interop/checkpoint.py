@@ -71,7 +71,7 @@ class Checkpoint:
             by_name[today] = name
         return by_name
 
-    def taken(self, expected: Shapes, model: AnyModel | None = None) -> Taken:
+    def select(self, expected: Shapes, model: AnyModel | None = None) -> Taken:
         """What it gives a model of the parameters `expected`; its classifier not to a `model` whose classifier is of another form. Raises
         `ConfigError` for the first one below the heads that it does not give."""
         layers, stored = self.model.layers, self._stored
@@ -93,12 +93,12 @@ class Checkpoint:
         left_out = sorted(name for name in stored if name not in used and not name.endswith(ignored))
         return Taken(used_parts, tuple(sorted(path for path in expected if path not in used_parts)), tuple(left_out))
 
-    def leaves(self, taken: Taken) -> Leaves:
+    def leaves(self, selected: Taken) -> Leaves:
         """The parameters taken, by path, as float32."""
         layers = self.model.layers
-        names = [name for part in taken.parts.values() for name in part.tensors(layers)]
+        names = [name for part in selected.parts.values() for name in part.tensors(layers)]
         values = dict(self._tensors.read(self._stored[name] for name in names))
-        return {path: part.ours(lambda name: values[self._stored[name]], layers) for path, part in taken.parts.items()}
+        return {path: part.ours(lambda name: values[self._stored[name]], layers) for path, part in selected.parts.items()}
 
 
 _FIX = "Use model=hf, or a checkpoint of this model; a file may be cut short or hold tensors under other names"

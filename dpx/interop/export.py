@@ -52,7 +52,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     release = folder / "release"
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
     store = store_of(experiment, release / PARAMS)
-    special = SpecialIds.of(store.manifest)
+    special = SpecialIds.from_ids(store.manifest)
     if format == "peft":
         converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id)
     else:
@@ -112,7 +112,7 @@ def _merged(tree: Any) -> Any:
 def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> tuple[Leaves, SpecialIds]:
     """The parameters, and the ids of the marks. GPT-2's class for labels reads a text's last token that is not padding: if padding is
     also the mark that ends a text, padding gets a separate token. If the table is full, its new row is zeros, which nothing reads."""
-    special = SpecialIds.of(store.manifest)
+    special = SpecialIds.from_ids(store.manifest)
     if not isinstance(model, Decoder) or not isinstance(task, Classification) or special.pad_id != special.sep_id:
         return leaves, special
     special, table_VH = dataclasses.replace(special, pad_id=len(store.vocabulary())), leaves["embeddings/word"]

@@ -36,9 +36,9 @@ class Part:
         joined = (*each_shape[0][:-1], sum(one[-1] for one in each_shape[: len(self.names)]))
         return (layers, *joined) if self.is_of_layers else joined
 
-    def ours(self, read: Callable[[str], np.ndarray], layers: int) -> np.ndarray:
-        """The parameter, joined from the tensors that `read` returns."""
-        place = lambda name: read(name).T if self.is_transposed else read(name)  # noqa: E731
+    def ours(self, read_tensor: Callable[[str], np.ndarray], layers: int) -> np.ndarray:
+        """The parameter, joined from the tensors that `read_tensor` returns."""
+        place = lambda name: read_tensor(name).T if self.is_transposed else read_tensor(name)  # noqa: E731
         joined = lambda names: np.concatenate([place(name) for name in names], axis=-1)  # noqa: E731
         if not self.is_of_layers:
             return np.ascontiguousarray(joined(self.names))

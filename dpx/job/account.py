@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.claim.seals import STATEMENT
 from dpx.console import wide_console
 from dpx.declaration import declaration, require
@@ -57,8 +57,8 @@ class Account:
         tables = account(segments, self.accountant, delta, adjacency, before)
         folder.made_release()
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
-        by = rests_on.joined(rests_on.of_segments(segments), *(one.by for one in read_sources))
-        document |= {"rests_on": list(by)} if by else {}
+        by = outside_code.joined(outside_code.packages_of_segments(segments), *(one.by for one in read_sources))
+        document |= {"outside_code": list(by)} if by else {}
         unit = unit_of(read_sources, adjacency)
         document["unit"] = None if unit is None else unit.as_json()
         document["is_checked"] = all(one.is_checked for one in read_sources)
@@ -68,7 +68,7 @@ class Account:
         console.print(f"What is protected: {'not recorded' if unit is None else unit.in_words()}.", highlight=False)
         if not document["is_checked"]:
             console.print(UNCHECKED, highlight=False)
-        for line in rests_on.words(by):
+        for line in outside_code.sentences(by):
             console.print(f"NO BOUND: every epsilon below is {line}.", highlight=False)
         for line in document["no_guarantee"]:
             console.print(f"NO GUARANTEE: {line}.", highlight=False)

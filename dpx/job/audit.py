@@ -48,7 +48,7 @@ class Audit:
         from dpx.audit.verdict import judge, require_passes
 
         setting = Setting(canaries=self.canaries, steps=self.steps, epsilon=self.epsilon, delta=self.delta)
-        attack = Attack.of(experiment, setting)
+        attack = Attack.build(experiment, setting)
         with folder.claimed():
             secret = _secret(folder, experiment)
             is_in_M = attack.coins(secret)
@@ -70,7 +70,7 @@ class Audit:
             "mechanism": {
                 "clip": experiment.clip.kind,
                 "clipping_norm": experiment.clip.clipping_norm,
-                "clipping": experiment.clipping.method,
+                "clipping": experiment.clipping_method.name,
             },
             "noise": {"p_value": noise_p_value, "passes": noise_p_value >= NOISE_ERROR},
             "not_covered": ["the sampler", "the data and its units", "the optimiser and the trained parameters"],

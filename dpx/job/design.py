@@ -114,11 +114,11 @@ class Design:
             SHIPPED if self.measurements is None else PRIVATE,
             *more,
         )
-        columns = ("model", "parameters", "batch", "steps", "sigma", "ratio", "sampler", "loss", "near", "passes")
+        columns = ("model", "parameters", "batch", "steps", "sigma", "ratio", "sampler", "loss", "near", "epochs")
         columns += ("tokens_per_parameter", "advantage", "excess")
         rows = [
             (one.model, int(one.parameters), one.batch_size, one.steps, one.noise_multiplier, one.noise_batch_ratio, one.sampler)
-            + (one.loss, one.is_near, one.passes, one.tokens_per_parameter, one.advantage, design.excess(one, best))
+            + (one.loss, one.is_near, one.epochs, one.tokens_per_parameter, one.advantage, design.excess(one, best))
             for one in designs
         ]
         spans = [
@@ -152,7 +152,7 @@ def _base(name: str) -> Any:
     """The declaration of the recipe that the designed experiment is based on, read before the search."""
     from dpx.config import build, recipes
 
-    cfg = recipes.planned_if_there(name, [])
+    cfg = recipes.plan_config_if_found(name, [])
     if cfg is None:
         raise ConfigError(f"design.base={name}", "no recipe has such a name", "Name one that job=list shows")
     return build(cfg)[0]
@@ -161,7 +161,7 @@ def _base(name: str) -> Any:
 def _is_option(base: str, option: str) -> bool:
     from dpx.config import recipes
 
-    return recipes.planned_if_there(base, [option]) is not None
+    return recipes.plan_config_if_found(base, [option]) is not None
 
 
 def _require_length(measured: float, base: str, tokens: int) -> None:
@@ -174,11 +174,11 @@ def _published(size: int, epsilon: float) -> Table:
     from dpx.scaling import published
 
     row = published.look_up(size, epsilon)
-    columns = ("parameters", "batch_size", "steps", "compute", "loss", "passes", "tokens_per_parameter")
-    values = (row.parameters, row.batch_size, row.steps, row.compute, row.loss, row.passes, row.tokens_per_parameter)
+    columns = ("parameters", "batch_size", "steps", "compute", "loss", "epochs", "tokens_per_parameter")
+    values = (row.parameters, row.batch_size, row.steps, row.compute, row.loss, row.epochs, row.tokens_per_parameter)
     notes = (
         f"McKenna et al. 2025, Table 2, at delta {published.DELTA:g}: a prediction of their fit; no such model was trained",
-        "losses were measured in less than one pass over the data and at a batch of 1,024; 3.3e8 parameters are the edge of their grid",
+        "losses were measured in less than one epoch and at a batch of 1,024; 3.3e8 parameters are the edge of their grid",
     )
     return Table("published", columns, (values,), f"published optimum, {size:,} records, epsilon {epsilon:g}", notes)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.claim.seals import STATEMENT
 from dpx.console import wide_console
 from dpx.declaration import ConfigError, declaration, require
@@ -85,11 +85,11 @@ def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) 
     if experiment.init.is_random and fork is None:
         return ()
     from dpx.data.prepare import prepare
-    from dpx.init.start import planned, receiver_of
+    from dpx.init.start import planned_start, receiver_of
 
     store = prepare(experiment.data, experiment.privacy) if is_prepared and experiment.data.declared_size is None else None
     receiver = receiver_of(experiment, experiment.model.vocabulary_size or experiment.data.vocabulary.size)
-    return planned(experiment.init, receiver, store, fork).origins
+    return planned_start(experiment.init, receiver, store, fork).origins
 
 
 def public_size(experiment: Experiment) -> int:
@@ -114,7 +114,7 @@ def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, be
         return {"name": experiment.name, "words": words, "tables": []}
     calibrated = calibrate(experiment, size)
     document = stated or statement.build(experiment, None, calibrated, begins_from=begins_from)
-    by = rests_on.of_guarantee(document["guarantee"])
+    by = outside_code.packages_of_guarantee(document["guarantee"])
     words = [*_promise(experiment, document, calibrated), *_lists(document)]
     go_by = _as_steps_go(experiment, calibrated, charged_in(document))
     if stated is not None:
@@ -144,8 +144,8 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
     lines = [f"What is protected: one {unit} of the training text."]
     if document["guarantee"] == "none":
         lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
-    if by := rests_on.of_guarantee(document["guarantee"]):
-        lines.append(f"GUARANTEE: NONE OF DPX'S OWN, but {rests_on.words(by)[0]}. The numbers below hold if that package is right.")
+    if by := outside_code.packages_of_guarantee(document["guarantee"]):
+        lines.append(f"GUARANTEE: NONE OF DPX'S OWN, but {outside_code.sentences(by)[0]}. The numbers below hold if that package is right.")
     return [
         *lines,
         *_start(origins, next(iter(calibrated.epsilon.values()))),
@@ -205,10 +205,10 @@ def _lists(document: dict[str, Any]) -> list[str]:
 
 
 def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str, Any]]) -> dict[str, Any]:
-    from dpx.claim.calibration import accounting_of, planned
+    from dpx.claim.calibration import accounting_of, planned_segments
     from dpx.privacy.ledger import join, until
 
-    whole = planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
+    whole = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
     rows = []
     for part in POINTS:
         steps = max(1, round(experiment.steps * part))

@@ -36,7 +36,7 @@ class List:
             _show_names(names, points, console)
             _show_packages(console)
             return
-        rows = [point.planned() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
+        rows = [point.plan_row() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
         folder.made_release()
         write_json(folder.release / "list.json", rows)
         _show_plans(rows, console)
@@ -52,11 +52,11 @@ class Point:
     name: str
     overrides: tuple[str, ...]
 
-    def planned(self) -> dict[str, Any]:
+    def plan_row(self) -> dict[str, Any]:
         """Its plan, or the reason why it has none."""
         row: dict[str, Any] = {"experiment": self.name, "point": " ".join(self.overrides), "plan": None, "error": None}
         try:
-            experiment, job = config.build(recipes.planned(self.name, list(self.overrides)))
+            experiment, job = config.build(recipes.plan_config(self.name, list(self.overrides)))
             assert isinstance(job, Plan)
             row["plan"] = job.document(experiment)
         except Exception as error:
@@ -83,16 +83,16 @@ def _show_packages(console: Console) -> None:
 def _show_plans(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table("experiment", "point", "parameters", "FLOPs", "device h", "noise", "epsilon", "guarantee", "error")
     for row in rows:
-        planned = row["plan"]
-        if planned is None:
+        plan = row["plan"]
+        if plan is None:
             table.add_row(row["experiment"], row["point"], *[""] * 6, row["error"])
             continue
-        if "analysis" in planned:
-            ready = all(entry["exists"] for entry in planned["inputs"])
+        if "analysis" in plan:
+            ready = all(entry["exists"] for entry in plan["inputs"])
             table.add_row(row["experiment"], row["point"], "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
             continue
-        sigma = planned["noise_multiplier"]
-        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in planned["epsilon"].items())
-        cost = (f"{planned['parameters']:,}", f"{planned['flops']:.3g}", f"{planned['device_hours']:,.1f}")
-        table.add_row(row["experiment"], row["point"], *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", planned["guarantee"], "")
+        sigma = plan["noise_multiplier"]
+        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan["epsilon"].items())
+        cost = (f"{plan['parameters']:,}", f"{plan['flops']:.3g}", f"{plan['device_hours']:,.1f}")
+        table.add_row(row["experiment"], row["point"], *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", plan["guarantee"], "")
     console.print(table)

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from dpx.audit.declarations import Canaries
-from dpx.claim import rests_on, statement
+from dpx.claim import outside_code, statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
 from dpx.claim.caveats import assumptions, not_covered
 from dpx.claim.reasons import late_choices, reasons_against
@@ -16,8 +16,7 @@ from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
-from dpx.init.start import planned as planned_start
-from dpx.init.start import receiver_of
+from dpx.init.start import planned_start, receiver_of
 from dpx.job.analyse import inputs
 from dpx.mesh import simulate_devices
 from dpx.models.shape import count
@@ -163,7 +162,7 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
         masked_positions=experiment.task.masked_positions(experiment.data.sequence_length),
         microbatch=microbatch * experiment.privacy.rows_per_example,
         shards=experiment.mesh.shards,
-        method=experiment.clipping.method if experiment.is_private else "plain",
+        method=experiment.clipping_method.name if experiment.is_private else "plain",
         mechanism_bytes=experiment.mechanism.extra_memory_bytes(trains.parameters),
     )
 
@@ -184,10 +183,12 @@ def _claim(
     reasons = [f"mechanism={experiment.mechanism.name}"]
     if experiment.is_private:
         reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from) + against
-    by = rests_on.joined(rests_on.of(experiment), rests_on.of_segments(ledger.join(*origins.charged(begins_from))))
+    by = outside_code.joined(
+        outside_code.packages_of(experiment), outside_code.packages_of_segments(ledger.join(*origins.charged(begins_from)))
+    )
     epsilon = planned_epsilon(experiment, calibrated, begins_from)
     # As in a statement: a number that is not proved is given with its reason, not as a bound.
-    why_not = "; ".join(reasons if experiment.is_private and reasons else rests_on.words(by))
+    why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
     said = [{"name": f"epsilon/{name}", "value": value, "reason": why_not} for name, value in epsilon.items() if why_not]
     return {
         "sampler": experiment.sampler.name,
@@ -203,7 +204,7 @@ def _claim(
         "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),
         "init": origins.facts(begins_from),
         **({"unsupported": said} if said else {}),
-        "guarantee": rests_on.guarantee(experiment.is_private, reasons, by),
+        "guarantee": outside_code.guarantee(experiment.is_private, reasons, by),
         "reasons": reasons,
         "assumptions": assumptions(experiment, manifest, calibrated.size, None, begins_from) if experiment.is_private else [],
         "not_covered": not_covered(experiment),

@@ -55,7 +55,7 @@ class Predict:
             agreement.check(folder.path)
             classifier = of_run(experiment, folder.release / "params")
         columns = self._columns(trained_on, classifier.choices)
-        texts = (columns.of(where, row) for where, row in records(read))
+        texts = (columns.read_texts(where, row) for where, row in records(read))
         output.parent.mkdir(parents=True, exist_ok=True)
         count = _write(output, list(classifier.labels), classifier.scores(texts))
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)

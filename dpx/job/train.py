@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.console import Console, figure
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
@@ -62,7 +62,7 @@ def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
         table.add_row("audit", claim["audit"]["verdict"])
     for accountant, epsilon in claim.get("epsilon", {}).items():
         table.add_row(f"epsilon ({accountant})", f"{figure(epsilon)} at delta {claim['delta']:.2e}")
-    if rests_on.of_guarantee(claim["guarantee"]):
+    if outside_code.packages_of_guarantee(claim["guarantee"]):
         for one in claim["unsupported"]:
             value = "infinite" if one["value"] is None else figure(one["value"])
             table.add_row(f"not a bound: {one['name']}", f"{value} at delta {claim['delta']:.2e}, on {one['reason']}")

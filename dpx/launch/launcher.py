@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config, interruption
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.config import build
 from dpx.config.command_line import as_refused
 from dpx.config.instantiate import NODES_OF_JOBS
@@ -148,7 +148,7 @@ class Launcher:
         according to its folder, not the command line."""
         is_point = experiment.tune is not None and self.is_sweep and status.job == "train"
         # An external job may also train.
-        trains = status.job in finished.JOBS or bool(rests_on.of(job))
+        trains = status.job in finished.JOBS or bool(outside_code.packages_of(job))
         study = Study(path.parent, experiment.name) if is_point else Study.of_run(path) if trains else None
         if study is None:
             _require_no_search(experiment, status.job, self.is_sweep and trains)

@@ -18,7 +18,7 @@ class Gemma(ExampleModel):
     feed-forward (GeGLU) of two maps to `feed_forward`, no biases, and a word table that is multiplied by sqrt(width) when it is looked
     up and not when it decodes. A head has `head_dim` numbers, whatever the width. `vocabulary_size=None` takes the data's.
 
-    It is a model of one example: `clipping=traced` clips it, by book-keeping everywhere.
+    It is a model of one example: `clipping_method=traced` clips it, by book-keeping everywhere.
     """
 
     causal: ClassVar[bool] = True

@@ -64,11 +64,11 @@ def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
 
 def has_dropout(params: Any) -> bool:
     """Whether a model's adapters have dropout on their inputs."""
-    adapters = [p for part, of in params.items() if part.startswith("layers") for p in of.get("lora", {}).values()]
+    adapters = [p for part, parameters in params.items() if part.startswith("layers") for p in parameters.get("lora", {}).values()]
     return any("dropout" in p for p in adapters)
 
 
-def taken(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
+def adapter_input(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
     """The input of the adapter `name`: x after its dropout. With a fixed mask it is linear, and takes a
     cotangent of that input to x."""
     return drops(x_BTp, drop.ADAPTERS + list(TARGETS).index(name), p["dropout"]) if "dropout" in p else x_BTp
@@ -77,7 +77,7 @@ def taken(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
 def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> Array:
     """y plus the outputs of a dense map's adapters for its input, by ops."""
     for name, target, p in adapters_of(lora, weight):
-        own_BTp = taken(x_BTp, name, p, drops)
+        own_BTp = adapter_input(x_BTp, name, p, drops)
         y_BTd = y_BTd + target.placed(ops.low_rank(own_BTp, p["a"], p["b"]) * p["scale"].astype(y_BTd.dtype))
     return y_BTd
 
@@ -86,7 +86,7 @@ def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
     """(y plus the adapters' outputs for x, what `backward` needs: h_BTr of each, (alpha / r) x A)."""
     saved = {}
     for name, target, p in adapters_of(lora, weight):
-        saved[f"h_{name}"] = (taken(x_BTp, name, p, drops) @ p["a"]) * p["scale"]
+        saved[f"h_{name}"] = (adapter_input(x_BTp, name, p, drops) @ p["a"]) * p["scale"]
         y_BTd = y_BTd + target.placed(saved[f"h_{name}"] @ p["b"])
     return y_BTd, saved
 
@@ -98,7 +98,7 @@ def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, dro
     for name, target, p in adapters_of(lora, weight):
         g_BTc = target.columns(g_BTd)
         g_BTr = (g_BTc @ p["b"].T) * p["scale"]
-        own_of = partial(taken, name=name, p=p, drops=drops)
+        own_of = partial(adapter_input, name=name, p=p, drops=drops)
         factors.setdefault("lora", {})[name] = (saved.get(f"h_{name}"), g_BTr, g_BTc, own_of)
         own = own_of(g_BTr @ p["a"].T)
         total = own if total is None else total + own

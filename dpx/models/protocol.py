@@ -1,7 +1,7 @@
 """A model from another package: any JAX code for one example. No jax is imported here.
 
-`clipping=traced` clips any such model exactly (`dpx.clipped_grad`): an example is computed alone, so that nothing of one example can be
-in the row of another, and each example gets a copy of a parameter whose gradient has no product form.
+`clipping_method=traced` clips any such model exactly (`dpx.clipped_grad`): an example is computed alone, so that nothing of one example can
+be in the row of another, and each example gets a copy of a parameter whose gradient has no product form.
 
 Shape legend: T tokens, V vocabulary, K classes.
 """
@@ -69,7 +69,7 @@ class ExampleModel:
         return 2 * count(self.parameter_shapes(vocabulary_size, outputs=outputs)) * sequence_length
 
     def activations(self, vocabulary_size: int, sequence_length: int) -> int:
-        """Numbers that one example keeps for the backward pass; by default a copy of what `clipping=traced` may copy, and the logits."""
+        """Numbers that one example keeps for the backward pass; by default a copy of what `clipping_method=traced` may copy, and logits."""
         return count(self.parameter_shapes(vocabulary_size)) + 2 * vocabulary_size * sequence_length
 
 

@@ -31,7 +31,7 @@ class Release:
     """One noisy sum, in the form that an accountant needs.
 
     `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes part
-    with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole pass over the data; "group" is Poisson over rows of which
+    with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole epoch; "group" is Poisson over rows of which
     one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size` count rows, for the kinds that depend on them. `is_discrete`: sum
     and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external package defined it
     (`dpx.privacy.event_json`); the noise multiplier then only sets how fine the grid of the composition is.

@@ -29,7 +29,7 @@ from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
 from dpx.privacy.segments import until as until
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.sampler import IN_PASSES, steps_per_pass
+from dpx.sampler import IN_EPOCHS, steps_per_epoch
 
 FORMAT = 4
 
@@ -230,7 +230,7 @@ class Ledger:
         elif "plan" in line:
             self.plan = line["plan"]
         elif "units" in line:
-            self.units.append(None if line["units"] is None else UnitFacts.of_json(line["units"], self.path))
+            self.units.append(None if line["units"] is None else UnitFacts.from_json(line["units"], self.path))
         elif "chosen_after_results" in line:
             self.chosen_after_results += line["chosen_after_results"]
         elif "trial_of" in line:
@@ -269,23 +269,23 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
     """The charges of `segments`, for an accountant.
 
     Under cyclic sampling a row can be drawn only in the steps of its group: the steps of the busiest group are charged. A sampler without
-    amplification is charged one Gaussian release per started pass over the data in each noise epoch (a partial pass counts as a whole one),
-    at the smallest noise of that pass.
+    amplification is charged one Gaussian release per epoch begun in each noise epoch (a partial epoch counts as a whole one),
+    at the smallest noise of that epoch.
     """
     charges: list[tuple[Release, int]] = []
-    passes: dict[tuple[str, int, str, int], Release] = {}
+    by_epoch: dict[tuple[str, int, str, int], Release] = {}
     for segment in segments:
         if segment.get("event") is not None:
             charges.append((_of_package(segment), sum(count for _, count in segment["steps"])))
-        elif segment["sampler"] in IN_PASSES:
-            _enter_passes(segment, passes)
+        elif segment["sampler"] in IN_EPOCHS:
+            _enter_epochs(segment, by_epoch)
         elif segment["sampler"] == "cyclic_poisson":
             # In the steps of its group, a row is drawn with `cycle` times the probability.
             as_poisson = segment | {"sampler": "poisson", "q": min(1.0, segment["q"] * segment["cycle"])}
             charges.append((_release(as_poisson), _most_of_a_group(segment)))
         else:
             charges.append((_release(segment), sum(count for _, count in segment["steps"])))
-    return events.merge(charges + [(release, 1) for release in passes.values()])
+    return events.merge(charges + [(release, 1) for release in by_epoch.values()])
 
 
 def _of_package(segment: dict[str, Any]) -> Release:
@@ -302,23 +302,23 @@ def _of_package(segment: dict[str, Any]) -> Release:
 
 def _most_of_a_group(segment: dict[str, Any]) -> int:
     """The number of steps of the busiest group: no row can have taken part in more."""
-    seen = [0] * segment["cycle"]
+    steps_of_group = [0] * segment["cycle"]
     for first, count in segment["steps"]:
         for group in range(segment["cycle"]):
-            seen[group] += len(range(first + (group - first) % segment["cycle"], first + count, segment["cycle"]))
-    return max(seen)
+            steps_of_group[group] += len(range(first + (group - first) % segment["cycle"], first + count, segment["cycle"]))
+    return max(steps_of_group)
 
 
-def _enter_passes(segment: dict[str, Any], passes: dict[tuple[str, int, str, int], Release]) -> None:
+def _enter_epochs(segment: dict[str, Any], by_epoch: dict[tuple[str, int, str, int], Release]) -> None:
     # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
     release = Release(
         noise_multiplier=_joint(segment) / rows_clipped_apart(segment), kind=segment["sampler"], is_discrete=_is_discrete(segment)
     )
-    length = steps_per_pass(segment["q"])
+    length = steps_per_epoch(segment["q"])
     for first, count in segment["steps"]:
         for number in range(first // length, (first + count - 1) // length + 1):
             place = (segment["origin"], segment["epoch"], segment.get("epoch_name", ""), number)
-            passes[place] = min(release, passes.get(place, release), key=lambda known: known.noise_multiplier)
+            by_epoch[place] = min(release, by_epoch.get(place, release), key=lambda known: known.noise_multiplier)
 
 
 def _release(segment: dict[str, Any]) -> Release:

@@ -188,11 +188,11 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
     """
     if not origin.is_composed or origin.reasons:
         return None
-    ours = UnitFacts.of(data, privacy)
+    ours = UnitFacts.from_data(data, privacy)
     node = origin.claim.get("units")
     if node is None:
         return f"what {origin.name} protects is not recorded"
-    theirs = UnitFacts.of_json(node, origin.name)
+    theirs = UnitFacts.from_json(node, origin.name)
     # Reading the weights checks that the vocabularies are the same; another check excludes one learnt from protected text.
     alike = {name: getattr(ours, name) for name in ("unit_mode", "rows_per_unit_max", "vocabulary_source")} | {"vocabulary_sha256": ""}
     differing = dataclasses.replace(theirs, **alike).differences(dataclasses.replace(ours, vocabulary_sha256=""))

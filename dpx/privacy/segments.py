@@ -22,7 +22,7 @@ class LedgerEntry:
     `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units"). `epoch_name` is
     that of the noise epoch (`NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names are unique. `event` is the
     whole step's event if an external package defines one (`dpx.privacy.event_json`), and `by` names the packages that the step trusts
-    (`dpx.claim.rests_on`); `None` if all of it is dpx's own.
+    (`dpx.claim.outside_code`); `None` if all of it is dpx's own.
     """
 
     epoch: int

@@ -41,7 +41,7 @@ class UnitFacts:
     test_split: str | None
 
     @classmethod
-    def of(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
+    def from_data(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
         """The record of a run on `data`; `manifest` is that of its prepared store, `None` before preparation."""
         return cls(
             **{name: getattr(privacy, name) for name in _OF_PRIVACY},
@@ -52,7 +52,7 @@ class UnitFacts:
         )
 
     @classmethod
-    def of_json(cls, node: Any, source: Any) -> "UnitFacts":
+    def from_json(cls, node: Any, source: Any) -> "UnitFacts":
         """The record that `as_json` wrote into `source`; raises `ConfigError`, naming `source`, for anything else."""
         try:
             return cls(**node)
@@ -64,7 +64,7 @@ class UnitFacts:
     def listed(cls, nodes: Any, source: Any) -> "list[UnitFacts | None]":
         """The records that a statement lists, `None` for an unknown record; raises `ConfigError` as `of_json` does."""
         listed = nodes if isinstance(nodes, list) else [] if nodes is None else [nodes]
-        return [None if node is None else cls.of_json(node, source) for node in listed]
+        return [None if node is None else cls.from_json(node, source) for node in listed]
 
     def as_json(self) -> dict[str, Any]:
         """The record as a ledger and a statement hold it: nothing in it depends on protected text."""

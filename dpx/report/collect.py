@@ -22,10 +22,22 @@ from dpx.report.rows import FINAL, Row, by_run, models_timed
 
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
-_KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping", "optimizer", "lr_schedule", "privacy", "sampler")
+_KNOBS = (
+    "model",
+    "steps",
+    "batch_schedule",
+    "mechanism",
+    "noise",
+    "clip",
+    "clipping_method",
+    "optimizer",
+    "lr_schedule",
+    "privacy",
+    "sampler",
+)
 _KNOBS += ("accountant", "task", "microbatch", "data.sequence_length", "data.pairs", "data.vocabulary", "data.declared_size")
 # How a run is computed may differ from its recipe; what is computed may not.
-_FREE = ("microbatch", "clipping")
+_FREE = ("microbatch", "clipping_method")
 _SEARCHED = ("optimizer", "lr_schedule", "clip")
 
 

@@ -21,7 +21,7 @@ FINAL = "final"
 # A cell of a table that an analysis or a benchmark gave.
 _CELL = re.compile(r"(?P<table>\w+)\[(?P<row>\d+)\]\.(?P<column>.*)")
 # The repeat's number, and how a sum is computed, are not compared.
-_NOT_A_POINT = ("microbatch", "clipping.method", "clipping")
+_NOT_A_POINT = ("microbatch", "clipping_method.name", "clipping_method")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Which units take part in a step: indices drawn on the host, and what an accountant may assume about them."""
 
 from dpx.sampler.cyclic_poisson import CyclicPoisson as CyclicPoisson
+from dpx.sampler.epochs import IN_EPOCHS as IN_EPOCHS
+from dpx.sampler.epochs import BallsInBins as BallsInBins
+from dpx.sampler.epochs import Deterministic as Deterministic
+from dpx.sampler.epochs import Shuffled as Shuffled
+from dpx.sampler.epochs import steps_per_epoch as steps_per_epoch
 from dpx.sampler.fixed_size import FixedSize as FixedSize
-from dpx.sampler.passes import IN_PASSES as IN_PASSES
-from dpx.sampler.passes import BallsInBins as BallsInBins
-from dpx.sampler.passes import Deterministic as Deterministic
-from dpx.sampler.passes import Shuffled as Shuffled
-from dpx.sampler.passes import steps_per_pass as steps_per_pass
 from dpx.sampler.poisson import Poisson as Poisson
 from dpx.sampler.protocol import Sampler as Sampler
 from dpx.sampler.protocol import draw as draw

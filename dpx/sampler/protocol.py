@@ -16,7 +16,7 @@ from dpx.privacy.declarations import Accountant, Privacy
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# `generator_for(step, shard)` for a draw at each step, `generator_for("pass", number)` for an order that is fixed for a pass.
+# `generator_for(step, shard)` for a draw at each step, `generator_for("pass", number)` for an order that is fixed for an epoch.
 GeneratorFor = Callable[..., np.random.Generator]
 Assumed = Literal["poisson"] | None
 

@@ -41,7 +41,7 @@ class Design:
     loss: float
     is_near: bool
     marks: tuple[str, ...]
-    passes: float
+    epochs: float
     tokens_per_parameter: float
     advantage: float
     profile: np.ndarray
@@ -99,12 +99,12 @@ def _exact(surface: Surface, calibration: Calibration, budget: Budget, asked: Ca
         marks.append(f"extrapolated beyond {surface.measured_steps:,.0f} steps")
     if loss.is_below_ratios:
         marks.append("less noise than was measured: the loss is an upper estimate")
-    passes = batch * steps / budget.size
-    if passes > 1:
-        marks.append(f"{passes:,.1f} passes over the data; how many the losses were measured in is not in their table")
+    epochs = batch * steps / budget.size
+    if epochs > 1:
+        marks.append(f"{epochs:,.1f} epochs; how many the losses were measured in is not in their table")
     tokens = batch * steps * surface.tokens / parameters
     return Design(
-        name, parameters, batch, steps, sigma, sampler, float(loss.loss), is_near, tuple(marks), passes, tokens, float(profile[0]), profile
+        name, parameters, batch, steps, sigma, sampler, float(loss.loss), is_near, tuple(marks), epochs, tokens, float(profile[0]), profile
     )
 
 

@@ -51,24 +51,24 @@ class Measurements:
         return len(self.model)
 
     @classmethod
-    def of(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
+    def from_rows(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
         """The table of `rows`, each `{column: value}` (text or numbers). Raises `ConfigError` for no rows, a missing column, a value that
         is not a finite number, or two losses of one step."""
         require(bool(rows), "0 rows", "nothing was measured", "Name finished runs or a table that holds some")
         for name in (*TEXT, *NUMBERS):
             require(name in rows[0], f"column {name!r}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}")
         table = cls(np.array([str(row["model"]) for row in rows]), **{name: _numbers(rows, name) for name in NUMBERS})
-        said: set[tuple] = set()
+        keys: set[tuple] = set()
         for row in zip(*(getattr(table, name).tolist() for name in (*TEXT, *NUMBERS[:-1])), strict=True):
             own = f"{row[0]} at ratio {row[2]:g}, rate {row[3]:g}, replicate {row[4]:g}, step {row[7]:g}"
-            require(row not in said, own, "has two losses", "Leave one out, or give the second run its own replicate")
-            said.add(row)
+            require(row not in keys, own, "has two losses", "Leave one out, or give the second run its own replicate")
+            keys.add(row)
         return table
 
     @classmethod
     def read(cls, path: Path) -> "Measurements":
         """The table in a CSV file with these columns. Raises `ConfigError` where it has others."""
-        return cls.of(_lines(path))
+        return cls.from_rows(_lines(path))
 
     def write(self, path: Path) -> None:
         """A CSV file that `read` reads, numbers unrounded."""
@@ -133,4 +133,4 @@ def published_results(path: Path, batch_size: int = 1024, sequence_length: int =
                 "loss": line["Cross Entropy"],
             }
         )
-    return Measurements.of(rows)
+    return Measurements.from_rows(rows)

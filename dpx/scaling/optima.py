@@ -28,7 +28,7 @@ class Optimum:
     batch_size: float
     steps: float
     ratio: float
-    passes: float
+    epochs: float
     tokens_per_parameter: float
     marks: tuple[str, ...]
 
@@ -70,7 +70,7 @@ def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float
         batch_size=float(asked.batch_size[place]),
         steps=float(asked.steps[place]),
         ratio=float(asked.ratio[place]),
-        passes=float(asked.batch_size[place] * asked.steps[place] / size),
+        epochs=float(asked.batch_size[place] * asked.steps[place] / size),
         tokens_per_parameter=float(tokens[place]),
         marks=marks,
     )

@@ -46,7 +46,7 @@ class Optimum:
         return SEQUENCE_LENGTH * self.batch_size * self.steps / self.parameters
 
     @property
-    def passes(self) -> float:
+    def epochs(self) -> float:
         """B T / N; losses come from less than one."""
         return self.batch_size * self.steps / self.size
 

@@ -51,7 +51,7 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
         kept[settings] = found
     rows = [row for _, rows in kept.values() for row in rows]
     require(bool(rows), f"{outputs}/{match}*", "no run there has a record of its training loss", "Name the folder that holds the runs")
-    return Measurements.of(rows), left_out
+    return Measurements.from_rows(rows), left_out
 
 
 def shipped() -> Path:

@@ -85,4 +85,4 @@ def segments(tokens: int, segment_start: Array, length: Array) -> Array:
 
 def objective(model: Bert, task: MaskedLanguageModel, vocabulary_size: int, special: Marks) -> Objective:
     """The runtime of `task` for `model`; `special` is anything with the five ids, such as a store's manifest."""
-    return Objective(model, task, vocabulary_size, Special.of(special))
+    return Objective(model, task, vocabulary_size, Special.from_ids(special))

@@ -97,7 +97,7 @@ def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: Mar
             return NextTokens(model, task, vocabulary_size)
         case MaskedLanguageModel():
             require(not task.next_sentence, f"model={model.name}", "has no next-sentence classifier", "Use task=mlm")
-            return MaskedTokens(model, task, vocabulary_size, mlm.Special.of(special))
+            return MaskedTokens(model, task, vocabulary_size, mlm.Special.from_ids(special))
         case Classification():
             return Classes(model, task, vocabulary_size)
     raise ConfigError(

@@ -17,13 +17,13 @@ import numpy as np
 
 import dpx
 from dpx import packages
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.experiment import Experiment
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
 _WITHOUT_EFFECT = ("schedule", "name", "tune")
 # These settings change how bits are computed, never the claim.
-_COMPUTATION = ("mesh", "clipping", "microbatch", "length_buckets")
+_COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 
 # Settings of jax, its compiler and the libraries below it that change results without being configured here.
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
@@ -48,8 +48,8 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     plain = dataclasses.asdict(experiment)
     plain["data"].pop("directory")
     # Two classes may hold the same values; of dpx's own the values tell which it is.
-    if outside := rests_on.parts(experiment):
-        plain["rests_on"] = {part.key: part.kind for part in outside}
+    if outside := outside_code.parts(experiment):
+        plain["outside_code"] = {part.key: part.kind for part in outside}
     return {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
 
 
@@ -71,7 +71,7 @@ def fingerprint(
         "claim": claim_checksum(experiment),
         "data": data_checksum,
         "code": code_of(Path(dpx.__file__).parent),
-        "packages": {name: _package(name) for name in rests_on.of(experiment, job)},
+        "packages": {name: _package(name) for name in outside_code.packages_of(experiment, job)},
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
         # A checkout that was never installed has no metadata.
         "versions": {"dpx": dpx.__version__} | {name: importlib.metadata.version(name) for name in libraries},
@@ -80,7 +80,7 @@ def fingerprint(
         "device": jax.devices()[0].device_kind,
         "driver": getattr(jax.devices()[0].client, "platform_version", None),
         "mesh": {axis: plain["mesh"][axis] for axis in ("data", "fsdp", "tensor", "simulated_devices")},
-        "clipping": plain["clipping"],
+        "clipping_method": plain["clipping_method"],
         "threads": threads(),
         "microbatch": microbatch,
         "widths": list(experiment.widths),

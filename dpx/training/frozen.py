@@ -28,7 +28,7 @@ FOLDER = "resting"
 ADAPTERS = 1
 
 
-def drawn(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[Any, Any]:
+def draw(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[Any, Any]:
     """The parameters of an objective, drawn with `key`, as two trees (trained, frozen); an audit's canaries are always trained.
 
     `start`, if given, replaces the drawn model parameters (`dpx.init`); adapters in it are kept.
@@ -45,7 +45,7 @@ def drawn(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[
 
 def trains(train: Trained, objective: Any) -> Trains:
     """The numbers of an objective's trained and frozen parameters, from their shapes alone."""
-    trained, frozen = jax.eval_shape(lambda key: drawn(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    trained, frozen = jax.eval_shape(lambda key: draw(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
     layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
     depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
     kernels = any(path_name(path).endswith("/kernel") for path, _ in layers)
@@ -59,12 +59,12 @@ def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
     Returns them as `placed` does."""
     path = private / FOLDER
     if step.has_frozen and not path.exists():
-        params = step.draw_frozen(key, *given(start))
+        params = step.draw_frozen(key, *as_arguments(start))
         export(path, params, weights.facts(params, ()))
     return placed(private, step)
 
 
-def given(start: Any) -> tuple[Any, ...]:
+def as_arguments(start: Any) -> tuple[Any, ...]:
     """The additional argument of `Step.init` and `Step.draw_frozen` if the parameters are given and not drawn."""
     return () if start is None else (start,)
 

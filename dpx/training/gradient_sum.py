@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Array
 
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.clipping.result import ClippedSum, LossesFn
 from dpx.cost.memory import Method
 from dpx.mechanism.declarations import Clip, Mechanism
@@ -18,18 +18,18 @@ class GradientSum:
     """`clip` is `None` without privacy. `clipping` says how the clipped sum is computed; `rows_per_unit` rows are clipped as one."""
 
     clip: Clip | None
-    clipping: Clipping
+    clipping_method: ClippingMethod
     rows_per_unit: int
 
     @classmethod
-    def of(cls, mechanism: Mechanism, clip: Clip, clipping: Clipping, privacy: Privacy) -> "GradientSum":
+    def build(cls, mechanism: Mechanism, clip: Clip, clipping_method: ClippingMethod, privacy: Privacy) -> "GradientSum":
         """The gradient sum of a declared run."""
-        return cls(clip if mechanism.is_private else None, clipping, privacy.rows_per_example)
+        return cls(clip if mechanism.is_private else None, clipping_method, privacy.rows_per_example)
 
     @property
     def method(self) -> Method:
         """How the clipped sum is computed; `plain` without privacy."""
-        return self.clipping.method if self.clip is not None else "plain"
+        return self.clipping_method.name if self.clip is not None else "plain"
 
     def __call__(
         self, losses: LossesFn, params: Any, batch: Any, limit: Any, *, frozen: Any = None, is_padding_B: Array | None = None
@@ -37,8 +37,8 @@ class GradientSum:
         """The sum over `batch` with gradients clipped to the norm `limit`, a number or a traced float32 []. Runs under jit."""
         if self.clip is None:
             # A model in any JAX code does not use the ops for which blocks exist.
-            options = {"fused": self.clipping.method != "traced", "rows_per_unit": self.rows_per_unit, "frozen": frozen or None}
+            options = {"fused": self.clipping_method.name != "traced", "rows_per_unit": self.rows_per_unit, "frozen": frozen or None}
             return plain_sum(losses, params, batch, is_padding_B, **options)
         # The tests of every family check that our own losses keep examples apart; a run does not check it again.
-        options = {"method": self.clipping.method, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": frozen or None}
+        options = {"method": self.clipping_method.name, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": frozen or None}
         return clipped_sum(losses, params, batch, weights=self.clip.weights(limit), is_padding_B=is_padding_B, **options)

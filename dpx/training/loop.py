@@ -50,7 +50,7 @@ class Tokens(NamedTuple):
     padded: int = 0
 
     @classmethod
-    def of(cls, rows: dict[str, np.ndarray], is_padding: np.ndarray) -> "Tokens":
+    def count(cls, rows: dict[str, np.ndarray], is_padding: np.ndarray) -> "Tokens":
         """Counts the tokens of rows `{"tokens": [..., T], "length": [...]}` that `is_padding` does not mark; 0 if rows hold no text."""
         if "tokens" not in rows or "length" not in rows:
             return cls()
@@ -78,8 +78,8 @@ class AnotherSum(Exception):
     """The clipped sum of a replayed step differs from the sum to which its noise was added before."""
 
 
-def run(runtime: Runtime, run_start: RunStart, seen: Observer, renew: Renewal) -> State:
-    """Trains from `run_start` to the last step; calls `seen(step, state, metrics)` after each step, with the metrics one step late.
+def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal) -> State:
+    """Trains from `run_start` to the last step; calls `observe(step, state, metrics)` after each step, with the metrics one step late.
 
     `renew` opens a new noise epoch if a replayed step gives a different sum. Raises `Stopped` after a step if the user asked to stop.
     """
@@ -92,15 +92,15 @@ def run(runtime: Runtime, run_start: RunStart, seen: Observer, renew: Renewal) -
             state, metrics = one_step(runtime, noise_epoch, secret, step, state)
         except AnotherSum:
             if pending is not None:
-                began, pending = _show(runtime, *pending, state, began, seen), None
+                began, pending = _show(runtime, *pending, state, began, observe), None
             noise_epoch, secret, state = renew(step, state)
             state, metrics = one_step(runtime, noise_epoch, secret, step, state)
         if pending is not None:
-            began = _show(runtime, *pending, state, began, seen)
+            began = _show(runtime, *pending, state, began, observe)
         pending = (noise_epoch, step, metrics)
         is_stopping = interruption.is_requested() and step + 1 < experiment.steps
         if is_stopping or _pauses(experiment.schedule, experiment.steps, step + 1):
-            _show(runtime, *pending, state, began, seen)
+            _show(runtime, *pending, state, began, observe)
             pending, began = None, time.perf_counter()
         if is_stopping:
             raise Stopped(step + 1, state)
@@ -113,13 +113,13 @@ def _pauses(schedule: Schedule, steps: int, done: int) -> bool:
 
 
 def _show(
-    runtime: Runtime, noise_epoch: NoiseEpoch, step: int, metrics: dict[str, Any], state: State, began: float, seen: Observer
+    runtime: Runtime, noise_epoch: NoiseEpoch, step: int, metrics: dict[str, Any], state: State, began: float, observe: Observer
 ) -> float:
     """Waits for one step's metrics and reports them; returns the time of their arrival, from which the next step is timed."""
     values = jax.device_get(metrics)
     ended = time.perf_counter()
     _record(runtime, noise_epoch, step, as_text(values.pop("checksum")))
-    seen(step, state, _readable(runtime, values, ended - began))
+    observe(step, state, _readable(runtime, values, ended - began))
     return ended
 
 
@@ -174,7 +174,7 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
-        tokens += Tokens.of(padded, is_padding)
+        tokens += Tokens.count(padded, is_padding)
         sums = parts.accumulate(
             params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm, frozen=runtime.frozen
         )

@@ -49,9 +49,9 @@ class Workload:
     mesh: Mesh
 
     @classmethod
-    def of(cls, experiment: Experiment, objective: Any) -> "Workload":
+    def from_experiment(cls, experiment: Experiment, objective: Any) -> "Workload":
         """The workload of `experiment` with its `objective` (`dpx.task.objective`)."""
-        gradient_sum = GradientSum.of(experiment.mechanism, experiment.clip, experiment.clipping, experiment.privacy)
+        gradient_sum = GradientSum.build(experiment.mechanism, experiment.clip, experiment.clipping_method, experiment.privacy)
         return cls(objective, gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mechanism, experiment.mesh)
 
     def batch(self, examples: int) -> dict[str, jax.Array]:
@@ -63,13 +63,13 @@ class Workload:
 
     def memory(self, examples: int) -> Memory:
         """Memory of a step with `examples` examples at a time, by arithmetic (`dpx.cost.memory`)."""
-        of, trains = self.objective, frozen.trains(self.train, self.objective)
+        objective, trains = self.objective, frozen.trains(self.train, self.objective)
         return step_memory(
-            of.model,
+            objective.model,
             trains,
-            vocabulary_size=of.vocabulary_size,
+            vocabulary_size=objective.vocabulary_size,
             sequence_length=self.sequence_length,
-            masked_positions=of.task.masked_positions(self.sequence_length),
+            masked_positions=objective.task.masked_positions(self.sequence_length),
             microbatch=examples * self.gradient_sum.rows_per_unit,
             shards=self.mesh.shards,
             method=self.gradient_sum.method,
@@ -125,7 +125,7 @@ def _noted(path: Path) -> int | None:
 
 def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
     """Examples/s by size, smallest first, until memory is exhausted or two sizes in a row do not exceed the best."""
-    params = jax.jit(lambda key: frozen.drawn(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
+    params = jax.jit(lambda key: frozen.draw(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
     rates: dict[int, float] = {}
     for candidate in candidates:
         batch = workload.batch(candidate)
@@ -152,6 +152,13 @@ def _cache() -> Path:
 def _key(workload: Workload, candidates: Sequence[int]) -> str:
     device, objective, summed = jax.devices()[0], workload.objective, workload.gradient_sum
     facts = (objective.model, objective.task, objective.vocabulary_size, workload.sequence_length, workload.train)
-    facts += (workload.mechanism.name, type(summed.clip).__name__, summed.clipping, summed.rows_per_unit, workload.mesh, tuple(candidates))
+    facts += (
+        workload.mechanism.name,
+        type(summed.clip).__name__,
+        summed.clipping_method,
+        summed.rows_per_unit,
+        workload.mesh,
+        tuple(candidates),
+    )
     facts += (device.device_kind, os.cpu_count(), jax.__version__)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

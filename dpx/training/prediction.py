@@ -83,7 +83,7 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
     definition = store.folder / DEFINITION
     tokenizer = of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
     # A definition by itself does not say what the marks are; the store does.
-    tokenizer = dataclasses.replace(tokenizer, special=SpecialIds.of(store.manifest))
+    tokenizer = dataclasses.replace(tokenizer, special=SpecialIds.from_ids(store.manifest))
     choices = task.choices if isinstance(task, MultipleChoice) else None
     labels = label_names(task, experiment.data.labels)
     return Classifier(labels, choices, tokenizer, store.manifest.sequence_length, _logits(objective, released(params)))
@@ -104,9 +104,9 @@ def of_checkpoint(path: str) -> Classifier:
     choices = len(labels) if is_multiple_choice(checkpoint.config) else None
     task = Classification(classes=len(labels)) if choices is None else MultipleChoice(choices=choices)
     objective: Any = make_objective(model, task, model.vocabulary_size or 0, tokenizer.special)
-    taken = checkpoint.taken(objective.task.parameter_shapes(model, objective.vocabulary_size))
-    require(not taken.made_new, checkpoint.asked, f"has no {', '.join(taken.made_new[:1])}", "Name a classifier, with its head")
-    params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(taken)))
+    selected = checkpoint.select(objective.task.parameter_shapes(model, objective.vocabulary_size))
+    require(not selected.made_new, checkpoint.asked, f"has no {', '.join(selected.made_new[:1])}", "Name a classifier, with its head")
+    params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))
     return Classifier(labels, choices, tokenizer, min(512, model.positions), _logits(objective, params))
 
 

@@ -54,7 +54,7 @@ def get_ready(experiment: Experiment, folder: RunFolder) -> Ready:
     begins_from = _start(experiment.init, receiver, store, folder, known)
     require_bound(experiment, calibrated, begins_from.origins)
     objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
-    microbatch = resolve_microbatch(experiment.microbatch, Workload.of(experiment, objective), folder.private)
+    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), folder.private)
     audit, trained = experiment.audit, objective
     if isinstance(audit, Canaries):
         trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)

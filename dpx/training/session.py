@@ -16,7 +16,7 @@ from dpx.audit import in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import without
-from dpx.claim import agreement, rests_on, seals, statement
+from dpx.claim import agreement, outside_code, seals, statement
 from dpx.claim.calibration import Calibrated, plan_of
 from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
@@ -91,7 +91,7 @@ class Session:
             manifests.keep(folder.private, store)
             run_start = start_run(noise_epochs, checkpoints, step, ready.start)
             ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
-            ledger.note_units(UnitFacts.of(experiment.data, experiment.privacy, store.manifest))
+            ledger.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))
             if experiment.tune is not None:
                 ledger.note_trial(experiment.name, experiment.tune.charge)
             # With another secret the coins would differ from the coins that past steps used.
@@ -171,7 +171,7 @@ class Session:
     def publish(self) -> None:
         """Writes `release/privacy.json` from the current ledger; then, and only then, the values that it charges for."""
         runtime = self.runtime
-        self._imported = rests_on.imported()
+        self._imported = outside_code.imported()
         self.stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, job=runtime.job)
         seals.write_statement(self.folder, runtime.ledger, self.stated)
         self.released.publish(runtime.ledger.mark)
@@ -212,7 +212,7 @@ class Session:
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
         """After each step: metrics, then, at their intervals, evaluation and a checkpoint."""
         experiment, done = self.runtime.experiment, step + 1
-        if rests_on.imported() != self._imported:
+        if outside_code.imported() != self._imported:
             self.publish()
         epsilon = self.spending.after(done) if self.progress.shows(done) else None
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})

@@ -103,7 +103,7 @@ def layouts(params: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: layout(path_name(path), leaf.shape, mesh), params)
 
 
-def at_rest(tree: Any, mesh: Mesh) -> Any:
+def storage_shardings(tree: Any, mesh: Mesh) -> Any:
     """A tree of `NamedSharding`, parameters' own layout."""
     return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.storage), layouts(tree, mesh))
 

@@ -79,23 +79,23 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
     Raises `ConfigError` where jax runs in several processes."""
     require_one_jax_process()
-    shapes, frozen_shapes = jax.eval_shape(lambda key: frozen.drawn(experiment.train, objective, key), KEY)
+    shapes, frozen_shapes = jax.eval_shape(lambda key: frozen.draw(experiment.train, objective, key), KEY)
     layouts, frozen_layouts = sharding.layouts(shapes, mesh), sharding.layouts(frozen_shapes, mesh)
     transform = update.transformation(experiment.optimizer)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     clip, mechanism, telemetry, task = experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task
-    gradient_sum = GradientSum.of(mechanism, clip, experiment.clipping, experiment.privacy)
+    gradient_sum = GradientSum.build(mechanism, clip, experiment.clipping_method, experiment.privacy)
     names = (*COUNTS, *task.counts, *map(count_name, telemetry.ranges(task.metric)))
 
     def init(key: Array, start: Any = None) -> State:
-        params, _ = frozen.drawn(experiment.train, objective, key, start)
+        params, _ = frozen.draw(experiment.train, objective, key, start)
         norm = clip.initial_state() if mechanism.is_private else None
         return State(params, transform.init(params), norm, mechanism.initial_state(params))
 
     def draw_frozen(key: Array, start: Any = None) -> Any:
-        return frozen.drawn(experiment.train, objective, key, start)[1]
+        return frozen.draw(experiment.train, objective, key, start)[1]
 
-    state_shardings = sharding.at_rest(jax.eval_shape(init, KEY), mesh)
+    state_shardings = sharding.storage_shardings(jax.eval_shape(init, KEY), mesh)
     split = P(sharding.EXAMPLE_AXES)
     summed = {"gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts), "count": dict.fromkeys(names, split)}
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
@@ -119,7 +119,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         ),
         reduce=_reduce(mesh, layouts, summed),
         finish=_finish(transform, clip, mechanism, telemetry, task, mesh, state_shardings),
-        draw_frozen=jax.jit(draw_frozen, out_shardings=sharding.at_rest(frozen_shapes, mesh)),
+        draw_frozen=jax.jit(draw_frozen, out_shardings=sharding.storage_shardings(frozen_shapes, mesh)),
         place_frozen=_gather(mesh, frozen_layouts, jnp.dtype(experiment.model.dtype)),
         has_frozen=bool(jax.tree.leaves(frozen_shapes)),
         chunk=chunk,

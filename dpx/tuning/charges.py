@@ -29,13 +29,13 @@ class Cost:
 
     segments: Segments
     entered: Segments
-    planned: Segments | None
+    plan: Segments | None
     lost: bool = False
     disagrees: str | None = None
     units: Sequence[dict[str, Any] | None] = ()
 
 
-def planned(experiment: Experiment) -> Segments | None:
+def planned_segments(experiment: Experiment) -> Segments | None:
     """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` if it cannot run."""
     if not experiment.is_private:
         return None
@@ -46,10 +46,10 @@ def planned(experiment: Experiment) -> Segments | None:
         size = experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
     calibrated = calibration.calibrate(experiment, size)
     assert calibrated.noise_multiplier is not None
-    return calibration.planned(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
+    return calibration.planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
 
 
-def of(trial: Trial, record: Record) -> Cost:
+def cost_of(trial: Trial, record: Record) -> Cost:
     """The cost of `trial`: its plan, and everything that its ledger holds or is known to have held; its folder need not exist."""
     entered, units, lost, disagrees = trial.entered, trial.units, True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
@@ -107,7 +107,7 @@ def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[dict[str, Any]
 def union(plan: Segments, entered: Segments, name: str) -> Segments:
     """All of `entered`, and the steps of `plan` that were not entered, as further steps of the newest noise epoch.
 
-    The rest of a pass over the data then belongs to the pass that had begun.
+    The rest of an epoch then belongs to the epoch that had begun.
     """
     newest = {key: entered[-1][key] for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
     return ledger.join(entered, [segment | newest for segment in left(plan, entered, _NO_COST)])
@@ -125,10 +125,10 @@ def same(one: Segments | None, other: Segments | None) -> bool:
 
 def beyond(cost: Cost) -> Charges:
     """The charges beyond the plan: steps entered again in another noise epoch, or with another event."""
-    plan = dict(ledger.releases(cost.planned or []))
+    plan = dict(ledger.releases(cost.plan or []))
     return [(release, count - plan.get(release, 0)) for release, count in ledger.releases(cost.segments) if count > plan.get(release, 0)]
 
 
 def is_whole(cost: Cost) -> bool:
     """Whether every step of the plan was entered."""
-    return cost.planned is not None and not left(cost.planned, cost.entered, _NO_COST)
+    return cost.plan is not None and not left(cost.plan, cost.entered, _NO_COST)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import agreement, calibration, rests_on, statement
+from dpx.claim import agreement, calibration, outside_code, statement
 from dpx.claim.reasons import unlike_in_words
 from dpx.claim.seals import FORMAT, STATEMENT
 from dpx.declaration import ConfigError
@@ -43,13 +43,13 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
     reasons = _reasons(search, record, costs)
     epsilon = _epsilon(search, record, costs) if search.is_private else {}
     by = _by(search, record, costs) if search.is_private else ()
-    why = reasons or rests_on.words(by)
+    why = reasons or outside_code.sentences(by)
     return {
         "format": FORMAT,
         "study": record.path.name,
         "charge": tune.charge,
         "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else _trials(search, record, costs),
-        "guarantee": rests_on.guarantee(search.is_private, reasons, by),
+        "guarantee": outside_code.guarantee(search.is_private, reasons, by),
         "reasons": reasons,
         "unit": search.privacy.unit,
         "adjacency": search.privacy.adjacency,
@@ -85,7 +85,7 @@ def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
     """The cost of every trial that began, whatever its result; for an uncharged search only that of the winner, whose epsilon is not a
     bound."""
     counted = record.trials if search.tune.charge != "uncharged" else [winner] if winner else []
-    return [(trial, charges.of(trial, record)) for trial in counted]
+    return [(trial, charges.cost_of(trial, record)) for trial in counted]
 
 
 def _mark(record: Record, secret: bool) -> dict[str, Any]:
@@ -135,7 +135,11 @@ def _of_units(costs: Costs) -> list[str]:
 def own_reasons(folder: Path) -> list[str]:
     """The reasons why a trial's own statement has no guarantee; empty if it has a guarantee, or the trial has not written a statement."""
     said = _stated(folder)
-    return [] if said is None or rests_on.of_guarantee(said["guarantee"]) is not None else ["a trial has no guarantee", *said["reasons"]]
+    return (
+        []
+        if said is None or outside_code.packages_of_guarantee(said["guarantee"]) is not None
+        else ["a trial has no guarantee", *said["reasons"]]
+    )
 
 
 def reasons_at_end(folder: Path) -> list[str]:
@@ -158,8 +162,8 @@ def _stated(folder: Path) -> dict[str, Any] | None:
 def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:
     """The packages that the search trusts: those of its config, of all charges of its trials, and of their statements."""
     stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
-    said = [rests_on.of_guarantee(one["guarantee"]) or () for one in stated if one is not None]
-    return rests_on.joined(search.by, *(rests_on.of_segments(cost.segments) for _, cost in costs), *said)
+    said = [outside_code.packages_of_guarantee(one["guarantee"]) or () for one in stated if one is not None]
+    return outside_code.joined(search.by, *(outside_code.packages_of_segments(cost.segments) for _, cost in costs), *said)
 
 
 def _without_bounds(beside: dict[str, Any], by: tuple[str, ...]) -> dict[str, Any]:
@@ -169,12 +173,12 @@ def _without_bounds(beside: dict[str, Any], by: tuple[str, ...]) -> dict[str, An
 
 def _against_composition(search: Search, record: Record, costs: Costs) -> list[str]:
     reasons = [cost.disagrees for _, cost in costs if cost.disagrees]
-    if any(cost.planned is None for _, cost in costs):
+    if any(cost.plan is None for _, cost in costs):
         reasons.append("the plan of a trial is not recorded, so what it cost is not known")
     budget = rules.filter_of(search)
     if budget is None:
         reasons += record.raised
-        if not all(charges.same(cost.planned, costs[0][1].planned) for _, cost in costs if cost.planned is not None):
+        if not all(charges.same(cost.plan, costs[0][1].plan) for _, cost in costs if cost.plan is not None):
             reasons.append("trials were charged differently: chosen after results, without a budget that was declared before")
     elif not budget.holds(charges.charges(*(cost.segments for _, cost in costs))):
         reasons.append("trials that were started again cost more than the budget that was declared before the first")
@@ -221,7 +225,7 @@ def _planned_end(search: Search, record: Record, costs: Costs) -> Charges:
     if search.tune.charge == "uncharged":
         return begun
     to_begin = max(0, (record.declared or search.tune.trials) - len(record.trials))
-    plan = next((cost.planned for _, cost in costs if cost.planned is not None), [])
+    plan = next((cost.plan for _, cost in costs if cost.plan is not None), [])
     return begun + [(release, count * to_begin) for release, count in ledger.releases(plan)]
 
 

@@ -175,7 +175,7 @@ def _not_composed(accountant: Accountant) -> str:
 def _check_within(search: Search, record: Record, plan: Segments, budget: Any) -> None:
     from dpx.tuning import charges
 
-    begun = charges.charges(*(charges.of(trial, record).segments for trial in record.trials))
+    begun = charges.charges(*(charges.cost_of(trial, record).segments for trial in record.trials))
     new = charges.charges(charges.union(plan, [], "new"))
     costs, spent = budget.cost(new), budget.cost(begun)
     require(

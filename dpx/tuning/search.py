@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.claim.caveats import of_table
 from dpx.experiment import Experiment
 from dpx.privacy.declarations import Accountant, Privacy
@@ -23,7 +23,7 @@ class Search:
     uncovered: tuple[str, ...]
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "Search":
+    def from_experiment(cls, experiment: Experiment) -> "Search":
         """The search of an experiment that declares one."""
         assert experiment.tune is not None
         return cls(
@@ -31,7 +31,7 @@ class Search:
             experiment.privacy,
             experiment.accountant,
             experiment.is_private,
-            rests_on.of(experiment),
+            outside_code.packages_of(experiment),
             experiment.task.metric,
             tuple(of_table(experiment.data)),
         )

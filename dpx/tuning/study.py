@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import agreement, rests_on
+from dpx.claim import agreement, outside_code
 from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.durable import not_following, put_in_place
@@ -130,10 +130,10 @@ class Study:
         overrides of `point`."""
         from dpx.tuning import charges
 
-        search = Search.of(experiment)
+        search = Search.from_experiment(experiment)
         filter_of(search)
         RunFolder(folder).require_no_links()
-        plan = charges.planned(experiment)
+        plan = charges.planned_segments(experiment)
         with opened(self.outputs, self.path) as record:
             trial = record.trial_in(folder)
             left = _left(record, search.tune)
@@ -164,7 +164,7 @@ class Study:
             trial = record.newest_in(folder.name)
             require(trial is not None, folder.name, f"is not a trial of the study {self.path.name}", "Begin it first")
             assert trial is not None
-            self._end(record, Search.of(experiment), trial, state, score, error)
+            self._end(record, Search.from_experiment(experiment), trial, state, score, error)
 
     def close(self, experiment: Experiment) -> list[Trial]:
         """Closes the study after a launch: killed trials have failed, or have finished if `job=resume` trained them to their end; the
@@ -172,7 +172,7 @@ class Study:
 
         Returns all trials, but for a `repeat_and_select` only the winner, once it is complete.
         """
-        search = Search.of(experiment)
+        search = Search.from_experiment(experiment)
         with opened(self.outputs, self.path) as record:
             if record.began_with is not None:
                 # The statement uses the settings that the trials began with, not those of this launch, since the search may be over.
@@ -284,8 +284,8 @@ def _came_to(folder: Path) -> dict[str, Any] | None:
 
 def _classes(experiment: Experiment) -> dict[str, Any]:
     """The external classes by config key, if any: two classes may hold the same values."""
-    parts = rests_on.parts(experiment)
-    return {"rests_on": {part.key: part.kind for part in parts}} if parts else {}
+    parts = outside_code.parts(experiment)
+    return {"outside_code": {part.key: part.kind for part in parts}} if parts else {}
 
 
 def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[st
     """
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
     plain: dict[str, Any] = _search_of(tune) | {name: declared[name] for name in fields}
-    plain |= {"rests_on": declared["rests_on"]} if "rests_on" in declared else {}
+    plain |= {"outside_code": declared["outside_code"]} if "outside_code" in declared else {}
     plain = json.loads(json.dumps(plain, default=str))
     known = plain if record.began_with is None else record.began_with
     differing = [name for name in plain if known.get(name) != plain[name]]

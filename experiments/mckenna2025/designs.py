@@ -84,7 +84,7 @@ def frequencies(work: Path) -> float:
         store = prepare(experiment.data, experiment.privacy)
         tokens_NT = store.rows("protected", np.arange(0, store.population(experiment.privacy), 10))["tokens"]
         counts_V = np.bincount(tokens_NT.ravel(), minlength=store.manifest.vocabulary_size).astype(float)
-        counts_V[list(dataclasses.asdict(SpecialIds.of(store.manifest)).values())] = 0
+        counts_V[list(dataclasses.asdict(SpecialIds.from_ids(store.manifest)).values())] = 0
         shares = counts_V[counts_V > 0] / counts_V.sum()
         kept.write_text(json.dumps(float(-(shares * np.log(shares)).sum())))
     return json.loads(kept.read_text())

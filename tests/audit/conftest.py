@@ -9,10 +9,10 @@ from dpx.config import recipes
 
 @pytest.fixture(scope="session")
 def experiment():
-    return config.build(recipes.compose(["clipping=book_keeping"]))[0]
+    return config.build(recipes.compose(["clipping_method=book_keeping"]))[0]
 
 
 @pytest.fixture(scope="session")
 def canaries(experiment):
     """An `Attack` by 20,000 coins under a claim of epsilon 2."""
-    return lambda **changes: Attack.of(experiment, Setting(**changes))
+    return lambda **changes: Attack.build(experiment, Setting(**changes))

@@ -467,8 +467,8 @@ MUTANTS = (
     Mutant(
         "trials without results not charged",
         "dpx/tuning/claim.py",
-        "return [(trial, charges.of(trial, record)) for trial in counted]",
-        "return [(trial, charges.of(trial, record)) for trial in counted if trial.score is not None]",
+        "return [(trial, charges.cost_of(trial, record)) for trial in counted]",
+        "return [(trial, charges.cost_of(trial, record)) for trial in counted if trial.score is not None]",
         "tests/tuning/test_composition.py::test_a_trial_that_left_nothing_is_charged_its_plan_and_named",
     ),
     Mutant(

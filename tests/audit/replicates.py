@@ -18,12 +18,12 @@ COLUMNS = ("mechanism", "replicates", "caught_by_primary", "caught_by_any", "lea
 
 
 def main() -> None:
-    experiment, _ = config.build(recipes.compose(["clipping=book_keeping"]))
+    experiment, _ = config.build(recipes.compose(["clipping_method=book_keeping"]))
     rows = []
     for name, factor in (("sound", 1.0), ("half the noise", 0.5), ("no noise", 0.0)):
         with pytest.MonkeyPatch.context() as patch:
             scaled_noise(patch, factor)
-            found = [verdict for verdict, _ in verdicts(Attack.of(experiment, Setting()))]
+            found = [verdict for verdict, _ in verdicts(Attack.build(experiment, Setting()))]
         bounds = sorted(verdict.primary.epsilon for verdict in found)
         caught = (sum(verdict.primary.refutes for verdict in found), sum(bool(verdict.refuting) for verdict in found))
         rows.append((name, REPLICATES, *caught, *(round(bounds[place], 3) for place in (0, len(bounds) // 2, -1)), 2.0))

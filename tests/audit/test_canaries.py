@@ -14,7 +14,7 @@ from dpx.audit.declarations import Canaries, NoCanaries, Primary
 from dpx.audit.verdict import judge
 from dpx.batch_schedule import Constant
 from dpx.claim.calibration import calibrate
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
@@ -59,7 +59,7 @@ def experiment(coarse_grid, tmp_path_factory):
         "batch_schedule": Constant(size=size),
         "noise": Multiplier(noise_multiplier=3.0),
         "accountant": Pld(),
-        "clipping": Clipping(method="book_keeping"),
+        "clipping_method": ClippingMethod(name="book_keeping"),
         "schedule": Schedule(evaluation_rows=32),
         "microbatch": 32,
     }

@@ -40,7 +40,7 @@ class Case:
     has_choices: bool
 
     @classmethod
-    def of(cls, objective: Any, batch: Any, spread: float | None = None, with_adapters: bool = False, dropout: float = 0.0) -> "Case":
+    def build(cls, objective: Any, batch: Any, spread: float | None = None, with_adapters: bool = False, dropout: float = 0.0) -> "Case":
         """`spread` is the deviation of the parameters. Adapters do something: B is not zero, and `dropout` is that of their inputs."""
         has_choices = isinstance(objective.task, MultipleChoice)
         params = parameters(objective, spread=spread or (0.5 if has_choices else 0.3))
@@ -64,7 +64,7 @@ class Case:
 @cache
 def case(family: str, with_adapters: bool = False, adapter_dropout: float = 0.0, **changes: Any) -> Case:
     of = subject(family, **changes)
-    return Case.of(of, rows(of), with_adapters=with_adapters, dropout=adapter_dropout)
+    return Case.build(of, rows(of), with_adapters=with_adapters, dropout=adapter_dropout)
 
 
 def assert_exact(given: Case, selection: trainable.Selection | None = None, method: str = "book_keeping", **options: Any) -> None:

@@ -45,7 +45,7 @@ def test_examples_are_apart_by_the_program(family, fused):
 @pytest.mark.parametrize("family", ["bert_untied", "roberta", "decoder", "bert_choices"])
 def test_sequences_from_8_to_512(family, tokens, examples, kept_bytes):
     of = subject(family, positions=512, layers=1)
-    assert_exact(Case.of(of, rows(of, examples, tokens)), kept_bytes=kept_bytes)
+    assert_exact(Case.build(of, rows(of, examples, tokens)), kept_bytes=kept_bytes)
 
 
 @pytest.mark.slow
@@ -53,12 +53,12 @@ def test_sequences_from_8_to_512(family, tokens, examples, kept_bytes):
 def test_declared_sizes(name):
     model = declared(name)
     of = objective(model, CausalLanguageModel() if model.causal else MLM, VOCABULARY, SPECIAL)
-    assert_exact(Case.of(of, rows(of, 2, 32), spread=0.05))
+    assert_exact(Case.build(of, rows(of, 2, 32), spread=0.05))
 
 
 def test_a_decoder_of_512_tokens():
     of = subject("decoder", positions=512, layers=1, width=8, heads=1, feed_forward=8)
-    assert_exact(Case.of(of, rows(of, 1, 512)), kept_bytes=0)
+    assert_exact(Case.build(of, rows(of, 1, 512)), kept_bytes=0)
 
 
 SHAPES = {
@@ -79,7 +79,7 @@ SHAPES = {
 @given(**SHAPES)
 def test_any_shape(family, heads, examples, tokens, kept_bytes, **changes):
     of = subject(family, width=4 * heads, heads=heads, **changes)
-    assert_exact(Case.of(of, rows(of, examples, tokens, seed=tokens)), kept_bytes=kept_bytes)
+    assert_exact(Case.build(of, rows(of, examples, tokens, seed=tokens)), kept_bytes=kept_bytes)
 
 
 @pytest.mark.parametrize("family", slow("decoder", "roberta_classifier"))

@@ -192,7 +192,7 @@ def test_refusals_name_nothing_that_the_caller_did_not_call():
     gradient = dpx.clipped_grad(lambda p, x: (x @ p["k"]).sum(), clipping_norm=1.0, rows_per_unit=3)
     with pytest.raises(ConfigError, match="^rows_per_unit=3: does not divide the 4 rows") as refused:
         gradient({"k": K}, X)
-    assert "clipping=" not in str(refused.value) and "privacy." not in str(refused.value)
+    assert "clipping_method=" not in str(refused.value) and "privacy." not in str(refused.value)
 
 
 def test_the_package_offers_its_functions_without_importing_them():

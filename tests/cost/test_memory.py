@@ -39,35 +39,35 @@ def test_activations_of_one_example():
 )
 def test_each_use_on_one_device(method, example):
     found = step_memory(TINY_BERT, P, shards=1, method=method, **SIZES)
-    assert found == Memory(at_rest=12_000, gathered=0, accumulator=4000, mechanism=0, microbatch=4000 + 5 * example, update=12_000)
+    assert found == Memory(stored=12_000, gathered=0, accumulator=4000, mechanism=0, microbatch=4000 + 5 * example, update=12_000)
     assert found.peak == 12_000 + 4000 + 4000 + 5 * example
 
 
 def test_what_is_shared_and_what_is_narrow():
     narrow = dataclasses.replace(TINY_BERT, dtype="bfloat16")
     shared = step_memory(narrow, P, shards=4, method="plain", **SIZES)
-    assert shared == Memory(at_rest=3000, gathered=2000, accumulator=4000, mechanism=0, microbatch=4000 + 5 * 2 * KEPT, update=3000)
+    assert shared == Memory(stored=3000, gathered=2000, accumulator=4000, mechanism=0, microbatch=4000 + 5 * 2 * KEPT, update=3000)
     assert step_memory(narrow, P, shards=1, method="plain", **SIZES).gathered == 2000
     assert step_memory(TINY_BERT, P, shards=4, method="plain", **SIZES).gathered == 4000
 
 
 def test_the_larger_of_a_microbatch_and_the_update_counts():
-    assert Memory(at_rest=1, gathered=2, accumulator=4, mechanism=32, microbatch=8, update=16).peak == 55
+    assert Memory(stored=1, gathered=2, accumulator=4, mechanism=32, microbatch=8, update=16).peak == 55
 
 
-def test_what_rests_is_kept_once_and_nothing_else_of_it():
+def test_frozen_parameters_are_kept_once_and_nothing_else_of_them():
     """Biases train: no matrix's inputs and cotangents are kept; the rest is held once, in the type that is computed with."""
     bias = Trains(10, frozen=990, kernels=False)
     found = step_memory(TINY_BERT, bias, shards=1, method="book_keeping", **SIZES)
     # 2 * 8 (256 + 512) inputs less.
     example = 4 * (KEPT - COTANGENTS)
-    assert found == Memory(at_rest=120, gathered=3960, accumulator=40, mechanism=0, microbatch=40 + 5 * example, update=120)
+    assert found == Memory(stored=120, gathered=3960, accumulator=40, mechanism=0, microbatch=40 + 5 * example, update=120)
     one = (KEPT - COTANGENTS - 3_072 - 1_368) // 2
     assert activations(TINY_BERT, bias._replace(layers=0), 100, 8, 3) == one + 3_072 + 1_368
 
 
 def test_a_compilers_count_stands_in_for_the_arithmetic():
-    found = Memory(at_rest=1, gathered=2, accumulator=4, mechanism=32, microbatch=8, update=16)
+    found = Memory(stored=1, gathered=2, accumulator=4, mechanism=32, microbatch=8, update=16)
     assert found.measured(100) == dataclasses.replace(found, microbatch=104)
 
 
@@ -84,7 +84,7 @@ def test_a_microbatch_takes_what_the_compiler_says(train):
     rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}
     rows["tokens"] = jax.ShapeDtypeStruct((examples, 64), jnp.int32)
     batch = jax.eval_shape(of.batch, KEY, rows)
-    trained, rests = jax.eval_shape(lambda key: frozen.drawn(train, of, key), KEY)
+    trained, rests = jax.eval_shape(lambda key: frozen.draw(train, of, key), KEY)
 
     def summed(trained, rests, batch):
         return dpx.clipped_sum(of.losses, trained, batch, frozen=rests or None, weights=flat_weights(1.0), checked=False).total

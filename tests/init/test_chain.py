@@ -176,7 +176,7 @@ def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):
 
 
 @pytest.mark.slow
-def test_what_rests_has_the_cost_of_what_it_came_from(place, parent):
+def test_frozen_parameters_have_the_cost_of_what_it_came_from(place, parent):
     path = place.train("biases", "init=run", f"init.run={parent}", "train=bias")
     before, after = by_path(dpx.load(parent).params), by_path(dpx.load(path).params)
     assert all(np.array_equal(before[name], after[name]) == (not name.endswith("bias")) for name in before)

@@ -22,7 +22,7 @@ from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.init.relation import declared_disjoint
-from dpx.init.start import Start, planned, receiver_of, start, start_of_fork
+from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fork
 from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import Explain, explain
 from dpx.job.export import Export
@@ -46,7 +46,7 @@ def began(place: Place, *overrides: str, text: str = "one") -> Start:
     found = start(experiment.init, receiver, store, {place.root / "outputs"})
     if experiment.init.kind == "run":
         # A plan decides alike, without reading weights.
-        ahead = [(one.relation, one.against, one.reasons) for one in planned(experiment.init, receiver, store).origins]
+        ahead = [(one.relation, one.against, one.reasons) for one in planned_start(experiment.init, receiver, store).origins]
         assert ahead == [(one.relation, one.against, one.reasons) for one in found.origins]
     return found
 
@@ -495,7 +495,7 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent):
     found, alone = plan(experiment), plan(place.declared())
     assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
     assert found["guarantee"] == "dp" and found["init"]["origins"][0]["composed"]
-    begins_from = planned(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy)).origins
+    begins_from = planned_start(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy)).origins
     words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
     assert "does not begin from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
 

@@ -39,7 +39,7 @@ class Trained:
         self.case, self.train, self.task = Case.read(name), train, task
         self.init = FromCheckpoint(path=str(self.case.write(folder)))
         self.checkpoint = Checkpoint(self.init.path)
-        taken = self.checkpoint.taken(task.parameter_shapes(self.checkpoint.model, VOCABULARY))
+        taken = self.checkpoint.select(task.parameter_shapes(self.checkpoint.model, VOCABULARY))
         picks = train.selection().picks
         base = {path: leaf + np.float32(0.125) * picks(path) for path, leaf in self.checkpoint.leaves(taken).items()}
         tree = add_adapters(nested(base), jax.random.key(0), rank=train.rank, alpha=train.alpha, targets=tuple(train.targets))

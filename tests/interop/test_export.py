@@ -84,7 +84,7 @@ def test_logits_are_the_runs_with_adapters_merged(exported: Path, run: Path):
     of: Any = objective(experiment.model, experiment.task, VOCABULARY, store.manifest)
     checkpoint = Checkpoint(str(exported))
     assert checkpoint.model == Bert(**{**vars(experiment.model), "name": checkpoint.model.name})  # type: ignore[arg-type]
-    taken = checkpoint.taken(of.task.parameter_shapes(experiment.model, VOCABULARY))
+    taken = checkpoint.select(of.task.parameter_shapes(experiment.model, VOCABULARY))
     assert not taken.made_new and not taken.left_out
     batch = of.batch(jnp.zeros(2, jnp.uint32), store.rows("protected", np.arange(8)))
     params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(taken)))
@@ -109,7 +109,7 @@ def test_every_family_goes_out_as_it_came_in(name: str, tmp_path: Path):
     is_classifier, is_encoder = "_classes_" in name, isinstance(model, Bert)
     lm = MaskedLanguageModel(next_sentence=name.startswith("bert")) if is_encoder else CausalLanguageModel()
     task = Classification(classes=CLASSES) if is_classifier else lm
-    leaves = checkpoint.leaves(checkpoint.taken(task.parameter_shapes(model, VOCABULARY)))
+    leaves = checkpoint.leaves(checkpoint.select(task.parameter_shapes(model, VOCABULARY)))
     special = SpecialIds(pad_id=case.config.get("pad_token_id") or 0, unk_id=3, cls_id=4, sep_id=5, mask_id=6)
     found = written(model, task, leaves, VOCABULARY, [], special)
     assert found.family == case.config["model_type"] and found.architecture == case.config["architectures"][0]
@@ -186,7 +186,7 @@ def test_where_padding_is_the_last_mark_a_classifier_gets_padding_of_its_own(spa
 def test_a_second_text_is_of_segment_1_where_the_model_has_it(segments: int, tmp_path: Path):
     store = OneMark(tmp_path)
     (tmp_path / "out").mkdir()
-    _write_tokenizer(tmp_path / "out", store, SpecialIds.of(store.manifest), segments, 16)
+    _write_tokenizer(tmp_path / "out", store, SpecialIds.from_ids(store.manifest), segments, 16)
     told = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert ("token_type_ids" in told["model_input_names"]) is (segments == 2)
     assert max(Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("a", "b").type_ids) == int(segments == 2)

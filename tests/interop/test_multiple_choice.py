@@ -160,7 +160,7 @@ def choosing(checkpoint: Checkpoint) -> tuple[Any, Any, Any]:
     """The model of a checkpoint that chooses, its objective, and its parameters, none of them made new."""
     model, special = checkpoint.model, SpecialIds(pad_id=1, unk_id=0, cls_id=2, sep_id=3, mask_id=4)
     of: Any = objective(model, MultipleChoice(choices=CHOICES), cases.VOCABULARY, special)
-    taken = checkpoint.taken(of.task.parameter_shapes(model, cases.VOCABULARY))
+    taken = checkpoint.select(of.task.parameter_shapes(model, cases.VOCABULARY))
     assert not taken.made_new and not taken.left_out
     return model, of, jax.tree.map(jnp.asarray, nested(checkpoint.leaves(taken)))
 

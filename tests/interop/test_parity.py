@@ -76,7 +76,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(name: str, tmp_path:
     case = Case.read(name)
     checkpoint = Checkpoint(str(case.write(tmp_path)))
     model = checkpoint.model
-    taken = checkpoint.taken(shapes_of(model, name))
+    taken = checkpoint.select(shapes_of(model, name))
     is_whole = "_body_" not in name or not isinstance(model, Bert)
     assert not taken.made_new if is_whole else all(path.startswith("mlm/") for path in taken.made_new)
     assert not taken.left_out if is_whole else set(taken.left_out) == {"pooler.dense.weight", "pooler.dense.bias"}
@@ -102,7 +102,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(name: str, tmp_path:
 def test_every_tensor_comes_back_bit_for_bit(name: str, tmp_path: Path):
     case = Case.read(name)
     checkpoint = Checkpoint(str(case.write(tmp_path)))
-    taken = checkpoint.taken(shapes_of(checkpoint.model, name))
+    taken = checkpoint.select(shapes_of(checkpoint.model, name))
     back = {}
     for path, leaf in checkpoint.leaves(taken).items():
         back |= taken.parts[path].theirs(leaf)

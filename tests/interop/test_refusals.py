@@ -33,7 +33,7 @@ def shapes(checkpoint: Checkpoint):
 def refused(folder: Path) -> str:
     with pytest.raises(ConfigError) as found:
         checkpoint = Checkpoint(str(folder))
-        checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+        checkpoint.leaves(checkpoint.select(shapes(checkpoint)))
     assert "\n" not in str(found.value)
     return str(found.value)
 
@@ -96,7 +96,7 @@ def test_shards_by_their_index(folder: Path):
     (folder / WEIGHTS).unlink()
     (folder / INDEX).write_text(json.dumps({"weight_map": {name: file for file, part in halves.items() for name in part}}))
     checkpoint = Checkpoint(str(folder))
-    leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+    leaves = checkpoint.leaves(checkpoint.select(shapes(checkpoint)))
     np.testing.assert_array_equal(leaves["embeddings/word"], held["embeddings.word_embeddings.weight"])
     tensors.write(folder / "model-2.safetensors", {name: held[name] + np.float32(1) for name in names[8:]})
     assert f"model-2.safetensors: holds {names[8]}, which model-1.safetensors holds too. Keep one" in refused(folder)
@@ -112,7 +112,7 @@ def test_an_index_that_is_left_beside_the_whole_file_is_not_read(folder: Path):
     tensors.write(folder / "model-1.safetensors", {name: values + np.float32(1) for name, values in stored(folder).items()})
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(stored(folder), "model-1.safetensors")}))
     checkpoint = Checkpoint(str(folder))
-    held = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))["embeddings/word"]
+    held = checkpoint.leaves(checkpoint.select(shapes(checkpoint)))["embeddings/word"]
     np.testing.assert_array_equal(held, stored(folder)["embeddings.word_embeddings.weight"])
 
 
@@ -134,14 +134,14 @@ def test_half_precision_is_widened(folder: Path, kind: str, dtype: type | None):
     encoded = json.dumps(header).encode()
     (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(encoded)) + encoded + b"".join(data for data, _ in raw.values()))
     checkpoint = Checkpoint(str(folder))
-    leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+    leaves = checkpoint.leaves(checkpoint.select(shapes(checkpoint)))
     assert leaves["embeddings/norm/bias"].dtype == np.float32
     np.testing.assert_array_equal(leaves["embeddings/norm/bias"], expected)
 
 
 def test_a_head_of_other_classes_is_made_new_and_said(tmp_path: Path):
     checkpoint = Checkpoint(str(Case.read("bert_classes_a").write(tmp_path)))
-    taken = checkpoint.taken(checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=5))  # type: ignore[call-arg]
+    taken = checkpoint.select(checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=5))  # type: ignore[call-arg]
     assert taken.made_new == ("classifier/bias", "classifier/kernel") and taken.left_out == ("classifier.bias", "classifier.weight")
     assert any("classifier/kernel" in line for line in taken.in_words())
 
@@ -156,9 +156,9 @@ def test_a_head_that_is_read_otherwise_is_made_new(name: str, changes: dict[str,
     assert isinstance(checkpoint.model, Bert)
     model = dataclasses.replace(checkpoint.model, **changes)  # type: ignore[arg-type]
     shapes = model.parameter_shapes(cases.VOCABULARY, outputs=cases.CLASSES)
-    made_new = checkpoint.taken(shapes, model).made_new
+    made_new = checkpoint.select(shapes, model).made_new
     assert made_new and all(path.startswith("classifier/") for path in made_new)
-    assert not checkpoint.taken(checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=cases.CLASSES), checkpoint.model).made_new
+    assert not checkpoint.select(checkpoint.model.parameter_shapes(cases.VOCABULARY, outputs=cases.CLASSES), checkpoint.model).made_new
 
 
 def test_names_of_the_first_years(folder: Path):
@@ -168,7 +168,7 @@ def test_names_of_the_first_years(folder: Path):
     }
     tensors.write(folder / WEIGHTS, renamed)
     checkpoint = Checkpoint(str(folder))
-    leaves = checkpoint.leaves(checkpoint.taken(shapes(checkpoint)))
+    leaves = checkpoint.leaves(checkpoint.select(shapes(checkpoint)))
     np.testing.assert_array_equal(leaves["embeddings/norm/scale"], renamed["embeddings.LayerNorm.gamma"])
 
 

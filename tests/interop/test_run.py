@@ -14,7 +14,7 @@ from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.init.parent_weights import is_adapted_alike
-from dpx.init.start import planned, receiver_of
+from dpx.init.start import planned_start, receiver_of
 from dpx.init.weights import by_path
 from dpx.job.plan import plan
 from dpx.models.trained import Adapters
@@ -28,7 +28,7 @@ def trained(place: Path) -> Path:
     return train(place, "head", "train=last_layer", "init.provenance=public", f"data.source.test_paths={place}/test.csv")
 
 
-def test_what_rests_is_the_checkpoint_and_the_statement_says_what_was_loaded(place: Path, trained: Path):
+def test_frozen_parameters_are_the_checkpoint_and_the_statement_says_what_was_loaded(place: Path, trained: Path):
     stated = json.loads((trained / "release" / "privacy.json").read_text())
     assert stated["guarantee"] == "dp" and any("public" in line for line in stated["assumptions"])
     (origin,) = stated["init"]["origins"]
@@ -38,7 +38,7 @@ def test_what_rests_is_the_checkpoint_and_the_statement_says_what_was_loaded(pla
     from dpx.interop.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(str(place / "model"))
-    held = checkpoint.leaves(checkpoint.taken({path: leaf.shape for path, leaf in leaves.items()}))
+    held = checkpoint.leaves(checkpoint.select({path: leaf.shape for path, leaf in leaves.items()}))
     for path, values in held.items():
         is_head = path.startswith("pooler")
         assert (values.tobytes() == np.asarray(leaves[path]).tobytes()) is not is_head, path
@@ -89,7 +89,7 @@ def test_a_runs_head_is_read_as_it_was_trained(trained: Path, change: str, words
     cfg["init"] = of_run["init"]
     experiment, _ = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"model.{change}"])))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        planned(experiment.init, receiver_of(experiment, 64))
+        planned_start(experiment.init, receiver_of(experiment, 64))
 
 
 def test_adapters_with_another_dropout_are_others():
@@ -106,4 +106,4 @@ def test_text_is_cut_in_the_case_that_the_checkpoint_was_trained_on(place: Path,
     experiment, _ = config.build(composed(place, *given))
     store = prepare(experiment.data, experiment.privacy)
     with pytest.raises(ConfigError, match="keeps case or accents, .* Add data.vocabulary.path="):
-        planned(experiment.init, receiver_of(experiment, 64), store)
+        planned_start(experiment.init, receiver_of(experiment, 64), store)

@@ -138,7 +138,7 @@ def test_steps_of_other_units_in_one_ledger_leave_no_guarantee(tmp_path):
         recipes.compose(["data.declared_size=1000", "privacy.delta=1e-4", "batch_schedule.size=16", "noise=multiplier", "steps=3"])
     )[0]
     calibrated = calibration.calibrate(experiment, 1000)
-    entered, own = Ledger(tmp_path / "ledger"), UnitFacts.of(experiment.data, experiment.privacy, MANIFEST)
+    entered, own = Ledger(tmp_path / "ledger"), UnitFacts.from_data(experiment.data, experiment.privacy, MANIFEST)
     entered.note_units(own)
     said = statement.build(experiment, None, calibrated, entered)
     assert said["guarantee"] == "dp" and said["units"] == [own.as_json()]
@@ -166,7 +166,7 @@ def test_steps_from_before_units_were_noted_stay_unknown(tmp_path):
 
 
 def entry_of(experiment, size: int = 1000) -> list[dict]:
-    return calibration.planned(experiment, ((32, 2),), size, 2.0)
+    return calibration.planned_segments(experiment, ((32, 2),), size, 2.0)
 
 
 # What a run would be: each sampler at rows, and Poisson at units of several rows, drawn row by row or whole.

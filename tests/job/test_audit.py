@@ -62,8 +62,8 @@ def test_noise_of_another_variance_fails(tmp_path, monkeypatch):
     [
         ["clip=per_layer"],
         pytest.param(["clip=normalised"], marks=pytest.mark.slow),
-        pytest.param(["clipping=ghost"], marks=pytest.mark.slow),
-        pytest.param(["clipping=vmap", "mesh=data_fsdp"], marks=pytest.mark.slow),
+        pytest.param(["clipping_method=ghost"], marks=pytest.mark.slow),
+        pytest.param(["clipping_method=vmap", "mesh=data_fsdp"], marks=pytest.mark.slow),
     ],
 )
 def test_other_clips_and_methods_pass(tmp_path, overrides):

@@ -107,16 +107,16 @@ def test_memory_by_hand() -> None:
     found = step_memory(
         BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_positions=1, microbatch=2, shards=1, method="vmap"
     )
-    assert (found.at_rest, found.gathered, found.accumulator, found.update) == (12_000, 0, 4_000, 12_000)
+    assert (found.stored, found.gathered, found.accumulator, found.update) == (12_000, 0, 4_000, 12_000)
     assert found.microbatch == 4_000 + 2 * (4_000 + 4 * 484)
     assert found.peak == 12_000 + 4_000 + found.microbatch
 
 
-def test_sharding_divides_what_is_at_rest_and_adds_the_gathered_copy() -> None:
+def test_sharding_divides_what_is_stored_and_adds_the_gathered_copy() -> None:
     found = step_memory(
         BERT, Trains(1000), vocabulary_size=10, sequence_length=3, masked_positions=1, microbatch=2, shards=4, method="ghost"
     )
-    assert (found.at_rest, found.gathered, found.update) == (3_000, 4_000, 3_000)
+    assert (found.stored, found.gathered, found.update) == (3_000, 4_000, 3_000)
     assert found.microbatch == 4_000 + 2 * 4 * 484
 
 
@@ -176,7 +176,7 @@ def test_a_large_model_is_compiled_without_being_allocated() -> None:
 
 
 @pytest.mark.slow
-def test_what_rests_is_not_counted_as_trained() -> None:
+def test_frozen_parameters_are_not_counted_as_trained() -> None:
     """Of a classifier on a frozen encoder each text is read once; biases and adapters need two of a step's three products (attention all of
     them), and their own."""
     given = ["model=micro", "data=synthetic_labels", "task=classification", "data.declared_size=5000", "steps=10"]

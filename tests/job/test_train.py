@@ -53,10 +53,10 @@ def test_what_its_units_are_is_entered_before_the_first_step_and_stated(trained)
     (noted,) = [line["units"] for line in lines if isinstance(line, dict) and "units" in line]
     assert lines.index({"units": noted}) < lines.index(0)
     store = prepare(experiment.data, experiment.privacy)
-    assert noted == UnitFacts.of(experiment.data, experiment.privacy, store.manifest).as_json() and noted["vocabulary_sha256"]
+    assert noted == UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest).as_json() and noted["vocabulary_sha256"]
     assert json.loads((folder.release / "privacy.json").read_text())["units"] == [noted]
     for place in (folder.path, folder.private / "ledger", folder.release / "privacy.json"):
-        assert read(place).units == (UnitFacts.of_json(noted, place),) and read(place).reasons == ()
+        assert read(place).units == (UnitFacts.from_json(noted, place),) and read(place).reasons == ()
 
 
 def test_tensorboard_reads_scalars_config_and_hparams(trained):

@@ -68,13 +68,21 @@ def test_what_does_not_fit_stops_before_anything_runs(changes, words):
 
 @pytest.mark.slow
 def test_a_model_of_one_example_in_dpx_own_tree_is_trained_under_dpx_own_claim(tmp_path):
-    overrides = [*CAUSAL, "model=gemma_micro", "clipping=traced", "steps=2", "microbatch=4", "batch_schedule.size=8", "accountant=rdp"]
+    overrides = [
+        *CAUSAL,
+        "model=gemma_micro",
+        "clipping_method=traced",
+        "steps=2",
+        "microbatch=4",
+        "batch_schedule.size=8",
+        "accountant=rdp",
+    ]
     overrides += ["noise=multiplier", "privacy.delta=1e-4", "schedule.evaluation_rows=64", f"data.directory={tmp_path}/data"]
     cfg = recipes.compose(overrides)
     experiment, job = config.build(cfg)
     folder = RunFolder(tmp_path / "finished", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
     job(experiment, folder)
     statement = json.loads((folder.release / "privacy.json").read_text())
-    assert statement["guarantee"] == "dp" and "rests_on" not in statement
+    assert statement["guarantee"] == "dp" and "outside_code" not in statement
     lines = [json.loads(line) for line in (folder.private / "metrics.jsonl").read_text().splitlines()]
     assert 1 < lines[0]["train/perplexity"] < 2 * experiment.data.vocabulary.size

@@ -147,7 +147,7 @@ def test_lengths_change_nothing_on_a_mesh_or_through_a_kill(tmp_path):
     claim and the parameters equal those of texts in one length on one device."""
     run = [*CLASSES[:-1], "seed=7", "steps=4", "microbatch=4", "batch_schedule.size=32", "schedule.evaluation_rows=16", "clip=quantile"]
     run += ["noise.noise_multiplier=8.0", "clip.clipping_norm=0.5", "schedule.checkpoint_every=2", f"data.directory={tmp_path}/data"]
-    spread = ["length_buckets=[16]", "clipping=ghost", "mesh=cpu8", "mesh.data=2", "mesh.fsdp=2", "microbatch=2"]
+    spread = ["length_buckets=[16]", "clipping_method=ghost", "mesh=cpu8", "mesh.data=2", "mesh.fsdp=2", "microbatch=2"]
     whole, cut = composed(*run), composed(*run, *spread)
     assert run_job(whole, tmp_path / "whole")
     assert not run_job(cut, tmp_path / "cut", until=3)

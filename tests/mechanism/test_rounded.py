@@ -12,7 +12,7 @@ from dp_accounting import NeighboringRelation, rdp
 
 from dpx.audit.dirac import variance_p_value
 from dpx.claim import statement
-from dpx.claim.calibration import calibrate, entry, planned
+from dpx.claim.calibration import calibrate, entry, planned_segments
 from dpx.declaration import ConfigError
 from dpx.mechanism import places
 from dpx.mechanism.declarations import AdaptiveClip, DiscreteGaussian, DpSgd, TargetEpsilon
@@ -151,7 +151,7 @@ def test_the_statement_claims_renyi_only_and_names_the_margin():
     assert list(calibrated.epsilon) == ["rdp"] and 5.9 < calibrated.epsilon["rdp"] <= 6.0
     assert calibrated.noise_multiplier is not None
     assert entry(experiment, N, calibrated.noise_multiplier, 10).noise == "discrete_gaussian"
-    ((release, _),) = ledger.releases(planned(experiment, calibrated.batch_stages, N, calibrated.noise_multiplier))
+    ((release, _),) = ledger.releases(planned_segments(experiment, calibrated.batch_stages, N, calibrated.noise_multiplier))
     assert release.is_discrete
     facts = statement.mechanism_facts(experiment, calibrated)
     assert 0 < facts["grid_margin"] < 1e-3 and facts["generator_strength_bits"] == 256

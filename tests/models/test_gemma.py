@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.cost.memory import Trains, step_memory
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.declaration import ConfigError
@@ -57,7 +57,7 @@ def slow(*values):
 def test_it_is_clipped_exactly_and_without_copies(task, trained, changes):
     of = objective(dataclasses.replace(SMALL, **changes), task, WORDS, SPECIAL)
     assert isinstance(of, OfExamples)
-    case = Case.of(of, rows(of))
+    case = Case.build(of, rows(of))
     taken = dpx.clipped_grad(of.one, has_aux=True, clipping_norm=1.0).explain(case.params, case.batch)
     assert {one.route for one in taken}.isdisjoint({"copies"})
     assert {one.path for one in taken if one.route == "elementwise"} == {path for path in _shapes(of) if path.endswith("scale")}
@@ -99,7 +99,7 @@ def test_bfloat16_matrices_are_computed_in_bfloat16_beside_float32_scales():
 
 
 def test_it_is_dpx_own_code():
-    assert rests_on.of(SMALL) == ()
+    assert outside_code.packages_of(SMALL) == ()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import rdp
 
 from dpx import config
-from dpx.claim import calibration, rests_on, statement
+from dpx.claim import calibration, outside_code, statement
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
@@ -64,7 +64,7 @@ def test_any_one_part_makes_the_claim_its_packages(site, part, tmp_path):
     experiment = built(*OWN, part, *beside.get(part, []), *([] if part.startswith("data") else ["data=synthetic", "data.pairs=none"]))
     document = stated(experiment, entered(experiment, tmp_path))
     no_bound(document)
-    (facts,) = document["rests_on"]
+    (facts,) = document["outside_code"]
     key = {"data": "data.source"}.get(part.partition("=")[0], part.partition("=")[0])
     assert (facts["package"], facts["version"]) == ("dpx_pond", "0.3.1") and facts["parts"][key].startswith("dpx_pond.")
     assert {run["by"] for run in document["ledger"]["segments"]} == {"dpx_pond"}
@@ -79,7 +79,7 @@ def unimported():
 
 def test_dpx_alone_is_dp_and_its_ledger_says_nothing_of_packages(site, unimported, tmp_path):
     document = stated(experiment := built(*OWN), entered(experiment, tmp_path))
-    assert document["guarantee"] == "dp" and document["epsilon"]["rdp"] > 0 and "rests_on" not in document
+    assert document["guarantee"] == "dp" and document["epsilon"]["rdp"] > 0 and "outside_code" not in document
     assert not {"by", "event"} & {name for run in document["ledger"]["segments"] for name in run}
     assert not {"by", "event"} & calibration.plan_of(experiment, calibration.calibrate(experiment, SIZE)).keys()
     assert '"by"' not in (tmp_path / "ledger").read_text()
@@ -149,7 +149,7 @@ def test_a_class_that_says_it_is_dpxs_is_not(site):
         pass
 
     Loose.__module__, Loose.__qualname__ = Flat.__module__, Flat.__qualname__
-    found = rests_on.parts(dataclasses.replace(built(*OWN), clip=Loose(clipping_norm=1.0)))
+    found = outside_code.parts(dataclasses.replace(built(*OWN), clip=Loose(clipping_norm=1.0)))
     assert [(part.key, part.package) for part in found] == [("clip", "unknown")]
 
 
@@ -159,15 +159,21 @@ def test_a_fork_by_dpx_alone_keeps_its_parents_word(site, tmp_path):
     child = forked(tmp_path / "ledger", parent)
     with as_if_unimported():
         no_bound(stated(built(*OWN), child))
-    assert rests_on.of_segments(ledger.join(entered(built(*OWN), tmp_path / "parent").segments())) == ("dpx_pond",)
+    assert outside_code.packages_of_segments(ledger.join(entered(built(*OWN), tmp_path / "parent").segments())) == ("dpx_pond",)
 
 
 def test_two_packages_are_both_named():
     runs = [{"by": "dpx_reed"}, {"by": None}, {}, {"by": "dpx_pond+dpx_reed"}]
-    by = rests_on.of_segments(runs)
-    assert rests_on.guarantee(True, [], by) == "dp_by_dpx_pond+dpx_reed" and rests_on.of_guarantee("dp_by_dpx_pond+dpx_reed") == by
-    assert rests_on.guarantee(True, ["why"], by) == "none" and rests_on.guarantee(False, [], by) == "not_private"
-    assert rests_on.of_guarantee("dp") == () and rests_on.of_guarantee("none") is rests_on.of_guarantee("not_private") is None
+    by = outside_code.packages_of_segments(runs)
+    assert (
+        outside_code.guarantee(True, [], by) == "dp_by_dpx_pond+dpx_reed"
+        and outside_code.packages_of_guarantee("dp_by_dpx_pond+dpx_reed") == by
+    )
+    assert outside_code.guarantee(True, ["why"], by) == "none" and outside_code.guarantee(False, [], by) == "not_private"
+    assert (
+        outside_code.packages_of_guarantee("dp") == ()
+        and outside_code.packages_of_guarantee("none") is outside_code.packages_of_guarantee("not_private") is None
+    )
 
 
 @pytest.mark.parametrize("charge", ["composition", "repeat_and_select"])
@@ -179,7 +185,7 @@ def test_a_search_keeps_its_trials_word(site, tmp_path, charge):
     from dpx.tuning.record import opened
 
     with opened(study.outputs, study.path) as record:
-        no_bound(claim.build(Search.of(of), record, record.trials[0]))
+        no_bound(claim.build(Search.from_experiment(of), record, record.trials[0]))
 
 
 def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_path):
@@ -202,7 +208,7 @@ def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(sit
     job = account.Account(ledgers=[str(tmp_path / "ledger")], accountant="rdp")
     job(built(*OWN), RunFolder(tmp_path / "own"))
     assert "NO BOUND" in capsys.readouterr().out
-    assert json.loads((tmp_path / "own" / "release" / "account.json").read_text())["rests_on"] == ["dpx_pond"]
+    assert json.loads((tmp_path / "own" / "release" / "account.json").read_text())["outside_code"] == ["dpx_pond"]
     with pytest.raises(ConfigError, match="gave for zero_out alone"):
         event_json.from_text(text, "replace_one")
     with pytest.raises(ConfigError, match="is not an event of dp-accounting"):
@@ -223,7 +229,7 @@ def test_another_version_is_other_code_and_another_class_another_claim(site, tmp
         assert fingerprint.fingerprint(experiment, "data", 8)["packages"] != noted
     with as_if_unimported():
         assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
-    assert "rests_on" in fingerprint.claim_of(experiment) and "rests_on" not in fingerprint.claim_of(built(*OWN))
+    assert "outside_code" in fingerprint.claim_of(experiment) and "outside_code" not in fingerprint.claim_of(built(*OWN))
 
 
 def test_an_old_entry_reads_as_dpxs_own():

@@ -40,7 +40,7 @@ def test_it_trains_and_states_the_packages_word(trained, capsys):
     _, folder = trained
     said = json.loads((folder.release / "privacy.json").read_text())
     assert said["guarantee"] == BY and said["epsilon"] == {} and said["spent"]["charged_steps"] == 3
-    assert set(said["rests_on"][0]["parts"]) == {"model", "task", "data.source", "sampler", "mechanism", "clip"}
+    assert set(said["outside_code"][0]["parts"]) == {"model", "task", "data.source", "sampler", "mechanism", "clip"}
     lines = [json.loads(line) for line in (folder.private / "metrics.jsonl").read_text().splitlines()]
     assert "privacy/epsilon" not in {name for line in lines for name in line}
     # Noise alone would not bring the loss below that of guessing among 128 pieces for long; three steps only have to be finite.

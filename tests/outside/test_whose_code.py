@@ -9,7 +9,7 @@ import types
 import pytest
 
 from dpx import config, packages
-from dpx.claim import calibration, rests_on, spent, statement
+from dpx.claim import calibration, outside_code, spent, statement
 from dpx.config import recipes
 from dpx.data.store import Store
 from dpx.experiment import Experiment
@@ -86,11 +86,11 @@ def stated(experiment: Experiment, held: Ledger | None = None, job=None) -> dict
 
 ROADS = {
     "entry": lambda experiment, job, path: calibration.entry(experiment, SIZE, SIGMA, BATCH, job=job).by,
-    "planned steps": lambda experiment, job, path: calibration.planned(experiment, ((BATCH, 3),), SIZE, SIGMA)[0].get("by"),
+    "planned steps": lambda experiment, job, path: calibration.planned_segments(experiment, ((BATCH, 3),), SIZE, SIGMA)[0].get("by"),
     "statement": lambda experiment, job, path: said(stated(experiment, None, job)),
     "statement of a ledger alone": lambda experiment, job, path: said(stated(experiment, entered(experiment, path, job))),
     "plan": lambda experiment, job, path: said(plan.plan(experiment)),
-    "search": lambda experiment, job, path: "+".join(Search.of(trials.experiment("composition", 1)).by),
+    "search": lambda experiment, job, path: "+".join(Search.from_experiment(trials.experiment("composition", 1)).by),
     "fingerprint": lambda experiment, job, path: "+".join(fingerprint.fingerprint(experiment, "data", 8, job=job)["packages"]),
     "explanation": lambda experiment, job, path: BY if BY in json.dumps(explain.explain(experiment, SIZE, None)["words"]) else None,
 }
@@ -99,7 +99,7 @@ ROADS = {
 def said(document: dict) -> str | None:
     """The package that a statement or a plan names, with no number left as a bound."""
     assert document["guarantee"] == f"dp_by_{BY}" and document["epsilon"] == {} and document["unsupported"]
-    assert [one["package"] for one in document.get("rests_on", [{"package": BY}])] == [BY]
+    assert [one["package"] for one in document.get("outside_code", [{"package": BY}])] == [BY]
     return document["guarantee"].removeprefix("dp_by_")
 
 
@@ -110,7 +110,7 @@ def test_a_package_that_takes_part_is_named_by_every_road(taking_part, road, tmp
 
 def test_a_package_that_is_installed_and_not_imported_takes_no_part(site, tmp_path):
     config.build(recipes.compose([]))
-    assert recipes.names() and rests_on.of(built(), Train()) == rests_on.of(built(), Resume()) == ()
+    assert recipes.names() and outside_code.packages_of(built(), Train()) == outside_code.packages_of(built(), Resume()) == ()
     assert stated(built(), entered(built(), tmp_path), Train())["guarantee"] == "dp"
 
 
@@ -133,7 +133,7 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     whole = spent.planned_end(experiment, runtime.calibrated, found)
     assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
     assert said(stated(experiment, found)) == BY
-    plain = charges.planned(experiment)
+    plain = charges.planned_segments(experiment)
     assert plain is not None and len(list(ledger.decode(charges.union(plain, found.segments(), "trial")))) == 3
 
 
@@ -156,7 +156,7 @@ def test_what_was_entered_stays_named_where_the_package_is_gone(taking_part, tmp
     found = entered(built(), tmp_path, taking_part)
     for name in [name for name in sys.modules if name.startswith(BY)]:
         del sys.modules[name]
-    assert rests_on.of(built()) == () and said(stated(built(), found, Resume())) == BY
+    assert outside_code.packages_of(built()) == () and said(stated(built(), found, Resume())) == BY
 
 
 def test_a_job_of_no_package_is_named_by_its_module(tmp_path):
@@ -165,10 +165,10 @@ def test_a_job_of_no_package_is_named_by_its_module(tmp_path):
         """As a notebook has one."""
 
     assert calibration.entry(built(), SIZE, SIGMA, BATCH, job=Louder()).by == "tests"
-    (facts,) = stated(built(), None, Louder())["rests_on"]
+    (facts,) = stated(built(), None, Louder())["outside_code"]
     assert facts["version"] == "unlisted" and facts["parts"]["job"].endswith("Louder")
     Louder.__module__, Louder.__qualname__ = Train.__module__, Train.__qualname__
-    assert rests_on.of(built(), Louder()) == ("unknown",)
+    assert outside_code.packages_of(built(), Louder()) == ("unknown",)
 
 
 def test_every_base_of_a_job_that_is_not_dpxs_is_named(site):
@@ -178,7 +178,7 @@ def test_every_base_of_a_job_that_is_not_dpxs_is_named(site):
     class Both(theirs):
         """A notebook's, of a package's, of dpx's."""
 
-    assert rests_on.of(built(), Both()) == (BY, "tests")
+    assert outside_code.packages_of(built(), Both()) == (BY, "tests")
 
 
 def test_a_job_says_who_it_is_and_every_step_and_statement_asks(monkeypatch, tmp_path):
@@ -205,6 +205,6 @@ def test_a_package_that_is_set_aside_is_named_where_it_is_imported_and_an_entry_
     package(tmp_path / "other", "dpx_reed_too", {"conf/job/reed.yaml": "a: 1"})
     record(tmp_path / "third", "dpx_sly", entry="json")
     with on_path(tmp_path / "other"), on_path(tmp_path / "third"):
-        assert all(one.set_aside for one in packages.listed()) and rests_on.imported() == ()
+        assert all(one.set_aside for one in packages.listed()) and outside_code.imported() == ()
         importlib.import_module("dpx_reed_too")
-        assert rests_on.of(built()) == ("dpx_reed_too",)
+        assert outside_code.packages_of(built()) == ("dpx_reed_too",)

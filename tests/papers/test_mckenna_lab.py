@@ -213,7 +213,7 @@ def test_a_parametric_fit_takes_the_rate_that_ends_lowest(tmp_path):
     last = max(row["step"] for row in rows_of(form_l2))
     # Ahead until the last step.
     slow = [row | {"learning_rate": 0.001, "loss": row["loss"] + (1 if row["step"] == last else -1)} for row in rows_of(form_l2)]
-    Measurements.of([*slow, *rows_of(form_l2)]).write(tmp_path / "both.csv")
+    Measurements.from_rows([*slow, *rows_of(form_l2)]).write(tmp_path / "both.csv")
     measured = lab(tmp_path / "both.csv").measured()[0]
     points = parametric.points_of(measured, lab(steps_above=0))
     turned = parametric.points_of(measured.where(np.arange(len(measured))[::-1]), lab(steps_above=0))

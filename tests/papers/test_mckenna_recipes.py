@@ -37,15 +37,15 @@ def test_a_sweep_has_the_runs_of_its_figure(name, runs):
 
 def _decays_as(recipe: str, grid: str, model: str) -> None:
     """The last rate of a shorter run is what the grid's schedule has at that step."""
-    whole, _ = build(recipes.planned(grid, []))
-    experiment, _ = build(recipes.planned(recipe, [f"model={model}"] if model else []))
+    whole, _ = build(recipes.plan_config(grid, []))
+    experiment, _ = build(recipes.plan_config(recipe, [f"model={model}"] if model else []))
     steps = experiment.steps
     assert experiment.lr_schedule.at(steps - 1, steps) == pytest.approx(whole.lr_schedule.at(steps - 1, whole.steps), rel=2e-3)
 
 
 def test_the_three_settings_cost_what_figure_5_says_and_decay_as_the_grid_does():
     for model, (_, parameters, steps, batch_size) in zip(("large", "medium", "tiny"), BASELINES, strict=True):
-        experiment, _ = build(recipes.planned("mckenna_fig5_direct", [f"model={model}"]))
+        experiment, _ = build(recipes.plan_config("mckenna_fig5_direct", [f"model={model}"]))
         assert isinstance(experiment.batch_schedule, Constant)
         assert (experiment.steps, experiment.batch_schedule.size) == (steps, batch_size)
         assert 6 * parameters * batch_size * SEQUENCE_LENGTH * steps == pytest.approx(1e19, rel=0.01)
@@ -58,7 +58,7 @@ def test_the_three_settings_cost_what_figure_5_says_and_decay_as_the_grid_does()
 def test_the_laptops_three_settings_are_the_baselines_of_its_lab():
     declared = declare(conf_directory() / "analysis" / "lab" / "laptop.yaml", "lab")
     for one in declared.baselines:
-        experiment, _ = build(recipes.planned("laptop/mckenna_fig5_direct", [f"model={one.model}"]))
+        experiment, _ = build(recipes.plan_config("laptop/mckenna_fig5_direct", [f"model={one.model}"]))
         assert isinstance(experiment.batch_schedule, Constant)
         assert (experiment.steps, experiment.batch_schedule.size) == (one.steps, one.batch_size)
         parameters = sum(math.prod(shape) for shape in experiment.task.parameter_shapes(experiment.model, 1024).values())

@@ -26,7 +26,7 @@ def planned() -> dict:
 
 
 def test_the_quoted_sizes_are_a_billion_and_with_four_key_value_heads_the_released_file(planned):
-    experiment, _ = build(recipes.planned(NAME, []))
+    experiment, _ = build(recipes.plan_config(NAME, []))
     model = experiment.model
     assert isinstance(model, Gemma)
     of_four = dataclasses.replace(model, key_value_heads=4)

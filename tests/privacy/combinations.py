@@ -38,7 +38,7 @@ from dpx.privacy.declarations import Deterministic as WithoutAmplification
 from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import (
-    IN_PASSES,
+    IN_EPOCHS,
     BallsInBins,
     CyclicPoisson,
     Deterministic,
@@ -46,7 +46,7 @@ from dpx.sampler import (
     Poisson,
     Shuffled,
     TruncatedPoisson,
-    steps_per_pass,
+    steps_per_epoch,
 )
 
 # (sampler, adjacency) -> accountants that have a proof for it.
@@ -60,7 +60,7 @@ SUPPORTED = {
     ("truncated_poisson", "replace_one"): {"deterministic"},
     ("fixed_size", "zero_out"): {"deterministic"},
     ("fixed_size", "replace_one"): {"rdp", "deterministic"},
-    **{(name, adjacency): {"pld", "rdp", "deterministic"} for name in IN_PASSES for adjacency in ("zero_out", "replace_one")},
+    **{(name, adjacency): {"pld", "rdp", "deterministic"} for name in IN_EPOCHS for adjacency in ("zero_out", "replace_one")},
 }
 
 Unit = tuple[Literal["row", "document"], int, Literal["group", "sample_units"]]
@@ -179,9 +179,9 @@ def _floor(experiment, document):
     if isinstance(experiment.sampler, CyclicPoisson):
         # Row 0 is of the group that starts, so it comes round first.
         rates = [min(1, CYCLE * rate) for rate in rates[::CYCLE]]
-    if experiment.sampler.name in IN_PASSES:
-        passes = math.ceil(experiment.steps / steps_per_pass(rates[0]))
-        return closed_form.epsilon(math.sqrt(passes) / sigma, delta) * (1 - 1e-6)
+    if experiment.sampler.name in IN_EPOCHS:
+        begun = math.ceil(experiment.steps / steps_per_epoch(rates[0]))
+        return closed_form.epsilon(math.sqrt(begun) / sigma, delta) * (1 - 1e-6)
     least = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=min(rates), value_discretization_interval=1e-2, pessimistic_estimate=False
     )

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dpx.batch_schedule import Constant
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.data.declarations import Data, Embedded, Vocabulary
 from dpx.experiment import Experiment, Schedule
 from dpx.lr_schedule import WarmUpThen
@@ -29,7 +29,7 @@ SMALL = Experiment(
     mechanism=DpSgd(),
     clip=Flat(clipping_norm=0.5),
     noise=Multiplier(noise_multiplier=1.0),
-    clipping=Clipping(method="vmap"),
+    clipping_method=ClippingMethod(name="vmap"),
     accountant=Pld(),
     optimizer=Adam(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.0),
     lr_schedule=WarmUpThen(learning_rate=1e-3, warmup_steps=0, decay="constant"),

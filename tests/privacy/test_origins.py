@@ -93,7 +93,7 @@ def test_rows_are_the_same_units_only_where_they_are_cut_alike(small):
     declared = small()
 
     def mismatch(data=declared.data, privacy=declared.privacy, of=declared.data, is_same=False, **changes):
-        claim = {"units": UnitFacts.of(of, declared.privacy).as_json()}
+        claim = {"units": UnitFacts.from_data(of, declared.privacy).as_json()}
         return origins.unit_mismatch(origin("one", claim=claim, **changes), data, privacy, is_same)
 
     assert mismatch() is None

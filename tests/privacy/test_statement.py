@@ -70,7 +70,7 @@ def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypat
     document = statement.build(experiment, None, calibrated)
     rounded = document["ledger"]["rates_rounded_up"]
     assert rounded["distinct"] == 4 and rounded["composed"] == 2
-    charges = ledger.releases(calibration.planned(experiment, calibrated.batch_stages, N, 1.0))
+    charges = ledger.releases(calibration.planned_segments(experiment, calibrated.batch_stages, N, 1.0))
     by = "rdp" if "rdp" in document["epsilon"] else "pld"
     exact = accounting.compose(charges, by, experiment.privacy.adjacency).epsilon(1e-6)
     assert exact < document["epsilon"][by] <= exact + rounded[f"{by}_epsilon_error_at_most"]
@@ -229,5 +229,5 @@ def test_what_is_public_and_what_is_not_covered_is_said(small):
     assert any(f"above the declared {N}" in line for line in caveats.not_covered(declared))
     assert any("forged ledger" in line for line in caveats.not_covered(small()))
     for method, mechanism, expected in (("ghost", DpSgd(), True), ("vmap", DpSgd(), False), ("ghost", NoPrivacy(), False)):
-        limits = caveats.not_covered(small(clipping={"method": method}, mechanism=mechanism))
+        limits = caveats.not_covered(small(clipping_method={"name": method}, mechanism=mechanism))
         assert (caveats.TWO_PASSES in limits) == expected

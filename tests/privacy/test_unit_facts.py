@@ -22,7 +22,7 @@ def built(*overrides: str) -> Experiment:
 
 def facts_of(*overrides: str, manifest: Any = MANIFEST) -> UnitFacts:
     experiment = built(*overrides)
-    return UnitFacts.of(experiment.data, experiment.privacy, manifest)
+    return UnitFacts.from_data(experiment.data, experiment.privacy, manifest)
 
 
 def changed(facts: UnitFacts):
@@ -47,12 +47,12 @@ def leaves(value, path=()):
 @pytest.mark.parametrize("overrides", [(), (*DOCUMENTS, "privacy.unit=document", "privacy.rows_per_unit_max=4")])
 def test_any_leaf_keeps_two_records_apart_and_is_named(overrides):
     facts = facts_of(*overrides)
-    assert facts.differences(facts) == [] and UnitFacts.of_json(facts.as_json(), "x") == facts
+    assert facts.differences(facts) == [] and UnitFacts.from_json(facts.as_json(), "x") == facts
     tried = dict(changed(facts))
     assert len(tried) > len(dataclasses.fields(facts))
     for path, other in tried.items():
         (said,) = facts.differences(other)
-        assert other.differences(facts) and UnitFacts.of_json(other.as_json(), "x") == other
+        assert other.differences(facts) and UnitFacts.from_json(other.as_json(), "x") == other
         assert path.split(".")[-1].replace("vocabulary_source", "vocabulary").replace("vocabulary_sha256", "vocabulary") in said, path
 
 
@@ -98,4 +98,4 @@ def test_an_unknown_vocabulary_agrees_with_nothing():
 @pytest.mark.parametrize("node", [None, [], {}, {"unit": "row"}, facts_of().as_json() | {"unit": 3}, facts_of().as_json() | {"x": 1}])
 def test_what_is_no_record_is_refused_in_one_line(node):
     with pytest.raises(ConfigError, match=r"privacy\.json: holds no record"):
-        UnitFacts.of_json(node, "privacy.json")
+        UnitFacts.from_json(node, "privacy.json")

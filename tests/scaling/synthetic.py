@@ -49,7 +49,7 @@ def rows_of(truth, *, deviation=0.0, seed=0, ratios=RATIOS, steps=STEPS, paramet
 
 
 def measured(truth, **options) -> Measurements:
-    return Measurements.of(rows_of(truth, **options))
+    return Measurements.from_rows(rows_of(truth, **options))
 
 
 def simple_ratio(size, batch_size, steps):

@@ -44,7 +44,9 @@ def test_figure_13_from_nothing_takes_two_minutes_of_two_processors(tmp_path, mo
         return form_l2(parameters / 200, steps / 10, ratio * 100)
 
     axes = {"parameters": PAPER, "ratios": 2.0 ** -np.arange(6, 24)[::-1], "steps": 1000.0 * np.arange(1, 129)}
-    Measurements.of([row | {"batch_size": 1024.0, "sequence_length": 512} for row in rows_of(truth, **axes)]).write(tmp_path / "losses.csv")
+    Measurements.from_rows([row | {"batch_size": 1024.0, "sequence_length": 512} for row in rows_of(truth, **axes)]).write(
+        tmp_path / "losses.csv"
+    )
     line = ["+experiment=mckenna_fig13_allocation_by_n", f"analysis.lab.measurements={tmp_path / 'losses.csv'}", "hydra.mode=RUN"]
     experiment, job = build(recipes.compose(line))
     monkeypatch.setenv("DPX_CACHE", str(tmp_path))

@@ -57,7 +57,7 @@ def test_a_partial_grid_is_the_largest_whole_rectangle_and_names_the_rest():
     # The largest model has two ratios yet, and one run of another is still going on.
     rows = [row for row in rows_of(form_l2) if row["model"] != "e" or row["noise_batch_ratio"] <= RATIOS[1]]
     rows = [row for row in rows if not (row["model"] == "d" and row["noise_batch_ratio"] == RATIOS[0] and row["step"] > 500)]
-    grid = smoothing.grid_of(Measurements.of(rows))
+    grid = smoothing.grid_of(Measurements.from_rows(rows))
     assert grid.names == ("a", "b", "c", "d") and grid.ratios_R.tolist() == RATIOS[1:].tolist()
     assert {line.split()[0] for line in grid.left_out} == {"a", "b", "c", "d", "e"} and len(grid.left_out) == 6
     assert grid.left_out[-1] == f"d at ratio {RATIOS[0]:g}: no run has the grid's {len(grid.steps_T)} records"
@@ -66,7 +66,7 @@ def test_a_partial_grid_is_the_largest_whole_rectangle_and_names_the_rest():
 def test_one_longer_run_takes_none_of_the_others_away():
     rows = rows_of(form_l2)
     longer = {**rows[0], "step": 2 * max(row["step"] for row in rows)}
-    grid, whole = (smoothing.grid_of(Measurements.of(found)) for found in ([*rows, longer], rows))
+    grid, whole = (smoothing.grid_of(Measurements.from_rows(found)) for found in ([*rows, longer], rows))
     assert grid.parameters_M.tolist() == whole.parameters_M.tolist() and grid.steps_T.tolist() == whole.steps_T.tolist()
     assert any("no run has the grid's" in line for line in grid.left_out) and not whole.left_out
 
@@ -83,7 +83,7 @@ def test_one_longer_run_takes_none_of_the_others_away():
 def test_a_model_has_one_name_and_one_size_and_losses_are_positive(changed, said):
     rows = [row for row in rows_of(form_l2) if row["model"] == "a"]
     with pytest.raises(ConfigError, match=said):
-        smoothing.grid_of(Measurements.of([*rows, *({**row, **changed} for row in rows)]))
+        smoothing.grid_of(Measurements.from_rows([*rows, *({**row, **changed} for row in rows)]))
 
 
 def test_the_largest_rectangle_of_many_models_is_found_at_once():
@@ -98,7 +98,7 @@ def test_the_largest_rectangle_of_many_models_is_found_at_once():
 def test_replicates_count_as_their_mean_and_the_winning_rate_is_kept():
     rows = rows_of(form_l2) + [row | {"replicate": 1, "loss": row["loss"] + 0.2} for row in rows_of(form_l2)]
     better = [row | {"learning_rate": 0.005, "loss": row["loss"] + (-0.1 if row["step"] > 1000 else 1.0)} for row in rows_of(form_l2)]
-    grid = smoothing.grid_of(Measurements.of(rows + better))
+    grid = smoothing.grid_of(Measurements.from_rows(rows + better))
     assert grid.losses_MRT[0, 0, 0] == pytest.approx(form_l2(2e4, 100.0, RATIOS[0]) + 0.1)
     assert grid.rates_MRT[0, 0, 0] == 0.01 and grid.rates_MRT[0, 0, -1] == 0.005
 
@@ -106,7 +106,7 @@ def test_replicates_count_as_their_mean_and_the_winning_rate_is_kept():
 def test_two_physical_batches_are_not_one_grid():
     rows = rows_of(form_l2)
     with pytest.raises(ConfigError, match="batch_size"):
-        smoothing.grid_of(Measurements.of([*rows, rows[0] | {"batch_size": 64}]))
+        smoothing.grid_of(Measurements.from_rows([*rows, rows[0] | {"batch_size": 64}]))
 
 
 def test_the_table_goes_to_a_file_and_back(tmp_path):

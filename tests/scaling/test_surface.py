@@ -47,7 +47,7 @@ def test_outside_there_is_no_loss(surface, m, t, ratio):
 def test_too_few_records_are_refused_and_never_extended_to_nothing(reach, said):
     rows = rows_of(form_l2, steps=np.array([100.0, 1000.0])[reach == 1 :])
     with pytest.raises(ConfigError, match=said):
-        surface_of(smoothing.grid_of(Measurements.of(rows)), BATCH, TOKENS, reach=reach)
+        surface_of(smoothing.grid_of(Measurements.from_rows(rows)), BATCH, TOKENS, reach=reach)
 
 
 def test_less_noise_than_was_measured_is_marked_and_given_the_loss_of_the_least(surface):
@@ -67,7 +67,7 @@ def test_what_is_missing_without_noise_costs_the_surface_nothing():
     """The slice takes its own models: neither does it shrink the rectangle, nor the rectangle it."""
     noisy = [row for row in rows_of(form_l2) if row["model"] != "e"]
     slices = [row for row in rows_of(form_l2, ratios=[2.0**-40]) if row["model"] in ("b", "c", "e")]
-    alone, both = (surface_of(smoothing.grid_of(Measurements.of(rows)), BATCH, TOKENS, width=1) for rows in (noisy, noisy + slices))
+    alone, both = (surface_of(smoothing.grid_of(Measurements.from_rows(rows)), BATCH, TOKENS, width=1) for rows in (noisy, noisy + slices))
     assert np.array_equal(alone.losses_MRT, both.losses_MRT) and both.names == ("a", "b", "c", "d")
     assert both.for_epsilon(np.inf).names == ("b", "c", "e") and both.for_epsilon(8) is both
     found = both.at(np.array([6e4, 2e6, 2e4, 6e4]), 500.0, np.array([0.0, 0.0, 0.0, RATIOS[0]]))

@@ -82,7 +82,7 @@ class Stack(Bag):
         return x_T6 @ params["out"]
 
 
-def test_layers_that_rest_are_run_by_a_model_that_knows_nothing_of_them():
+def test_frozen_layers_are_run_by_a_model_that_knows_nothing_of_them():
     subject: Any = objective(Stack(), CausalLanguageModel(), VOCABULARY, SPECIAL)
     params, key = jax.jit(subject.init)(np.zeros(2, np.uint32)), np.zeros(2, np.uint32)
     batch = subject.batch(key, synthetic_rows(subject.task, EXAMPLES, LENGTH, VOCABULARY))

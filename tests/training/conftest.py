@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx.batch_schedule import Constant
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.experiment import Experiment, Schedule
 from dpx.lr_schedule import WarmUpThen
@@ -50,7 +50,7 @@ def declare(**changes) -> Experiment:
         "mechanism": DpSgd(),
         "clip": Flat(clipping_norm=0.1),
         "noise": Multiplier(noise_multiplier=0.5),
-        "clipping": Clipping(method="vmap"),
+        "clipping_method": ClippingMethod(name="vmap"),
         "accountant": Rdp(),
         "optimizer": Adam(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.01),
         "lr_schedule": WarmUpThen(learning_rate=1e-2, warmup_steps=0, decay="constant"),

@@ -37,7 +37,7 @@ def run_job(composition: tuple[Any, Any, str], path: Path, fork: str | None = No
 
 def _step_key(experiment: Any, objective: Any, mesh: Any, microbatch: int) -> str:
     """Everything that a step is built from; the number of steps, the rows and the seed are not part of it."""
-    declared = (experiment.model, experiment.task, experiment.train, experiment.mechanism, experiment.clip, experiment.clipping)
+    declared = (experiment.model, experiment.task, experiment.train, experiment.mechanism, experiment.clip, experiment.clipping_method)
     beside = (experiment.telemetry, experiment.optimizer, experiment.audit, experiment.privacy.rows_per_example)
     return repr((declared, beside, experiment.widths, objective, mesh, microbatch, noise.SLICE_ELEMENTS))
 

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from dpx import config, file_checksums
-from dpx.claim import agreement, rests_on, seals
+from dpx.claim import agreement, outside_code, seals
 from dpx.config import recipes
 from dpx.data import store
 from dpx.job.train import Train
@@ -63,7 +63,7 @@ _AT_THE_START = (
     (store, "verify"),
     (seals, "write_config"),
 )
-_AT_A_STEP = ((rests_on, "of"), (rests_on, "imported"))
+_AT_A_STEP = ((outside_code, "of"), (outside_code, "imported"))
 _AT_A_SAVE = ((checkpoint, "checksums"), (file_checksums, "of_folder"), (seals, "write_statement"))
 STEPS_OF_THE_MAIN_JOB = 120
 

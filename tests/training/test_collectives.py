@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.cost.collectives import collectives
 from dpx.mechanism import noise
 from dpx.mechanism.noise import slice_keys
@@ -39,7 +39,7 @@ MESHES = [(8, 1, 1), (4, 2, 1), (2, 2, 2)]
 def compiled(request, micro):
     data, fsdp, tensor = request.param
     mesh = Mesh(name="m", data=data, fsdp=fsdp, tensor=tensor, flops_per_s=1e10, memory_bytes=1 << 30)
-    experiment = declare(mesh=mesh, clipping=Clipping(method="book_keeping"))
+    experiment = declare(mesh=mesh, clipping_method=ClippingMethod(name="book_keeping"))
     with pytest.MonkeyPatch.context() as patch:
         # Small slices, so that the noise of most leaves is a loop as it is for a large model.
         patch.setattr(noise, "SLICE_ELEMENTS", 256)

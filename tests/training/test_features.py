@@ -15,7 +15,7 @@ from dpx.models.shape import Bert, Decoder
 from dpx.task.declarations import MultipleChoice
 from dpx.task.objective import objective as make_objective
 from dpx.training import features
-from dpx.training.frozen import drawn
+from dpx.training.frozen import draw
 
 from ..composed import composed
 from .sharing import run_job
@@ -174,5 +174,5 @@ def test_what_changes_from_step_to_step_is_read_at_every_step(changes):
     experiment, *_ = composed(*given, *changes)
     special = SpecialIds(0, 1, 2, 3, 4)
     of = make_objective(experiment.model, experiment.task, 64, special)
-    trained, _ = drawn(experiment.train, of, np.zeros(2, np.uint32))
+    trained, _ = draw(experiment.train, of, np.zeros(2, np.uint32))
     assert features.are_constant(of, trained) is (not changes)

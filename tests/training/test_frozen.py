@@ -69,7 +69,7 @@ def finished(request, data, adapted, tmp_path_factory):
     return request.param, path, train(data, path, *request.param.split())
 
 
-def test_what_rests_is_released_as_it_was_drawn_and_all_else_has_moved(finished):
+def test_frozen_parameters_are_released_as_it_was_drawn_and_all_else_has_moved(finished):
     line, path, released = finished
     newest = max((path / "private" / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
     saved = ocp.metadata(str(newest.absolute())).metadata["params"]
@@ -94,7 +94,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(adapted, data, tmp_path):
     assert found.keys() == adapted[1].keys() and all(np.array_equal(found[name], leaf) for name, leaf in adapted[1].items())
 
 
-def test_a_copy_of_what_rests_that_was_cut_short_is_made_anew(tmp_path, monkeypatch):
+def test_a_copy_of_frozen_parameters_that_was_cut_short_is_made_anew(tmp_path, monkeypatch):
     parent, private, step = tmp_path / "parent", tmp_path / "private", SimpleNamespace(has_frozen=True)
     (parent / "resting").mkdir(parents=True)
     for name in ("one", "two"):
@@ -115,12 +115,12 @@ def test_a_copy_of_what_rests_that_was_cut_short_is_made_anew(tmp_path, monkeypa
     assert {path.name: path.read_text() for path in private.rglob("*") if path.is_file()} == {"one": "one", "two": "two"}
 
 
-def test_a_fork_rests_on_what_its_parent_rests_on(adapted, data, tmp_path):
+def test_a_fork_keeps_the_frozen_parameters_of_its_parent(adapted, data, tmp_path):
     found = train(data, tmp_path / "fork", "train=lora", "train.rank=2", "seed=8", fork=f"{adapted[0]}@2")
     assert all(np.array_equal(found[name], leaf) == ("lora" not in name or "scale" in name) for name, leaf in adapted[1].items())
 
 
-def test_what_rests_is_not_drawn_again_where_it_was_lost(adapted, data, tmp_path):
+def test_frozen_parameters_are_not_drawn_again_where_it_was_lost(adapted, data, tmp_path):
     train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
     shutil.rmtree(tmp_path / "run" / "private" / frozen.FOLDER)
     with pytest.raises(ConfigError, match="private/resting: this run's frozen parameters are missing"):

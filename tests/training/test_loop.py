@@ -105,8 +105,8 @@ def test_tokens_are_counted_with_the_padding_of_texts_and_without_that_of_chunks
 def test_rows_without_text_count_no_tokens_and_texts_of_a_choice_each_their_own():
     is_padding_B = np.array([False, True])
     choices = {"tokens": np.ones((2, 3, 8), np.int32), "length": np.array([[8, 5, 2], [0, 0, 0]])}
-    assert loop.Tokens.of(choices, is_padding_B) == (15, 24)
-    assert loop.Tokens.of({"label": np.ones(2)}, is_padding_B) == (0, 0)
+    assert loop.Tokens.count(choices, is_padding_B) == (15, 24)
+    assert loop.Tokens.count({"label": np.ones(2)}, is_padding_B) == (0, 0)
 
 
 def test_a_sum_once_entered_stays_and_a_run_without_noise_enters_none(seen, opened):

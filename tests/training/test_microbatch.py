@@ -15,7 +15,7 @@ SUBJECT = objective(bert(layers=1))
 
 @pytest.fixture
 def workload():
-    return microbatch.Workload.of(config.build(recipes.compose(["model=micro", "data.sequence_length=16"]))[0], SUBJECT)
+    return microbatch.Workload.from_experiment(config.build(recipes.compose(["model=micro", "data.sequence_length=16"]))[0], SUBJECT)
 
 
 @pytest.fixture

@@ -193,15 +193,15 @@ def step_of():
     return step
 
 
-IN_PASSES = {(name, relation) for name in ("shuffled", "deterministic", "balls_in_bins") for relation in ("zero_out", "replace_one")}
+IN_EPOCHS = {(name, relation) for name in ("shuffled", "deterministic", "balls_in_bins") for relation in ("zero_out", "replace_one")}
 # Pairs of sampler and relation that may run with each mechanism; the test would be empty if none did.
 MAY_RUN = {
-    "discrete_gaussian": {("poisson", "zero_out"), ("cyclic_poisson", "zero_out")} | IN_PASSES,
+    "discrete_gaussian": {("poisson", "zero_out"), ("cyclic_poisson", "zero_out")} | IN_EPOCHS,
     "banded": {("cyclic_poisson", "zero_out"), ("cyclic_poisson", "replace_one")},
     "dp_sgd": {(name, "zero_out") for name in ("poisson", "truncated_poisson", "cyclic_poisson", "fixed_size")}
     | {(name, "replace_one") for name in ("poisson", "truncated_poisson", "cyclic_poisson", "fixed_size")}
     | {("poisson", "add_remove")}
-    | IN_PASSES,
+    | IN_EPOCHS,
 }
 
 

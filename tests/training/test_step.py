@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.clipping.rounding import MARGINS
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mechanism.noise import slice_keys
@@ -184,7 +184,7 @@ each_clipping = pytest.mark.parametrize(
 def _on(mesh, method, **changes):
     data, fsdp, tensor = mesh
     spread = Mesh(name="m", data=data, fsdp=fsdp, tensor=tensor, flops_per_s=1e10, memory_bytes=1 << 30)
-    return declare(mesh=spread, clipping=Clipping(method=method), **changes)
+    return declare(mesh=spread, clipping_method=ClippingMethod(name=method), **changes)
 
 
 @functools.cache
@@ -227,11 +227,11 @@ def test_a_model_axis_keeps_the_rank_of_adapters_whole(micro):
 
 
 @needs_8
-def test_parameters_that_rest_in_parts_are_gathered_whole(micro, plain):
+def test_parameters_stored_in_parts_are_gathered_whole(micro, plain):
     spread, whole = _on((2, 2, 1), "vmap"), jax.tree.map(np.array, plain[0].init(INIT).params)
     step = _make(spread, micro[1], microbatch=3)
     assert step.rows == 3 * 4
-    params = jax.device_put(whole, sharding.at_rest(whole, spread.mesh.make()))
+    params = jax.device_put(whole, sharding.storage_shardings(whole, spread.mesh.make()))
     assert "fsdp" in str(params["layers"]["down"]["kernel"].sharding.spec)
     jax.tree.map(np.testing.assert_array_equal, step.gather(params), whole)
 

@@ -12,7 +12,7 @@ import pytest
 from dpx.audit.objective import Audited
 from dpx.batch_schedule import Constant
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.declarations import Clipping
+from dpx.clipping.declarations import ClippingMethod
 from dpx.clipping.rounding import MARGINS
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.experiment import Schedule
@@ -36,7 +36,7 @@ def ran(tmp_path_factory):
     experiment = declare(
         data=Data(name="synthetic", source=source, vocabulary=Vocabulary(size=256), sequence_length=16, directory=directory),
         privacy=Privacy(delta=1e-4, unit="document", rows_per_unit_max=MOST, unit_mode="sample_units"),
-        clipping=Clipping(method="book_keeping"),
+        clipping_method=ClippingMethod(name="book_keeping"),
         batch_schedule=Constant(size=20),
         steps=3,
         microbatch=2,
@@ -119,7 +119,7 @@ def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
 def test_the_step_clips_the_sum_of_a_units_rows(method):
     """Rows along one coordinate each (ten norms long): together they leave the step with one norm, padding rows with nothing."""
     privacy = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
-    experiment = declare(privacy=privacy, clipping=Clipping(method=method))
+    experiment = declare(privacy=privacy, clipping_method=ClippingMethod(name=method))
     norm = experiment.clip.clipping_norm
     step = make_step(experiment, Audited(None, 6, 10 * norm, experiment.task.counts), experiment.mesh.make(), 2, chunk=2)
     canary = np.array([[0, 0, 5], [1, 2, 3], [4, 5, 5]], np.int32)

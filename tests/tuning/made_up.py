@@ -60,7 +60,7 @@ def folder_of(study: Study, number: int) -> Path:
 
 def units_of(of: Experiment, vocabulary: str = "a" * 64) -> UnitFacts:
     """What a trial's steps protect, on data with a vocabulary of that checksum."""
-    return UnitFacts.of(of.data, of.privacy, SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum=vocabulary))
+    return UnitFacts.from_data(of.data, of.privacy, SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum=vocabulary))
 
 
 def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0, units: UnitFacts | None = None) -> None:

@@ -38,7 +38,7 @@ class DpfpTable1Complexity:
 
         model = recipes.option("model", name)
         small, large = (
-            Traced.of(model, self.sequence_length, self.vocabulary_size, size) for size in (min(self.batches), max(self.batches))
+            Traced.trace(model, self.sequence_length, self.vocabulary_size, size) for size in (min(self.batches), max(self.batches))
         )
         more = large.examples - small.examples
         # Grams alone, so that no gradient of an example is ever held.

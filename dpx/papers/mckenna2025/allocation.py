@@ -14,7 +14,7 @@ from dpx.scaling.optima import Optimum, optima
 from dpx.table import Table
 
 TOKENS_A_PARAMETER = 20  # Hoffmann et al. 2022
-COLUMNS = ("size", "epsilon", "compute", "loss", "smallest_model", "model", "batch_size", "steps", "ratio", "passes", "marks")
+COLUMNS = ("size", "epsilon", "compute", "loss", "smallest_model", "model", "batch_size", "steps", "ratio", "epochs", "marks")
 
 
 @declaration
@@ -52,7 +52,7 @@ def by_the_rule(compute: float) -> float:
 
 def _rows(points: Sequence[Optimum], notes: Sequence[str]) -> Table:
     rows = [
-        (one.size, one.epsilon, one.compute, one.loss, one.smallest_model, one.parameters, one.batch_size, one.steps, one.ratio, one.passes)
+        (one.size, one.epsilon, one.compute, one.loss, one.smallest_model, one.parameters, one.batch_size, one.steps, one.ratio, one.epochs)
         + ("; ".join(one.marks), by_the_rule(one.compute))
         for one in points
     ]

@@ -44,9 +44,9 @@ class MckennaBillionClaim(OfLab):
             steps = int(self.compute / (FLOPS_A_TOKEN * self.parameters * batch * self.tokens))
             solved = Calibration(self.epsilon, self.lab.delta).exact(self.size, batch, steps)
             rows.append((batch, steps, batch * steps / self.size, solved.poisson, solved.deterministic, solved.chosen, solved.ratio))
-        columns = ("batch_size", "steps", "passes", "sigma_poisson", "sigma_fixed", "chosen", "ratio")
+        columns = ("batch_size", "steps", "epochs", "sigma_poisson", "sigma_fixed", "chosen", "ratio")
         title = f"{self.parameters:.3g} parameters, {self.compute:.3g} FLOPs, {self.size:,} records, epsilon {self.epsilon:g}"
-        return Table("noise", columns, tuple(rows), title, ("losses were measured in less than one pass over the data",))
+        return Table("noise", columns, tuple(rows), title, ("losses were measured in less than one epoch",))
 
     def _printed(self) -> Table:
         rows = tuple((one.size, one.epsilon, one.compute, one.parameters, one.loss) for one in published.TABLE_2 if one.size == self.size)

@@ -43,7 +43,7 @@ class MckennaFlopsModel(Positive):
         from dpx.config import recipes
 
         model = recipes.option("model", name)
-        subject = Traced.of(model, length, self.vocabulary_size, self.physical_batch)
+        subject = Traced.trace(model, length, self.vocabulary_size, self.physical_batch)
         flops = {"plain": subject.flops("plain"), "autodiff": subject.flops("autodiff"), "vmap": subject.flops("vmap")}
         flops |= {"grams": subject.flops("book_keeping", kept_bytes=0), "kept": subject.flops("book_keeping", kept_bytes=1 << 50)}
         return flops | {"name": name, "length": length, "parameters": subject.parameters}

@@ -72,12 +72,12 @@ def printed() -> Table:
         identities = one.implied_compute / one.compute, one.implied_tokens_per_parameter / one.tokens_per_parameter
         noise = solved.poisson, solved.deterministic, solved.chosen, solved.ratio
         stated = one.size, one.epsilon, one.compute, one.loss, one.parameters, one.steps, one.batch_size, one.tokens_per_parameter
-        rows.append((*stated, *identities, one.passes, *noise))
+        rows.append((*stated, *identities, one.epochs, *noise))
     columns = ("size", "epsilon", "compute", "loss", "parameters", "steps", "batch_size", "tokens_per_parameter", "6MBST_over_C")
-    columns += ("SBT_over_M_over_printed", "passes", "sigma_poisson", "sigma_fixed", "chosen", "ratio")
+    columns += ("SBT_over_M_over_printed", "epochs", "sigma_poisson", "sigma_fixed", "chosen", "ratio")
     notes = (
         "6 M B S T / C and S B T / M: a check of transcription, not a finding; printed digits allow 8 %",
-        "losses are predictions of the paper's fit, from less than one pass over the data and a batch of 1,024",
+        "losses are predictions of the paper's fit, from less than one epoch and a batch of 1,024",
         "3.3e8 parameters are the largest model of the fit, so those rows stand at the edge of the grid",
     )
     return Table("printed", columns, tuple(rows), "Table 2 as printed, and the noise of each row", notes)

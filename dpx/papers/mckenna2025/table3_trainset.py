@@ -36,14 +36,14 @@ class MckennaTable3Trainset(Positive):
         require(bool(folders), f"{self.runs}/{self.match}*", "no finished run there", fix)
         rows = [row for folder in folders if (row := self._row(folder))]
         require(bool(rows), f"{self.runs}/{self.match}*", f"no run there has a ratio of {self.noise_batch_ratio:g}", fix)
-        columns = ("batch_size", "replicate", "loss", "accuracy", "passes")
+        columns = ("batch_size", "replicate", "loss", "accuracy", "epochs")
         title = f"{self.rows:,} training rows at ratio {self.noise_batch_ratio:g}"
-        note = "more than one pass: the rows were seen before, so their loss is no longer that of unseen text"
+        note = "more than one epoch: the rows were seen before, so their loss is no longer that of unseen text"
         printed = Table("published", ("batch_size", "loss", "accuracy"), tuple(map(tuple, self.published)), "Table 3 as printed (percent)")
         return [Table("train_rows", columns, tuple(sorted(rows)), title, (note,)), printed, verdicts.table(judged(rows))]
 
     def _row(self, folder: Path) -> Row | None:
-        """(batch size, replicate, loss, accuracy, passes over the rows) of a run at the ratio, else `None`."""
+        """(batch size, replicate, loss, accuracy, epochs) of a run at the ratio, else `None`."""
         from dpx import config
         from dpx.training.evaluation import of_released
 

@@ -1,6 +1,6 @@
 """`job=census`: what a config rests on, written beside the run."""
 
-from dpx.claim import rests_on
+from dpx.claim import outside_code
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder, write_json
@@ -14,7 +14,7 @@ class Census:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         folder.made_release()
-        write_json(folder.release / "census.json", {"title": self.title, "parts": rests_on.facts(experiment)})
+        write_json(folder.release / "census.json", {"title": self.title, "parts": outside_code.facts(experiment)})
 
 
 def census(*arguments: object) -> None:

@@ -56,7 +56,7 @@ def test_products_beside_autodiff_of_just_those_leaves(size, selection):
     assert matmul_flops(private, *arguments) <= 1.05 * matmul_flops(by_hand, *arguments)
 
 
-def test_what_rests_costs_no_products():
+def test_frozen_parameters_cost_no_products():
     """Below the head nothing is differentiated; where biases are trained, no gradient of a kernel is formed: two thirds of a step."""
     of, params, batch = shapes("base", 128, 32)
     whole = matmul_flops(lambda params, batch: dpx.plain_sum(of.losses, params, batch, fused=False).total, params, batch)

@@ -32,7 +32,7 @@ def parts(declared: Any) -> list[Part]:
     return list(_parts(declared, ""))
 
 
-def of(declared: Any, job: Any = None) -> tuple[str, ...]:
+def packages_of(declared: Any, job: Any = None) -> tuple[str, ...]:
     """The packages whose code a claim about `declared` rests on in this process, by name; empty if all of it is dpx's own.
 
     They are the packages of its parts, the package of the class of the `job` that runs it, and every listed package that is imported so
@@ -51,7 +51,7 @@ def joined(*names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name for group in names for name in group}))
 
 
-def of_segments(segments: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+def packages_of_segments(segments: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     """The packages that charged steps rest on, as their ledger noted."""
     return joined(*(segment["by"].split(AND) for segment in segments if segment.get("by")))
 
@@ -65,14 +65,14 @@ def guarantee(is_private: bool, reasons: list[str], by: tuple[str, ...]) -> str:
     return BY + AND.join(by) if by else "dp"
 
 
-def of_guarantee(said: str) -> tuple[str, ...] | None:
+def packages_of_guarantee(guarantee: str) -> tuple[str, ...] | None:
     """The packages that a stated guarantee trusts, empty for `dp`; `None` without a guarantee."""
-    if said == "dp":
+    if guarantee == "dp":
         return ()
-    return tuple(said.removeprefix(BY).split(AND)) if said.startswith(BY) else None
+    return tuple(guarantee.removeprefix(BY).split(AND)) if guarantee.startswith(BY) else None
 
 
-def words(by: tuple[str, ...]) -> list[str]:
+def sentences(by: tuple[str, ...]) -> list[str]:
     """The reason, in one sentence, why dpx has not proved an epsilon as a bound; empty if `by` is empty."""
     named = " and ".join(f"{name} {packages.version_of(name)}" for name in by)
     return [f"the word of {named}: code that the claim rests on, and that dpx has neither proved nor tested"] if by else []
@@ -84,7 +84,7 @@ def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
     outside = [*parts(declared), *_of_job(job)]
     return [
         {"package": name, "version": packages.version_of(name), "parts": {one.key: one.kind for one in outside if one.package == name}}
-        for name in of(declared, job)
+        for name in packages_of(declared, job)
     ]
 
 

@@ -64,7 +64,7 @@ def test_examples_are_apart(family, selection):
     jax.eval_shape(lambda p, f, b: dpx.clipped_sum(losses, p, b, frozen=f, weights=WEIGHTS), trained, frozen, batch)
 
 
-def test_examples_that_meet_in_what_rests_are_refused():
+def test_examples_that_meet_in_frozen_parameters_are_refused():
     """The mean over the batch of what a frozen map makes."""
     params = {"kernel": jnp.ones((4, 3))}
     rows = {"x": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)}

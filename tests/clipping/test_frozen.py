@@ -99,7 +99,7 @@ def recorded(selection):
 
 
 @pytest.mark.parametrize("selection", ["bias", "lora_ffa"])
-def test_nothing_is_recorded_for_what_rests(selection):
+def test_nothing_is_recorded_for_frozen_parameters(selection):
     """The gradients of what is trained, and of each layer its norm."""
     found, trained, _ = recorded(selection)
     assert found == 4 * (trained + 2)

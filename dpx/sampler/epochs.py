@@ -1,6 +1,6 @@
-"""Samplers that pass over the data, every row once in each pass of ceil(N/B) steps: `shuffled`, `deterministic`, `balls_in_bins`.
+"""Samplers that draw every row once in each epoch of ceil(N/B) steps: `shuffled`, `deterministic`, `balls_in_bins`.
 
-No amplification is claimed for them: one Gaussian release per started pass. The order follows from N and the key alone, so the content of
+No amplification is claimed for them: one Gaussian release per epoch begun. The order follows from N and the key alone, so the content of
 a row does not move any row to another step; an added row would, so the table of events refuses `add_remove`.
 """
 
@@ -12,33 +12,33 @@ import numpy as np
 from dpx.declaration import declaration
 from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
 
-# The kinds of release that are charged per pass.
-IN_PASSES = ("shuffled", "deterministic", "balls_in_bins")
+# The kinds of release that are charged per epoch.
+IN_EPOCHS = ("shuffled", "deterministic", "balls_in_bins")
 
 
-def steps_per_pass(sampling_probability: float) -> int:
+def steps_per_epoch(sampling_probability: float) -> int:
     """ceil(1/q), whatever the last bits of q = B/N are rounded to."""
     return math.ceil(1 / sampling_probability * (1 - 1e-12))
 
 
 class _InPasses(Sampler):
-    """Step t is slot t mod ceil(N/B) of its pass; over a pass every row appears exactly once."""
+    """Step t is slot t mod ceil(N/B) of its epoch; over an epoch every row appears exactly once."""
 
     needs_one_batch_size: ClassVar[bool] = True
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
-        slots = steps_per_pass(sampling_probability)
+        slots = steps_per_epoch(sampling_probability)
         number, slot = divmod(step, slots)
         generator = generator_for("pass", number)
         first, last = self._places(size, slots, slot, generator)
         return self._in_order(np.arange(first, last, dtype=np.int64), size, generator)
 
     def _places(self, size: int, slots: int, slot: int, generator: np.random.Generator) -> tuple[int, int]:
-        """The slot's first place in the pass's order, and the one after its last."""
+        """The slot's first place in the epoch's order, and the one after its last."""
         return slot * size // slots, (slot + 1) * size // slots
 
     def _in_order(self, places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-        """The rows at these places of the pass's order, ascending."""
+        """The rows at these places of the epoch's order, ascending."""
         return np.sort(permuted(places, size, generator))
 
 
@@ -65,11 +65,11 @@ class Deterministic(_InPasses):
 
 @declaration
 class BallsInBins(_InPasses):
-    """In each pass every row falls into one of its ceil(N/B) steps, independently and uniformly."""
+    """In each epoch every row falls into one of its ceil(N/B) steps, independently and uniformly."""
 
     assumed: Assumed = None
     name: Literal["balls_in_bins"] = "balls_in_bins"
-    explanation: ClassVar[str] = "each {drawn} falls into one random step of each pass; no protection is claimed from that"
+    explanation: ClassVar[str] = "each {drawn} falls into one random step of each epoch; no protection is claimed from that"
 
     def _places(self, size: int, slots: int, slot: int, generator: np.random.Generator) -> tuple[int, int]:
         ends = np.cumsum(generator.multinomial(size, np.full(slots, 1 / slots)))
