@@ -39,6 +39,31 @@ def is_declaration(value: Any) -> bool:
     return isinstance(value, type) and vars(value).get(_MARK) is value
 
 
+def at_default(declared: Any) -> list[str]:
+    """The fields of a declaration that have their default value, as a config that leaves them out gives it."""
+    return [field.name for field in dataclasses.fields(declared) if _default(field) == getattr(declared, field.name)]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def identifying_values(declared: Any) -> Any:
+    """`declared` as plain data that identifies it: of each declaration its class, and the fields that do not have their default value.
+
+    A field that is added with a default thus leaves it as it was. Whether a default itself changed is for a checksum of the code to show.
+    """
+    if dataclasses.is_dataclass(declared) and not isinstance(declared, type):
+        left_out = at_default(declared)
+        names = [field.name for field in dataclasses.fields(declared) if field.name not in left_out]
+        return {"class": type(declared).__qualname__} | {name: identifying_values(getattr(declared, name)) for name in names}
+    if isinstance(declared, dict):
+        return {name: identifying_values(value) for name, value in declared.items()}
+    if isinstance(declared, (list, tuple)):
+        return [identifying_values(value) for value in declared]
+    return declared
+
+
 def several(names: Sequence[str], most: int = 3) -> str:
     """The first `most` of `names` for a message, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -9,7 +9,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 from dpx import batch_schedule, packages
 from dpx.claim import outside_code
-from dpx.declaration import ConfigError, require
+from dpx.declaration import ConfigError, at_default, require
 from dpx.experiment import Experiment
 from dpx.mechanism import places
 from dpx.mechanism.clip import Clip
@@ -124,8 +124,10 @@ def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
         return {}
     first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
     of_a_step = {name: value for name, value in first.as_json().items() if name not in _OF_ONE_STEP}
-    declared = {name: asdict(getattr(experiment, name)) for name in ("noise", "privacy", "accountant", "audit")}
+    groups = {name: getattr(experiment, name) for name in ("noise", "privacy", "accountant", "audit")}
+    declared = {name: asdict(group) for name, group in groups.items()}
     plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_stages, "declared": declared}
+    plan["at_default"] = {name: at_default(group) for name, group in groups.items()}
     return json.loads(json.dumps(plan))
 
 
@@ -133,9 +135,15 @@ def differing(before: dict[str, Any] | None, plan: dict[str, Any]) -> list[str]:
     """The settings of `plan` that differ from those of the plan `before` it, which was made before results were seen."""
     if before is None:
         return []
-    names = [name for name in plan if name != "declared" and before.get(name) != plan[name]]
-    groups = plan.get("declared", {})
-    return names + [group for group in groups if before.get("declared", {}).get(group) != groups[group]]
+    names = [name for name in plan if name not in ("declared", "at_default") and before.get(name) != plan[name]]
+    return names + [group for group in plan.get("declared", {}) if _differs(group, before.get("declared", {}).get(group), plan)]
+
+
+def _differs(group: str, before: dict[str, Any] | None, plan: dict[str, Any]) -> bool:
+    """Whether a declared group has other values than `before`; a field that did not exist then is the same at its default."""
+    values, at_default = plan["declared"][group], plan["at_default"][group]
+    added = [] if before is None else [name for name in values if name not in before and name in at_default]
+    return before != {name: value for name, value in values.items() if name not in added}
 
 
 # `by` follows from what the process has imported, and costs nothing.

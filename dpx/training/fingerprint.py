@@ -18,7 +18,9 @@ import numpy as np
 import dpx
 from dpx import packages
 from dpx.claim import outside_code
+from dpx.declaration import identifying_values
 from dpx.experiment import Experiment
+from dpx.training.code_checksum import code_checksum
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
 _WITHOUT_EFFECT = ("schedule", "name", "tune")
@@ -35,7 +37,7 @@ _ACCELERATOR_LIBRARIES = ("jax-cuda", "jax-rocm", "nvidia-", "libtpu")
 
 
 def code_of(package: Path) -> str:
-    """A checksum of a package's own source: in a checkout the version stays while the code, and so the sum, changes."""
+    """A checksum of every source file of another package, whose version may stay while its code, and so the sum, changes."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
@@ -44,10 +46,10 @@ def code_of(package: Path) -> str:
 
 
 def claim_of(experiment: Experiment) -> dict[str, Any]:
-    """The declaration as plain data, without reporting and without how it is computed."""
-    plain = dataclasses.asdict(experiment)
-    plain["data"].pop("directory")
-    # Two classes may hold the same values; of dpx's own the values tell which it is.
+    """The declaration as plain data, without default values, reporting and how it is computed."""
+    plain = identifying_values(experiment)
+    plain["data"].pop("directory", None)
+    # Two packages may have classes of one name.
     if outside := outside_code.parts(experiment):
         plain["outside_code"] = {part.key: part.kind for part in outside}
     return {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
@@ -70,7 +72,7 @@ def fingerprint(
     return {
         "claim": claim_checksum(experiment),
         "data": data_checksum,
-        "code": code_of(Path(dpx.__file__).parent),
+        "code": code_checksum(_modules_of(experiment)),
         "packages": {name: _package(name) for name in outside_code.packages_of(experiment, job)},
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
         # A checkout that was never installed has no metadata.
@@ -86,6 +88,17 @@ def fingerprint(
         "widths": list(experiment.widths),
         "strategy": None if strategy is None else hashlib.sha256(np.asarray(strategy).tobytes()).hexdigest(),
     }
+
+
+def _modules_of(declared: Any) -> set[str]:
+    """The modules of dpx in which the classes of `declared` and of its parts are defined."""
+    if dataclasses.is_dataclass(declared) and not isinstance(declared, type):
+        own = type(declared).__module__
+        parts = [getattr(declared, field.name) for field in dataclasses.fields(declared)]
+        return set().union({own} if own.partition(".")[0] == dpx.__name__ else (), *map(_modules_of, parts))
+    if isinstance(declared, (list, tuple)):
+        return set().union(*map(_modules_of, declared))
+    return set()
 
 
 def _package(name: str) -> dict[str, str | None]:

@@ -1,17 +1,28 @@
-"""A changed byte of the package, a changed declaration or another compiler flag is another fingerprint; reporting is not."""
+"""Changed code of a sum, a changed declaration or another compiler flag is another fingerprint; reports and comments are not."""
 
+import ast
 import importlib.metadata
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 import dpx
+from dpx.claim.calibration import differing
+from dpx.declaration import declaration, identifying_values
 from dpx.experiment import Schedule
 from dpx.init.declarations import FromRun
-from dpx.training.fingerprint import code_of, differences, fingerprint, processor
+from dpx.mechanism.declarations import NoPrivacy
+from dpx.privacy.declarations import Pld
+from dpx.training.code_checksum import ROOTS, closure, code_checksum, module_at
+from dpx.training.fingerprint import claim_checksum, code_of, differences, fingerprint, processor
 
 from .conftest import declare
+
+TOP = Path(dpx.__file__).parent.parent
+# Packages that show what ran, plan it or start it: they reach no sum.
+OUTSIDE = {"report", "papers", "job", "launch", "benchmark", "scaling", "docs"}
 
 
 @pytest.fixture
@@ -37,6 +48,88 @@ def test_files_that_are_not_code_change_nothing(package: Path):
     before = code_of(package)
     (package / "a.pyc").write_bytes(b"compiled")
     assert code_of(package) == before
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the package."""
+    shutil.copytree(TOP / "dpx", tmp_path / "dpx", ignore=shutil.ignore_patterns("__pycache__", "docs"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("dpx/training/step.py", "leaf / expected_batch", "leaf / (expected_batch + 1)"),
+        ("dpx/sampler/poisson.py", "sampling_probability", "sampling_rate"),
+        ("dpx/mechanism/noise.py", "jnp.float32", "jnp.float64"),
+        ("dpx/randomness.py", "blake2b", "blake2s"),
+        ("dpx/models/dropout.py", "jax.random", "jax.numpy"),
+    ],
+)
+def test_code_that_a_sum_a_draw_or_noise_depends_on_has_a_checksum(tmp_path: Path, file: str, old: str, new: str):
+    before = (TOP / file).read_text()
+    assert old in before
+    edited = tmp_path / "edited.py"
+    edited.write_text(before.replace(old, new))
+    assert file.removesuffix(".py").replace("/", ".") in closure(ROOTS)
+    assert module_at(edited, TOP).code != module_at(TOP / file, TOP).code
+
+
+def test_docstrings_comments_reports_and_analyses_do_not_change_the_checksum(checkout: Path):
+    step = checkout / "dpx/training/step.py"
+    step.write_text("# A comment.\n" + step.read_text().replace("Adds noise once", "Adds the noise once"))
+    for place in ("report/drawing.py", "papers/du2021/table2_accounting.py", "job/explain.py", "scaling/design.py"):
+        (checkout / "dpx" / place).write_text("x = 1\n")
+    assert step.read_text() != (TOP / "dpx/training/step.py").read_text()
+    assert code_checksum(top=checkout) == code_checksum()
+
+
+def test_the_closure_holds_the_step_and_no_reports():
+    modules = closure(ROOTS)
+    parts = {
+        "clipping.book_keeping",
+        "models.bert",
+        "mechanism.gaussian",
+        "sampler.epochs",
+        "optimizer",
+        "training.checksum",
+        "declaration",
+    }
+    assert {f"dpx.{name}" for name in parts} <= modules
+    assert not {name for name in modules if name.split(".")[1:2] and name.split(".")[1] in OUTSIDE}
+
+
+def test_no_import_of_dpx_is_relative():
+    for file in (TOP / "dpx").rglob("*.py"):
+        assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(ast.parse(file.read_bytes()))), file
+
+
+def test_a_field_added_with_its_default_changes_no_claim():
+    @declaration
+    class Before:
+        size: int
+        rate: float = 0.5
+
+    @declaration
+    class After:
+        size: int
+        rate: float = 0.5
+        added: int | None = None
+
+    After.__qualname__ = Before.__qualname__
+    before, after = Before(size=3), After(size=3)
+    assert identifying_values(before) == identifying_values(after)
+    assert identifying_values(after) != identifying_values(After(size=3, added=1))
+    assert identifying_values([before, {"a": before}]) == identifying_values((after, {"a": after}))
+
+
+def test_other_values_and_other_classes_are_other_claims():
+    claims = {
+        claim_checksum(declare(**change))
+        for change in ({}, {"steps": 5}, {"replicate": 1}, {"mechanism": NoPrivacy()}, {"accountant": Pld()})
+    }
+    assert len(claims) == 5
 
 
 def test_what_differs_is_named(monkeypatch):
@@ -88,3 +181,18 @@ def test_a_checkout_that_is_not_installed_has_a_fingerprint(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", installed)
     assert fingerprint(declare(), "data", 4)["versions"]["dpx"] == dpx.__version__
+
+
+def test_a_plan_from_before_a_field_existed_is_the_same_plan_at_its_default():
+    def plan(**more: object) -> dict[str, object]:
+        return {
+            "steps": 3,
+            "declared": {"noise": {"sigma": 1.0, **more}},
+            "at_default": {"noise": ["added"] if more == {"added": None} else []},
+        }
+
+    assert differing(plan(), plan(added=None)) == []
+    assert differing(plan(), plan(added=1)) == ["noise"]
+    assert differing(plan(added=None), plan()) == ["noise"]
+    assert differing(plan(), plan() | {"steps": 4}) == ["steps"]
+    assert differing(None, plan(added=1)) == []
