@@ -23,7 +23,7 @@ from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Mechanism
 from dpx.privacy import closed_form
 from dpx.randomness import RootSecret
-from dpx.training.step import Step, as_chunk, make_step
+from dpx.training.step import Step, StepInputs, UpdateInputs, as_chunk, make_step
 
 MICROBATCH = 500
 
@@ -90,22 +90,21 @@ class Attack:
         setting, expected = self.setting, np.float32(self.setting.canaries)
         norm = self.clipping_norm
         deviation = np.float32(setting.noise_multiplier * norm)
-        state = self.step.init(np.asarray(secret.key("init")))
+        state = self.step.init(np.asarray(secret.key("init")), None)
         for number in range(setting.steps):
             sums = self._sums(state, np.flatnonzero(is_in_M).astype(np.int32))
             drawn = self.mechanism.draw(secret, number, state.params, setting.noise_multiplier, norm, None)
-            state, _ = self.step.finish(state, self.step.reduce(sums), drawn, deviation, expected, np.float32(0))
+            state, _ = self.step.finish(state, self.step.reduce(sums, ()), UpdateInputs(drawn, deviation, expected, np.float32(0)))
         return of_gradients(state.params, setting.canaries) * setting.canaries / (setting.steps * norm)
 
     def _sums(self, state: Any, records: np.ndarray) -> Any:
         """Clipped sums of the canaries that take part."""
         step, sums, none = self.step, self.step.zero(), np.zeros(2, np.uint32)
         each = self.rows_per_example
-        params = step.gather(state.params)
+        inputs = StepInputs(step.gather(state.params), none, none)
         for start in range(0, len(records), step.chunk * step.rows):
             rows = {name: records[start : start + step.chunk * step.rows] for name in ("record", "canary")}
-            padded, is_padding, count = as_chunk(rows if each == 1 else in_units(rows, each), step)
-            sums = step.accumulate(params, sums, padded, is_padding, np.int32(count), none, none)
+            sums = step.accumulate(sums, as_chunk(rows if each == 1 else in_units(rows, each), step), inputs)
         return sums
 
     def noise_p_value(self, scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"]) -> float:

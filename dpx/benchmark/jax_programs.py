@@ -29,7 +29,7 @@ from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
 from dpx.training.microbatch import CANDIDATES, Workload, choose
-from dpx.training.step import Step, make_step
+from dpx.training.step import Step, UpdateInputs, make_step
 from dpx.training.synthetic_rows import synthetic_rows
 
 KEY = np.zeros(2, np.uint32)
@@ -62,7 +62,7 @@ class _Bench:
         self.mesh = self.experiment.mesh.make()
         self.axes = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         first = self.step(True, setting.dtypes[0])
-        self.state, self.sums = first.init(KEY), first.zero()
+        self.state, self.sums = first.init(KEY, None), first.zero()
         self.params = {dtype: self.step(True, dtype).gather(self.state.params) for dtype in setting.dtypes}
         self.oracle, self.errors = Exactness(self.experiment.model, self.experiment.task), dict[str, float]()
 
@@ -135,15 +135,15 @@ class _Bench:
         """Reduction and its checksum, noise if private, division and optimiser: the product's own, once per logical batch."""
         keys = slice_keys(RootSecret.from_seed(0), 0, self.state.params) if is_private else None
         deviation = np.float32(self.experiment.clip.clipping_norm if is_private else 0)
-        arguments = keys, deviation, np.float32(self.setting.logical_batch), np.float32(0)
+        inputs = UpdateInputs(keys, deviation, np.float32(self.setting.logical_batch), np.float32(0))
         step = self.step(is_private, self.setting.dtypes[0])
-        reduce = step.reduce.lower(self.sums, arguments[1]).compile()
-        finish = step.finish.lower(self.state, reduce(self.sums, arguments[1]), *arguments).compile()
+        reduce = step.reduce.lower(self.sums, deviation).compile()
+        finish = step.finish.lower(self.state, reduce(self.sums, deviation), inputs).compile()
         gathered = step.gather.lower(self.state.params).compile()
         facts = {"kind": "update", "mesh": self.experiment.mesh.name, "is_private": is_private}
 
         def call() -> None:
-            self.state, _ = jax.block_until_ready(finish(self.state, reduce(self.sums, arguments[1]), *arguments))
+            self.state, _ = jax.block_until_ready(finish(self.state, reduce(self.sums, deviation), inputs))
 
         return Program(facts | {"collectives": self.collectives(reduce, finish, gathered)}, call)
 

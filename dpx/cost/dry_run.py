@@ -18,7 +18,7 @@ from dpx.experiment import Experiment
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training.step import KEY, Step, make_step
+from dpx.training.step import KEY, Chunk, Step, StepInputs, UpdateInputs, make_step
 from dpx.training.synthetic_rows import synthetic_rows
 
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
@@ -39,7 +39,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     special = Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = objective(experiment.model, experiment.task, vocabulary_size, special)
     step = make_step(experiment, subject, experiment.mesh.make(), microbatch)
-    state = jax.eval_shape(step.init, KEY)
+    state = jax.eval_shape(step.init, KEY, None)
     rows = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
     # Keys of the right shapes; nothing is drawn with them.
     drawn = experiment.mechanism.draw(RootSecret.from_seed(0), 0, state.params, 1.0, experiment.clip.clipping_norm, None)
@@ -63,20 +63,19 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
 
 def _lowered(step: Step, state: Any, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
     """The step's programs; `row` is one row of the data, `rows_each` how many an example has, `drawn` what the mechanism draws."""
-    params, frozen_params = state.params, jax.eval_shape(step.draw_frozen, KEY)
+    params, frozen_params = state.params, jax.eval_shape(step.draw_frozen, KEY, None)
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
     places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
     rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
-    is_padding, count = jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32)
+    chunk = Chunk(rows, jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32))
+    inputs = StepInputs(gathered, KEY, KEY, frozen=jax.eval_shape(step.place_frozen, frozen_params))
     drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
     return {
         "gather": step.gather.lower(params),
-        "accumulate": step.accumulate.lower(
-            gathered, sums, rows, is_padding, count, KEY, KEY, frozen=jax.eval_shape(step.place_frozen, frozen_params)
-        ),
+        "accumulate": step.accumulate.lower(sums, chunk, inputs),
         "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
-        "finish": step.finish.lower(state, reduced, drawn, SCALAR, SCALAR, SCALAR),
+        "finish": step.finish.lower(state, reduced, UpdateInputs(drawn, SCALAR, SCALAR, SCALAR)),
     }
 
 

@@ -59,14 +59,9 @@ def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
     Returns them as `placed` does."""
     path = private / FOLDER
     if step.has_frozen and not path.exists():
-        params = step.draw_frozen(key, *as_arguments(start))
+        params = step.draw_frozen(key, start)
         export(path, params, weights.facts(params, ()))
     return placed(private, step)
-
-
-def as_arguments(start: Any) -> tuple[Any, ...]:
-    """The additional argument of `Step.init` and `Step.draw_frozen` if the parameters are given and not drawn."""
-    return () if start is None else (start,)
 
 
 def inherit(private: Path, parent: Path, step: Any) -> Any:

@@ -24,7 +24,7 @@ from dpx.sampler import draw
 from dpx.training.checksum import as_text
 from dpx.training.run_start import RunStart
 from dpx.training.state import State
-from dpx.training.step import Step, as_chunk
+from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,7 @@ def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step
     drawn = experiment.mechanism.draw(secret, step, state.params, noise_multiplier, clip.clipping_norm, runtime.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
     checksum = reduced["checksum"]
-    state, metrics = parts.finish(state, reduced, drawn, deviation, np.float32(size), rate, auxiliary)
+    state, metrics = parts.finish(state, reduced, UpdateInputs(drawn, deviation, np.float32(size), rate, auxiliary))
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "tokens": tokens, "checksum": checksum}
 
 
@@ -170,20 +170,17 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
     indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    params, sums, tokens = parts.gather(state.params), parts.zero(), Tokens()
-    for padded, is_padding, count in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths):
+    inputs = StepInputs(parts.gather(state.params), masks, dropout, norm, runtime.frozen)
+    sums, tokens = parts.zero(), Tokens()
+    for chunk in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
-        tokens += Tokens.count(padded, is_padding)
-        sums = parts.accumulate(
-            params, sums, padded, is_padding, np.int32(count), masks, dropout, clipping_norm=norm, frozen=runtime.frozen
-        )
+        tokens += Tokens.count(chunk.rows_KB, chunk.is_padding_KB)
+        sums = parts.accumulate(sums, chunk, inputs)
     return sums, tokens
 
 
-def chunks(
-    store: Store, indices: np.ndarray, step: Step, rows_per_example: int, widths: Sequence[int]
-) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, int]]:
+def chunks(store: Store, indices: np.ndarray, step: Step, rows_per_example: int, widths: Sequence[int]) -> Iterator[Chunk]:
     """The drawn rows (or units) in chunks of one fixed shape for each of `widths`, none dropped; an empty draw yields nothing.
 
     The longest come first, so that a batch that does not fit the memory fails at once."""

@@ -133,7 +133,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
     else:
         noise_epoch, secret = noise_epochs.open(first_step, facts, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged in addition to what was spent",)
-    state = saved.state if saved else step.init(secret.key("init"), *frozen.as_arguments(start.parameters))
+    state = saved.state if saved else step.init(secret.key("init"), start.parameters)
     state = state.in_a_new_noise_epoch() if first_step == noise_epoch.from_step else state
     # A run that has no checkpoint yet may have ended before anything was written.
     frozen_params = (
@@ -178,9 +178,9 @@ def _fresh(noise_epochs: NoiseEpochs, step: Step, start: Start) -> RunStart:
     # The privacy cost of the weights is charged before the weights are loaded.
     noise_epochs.ledger.note_origins(start.origins)
     noise_epoch, secret = noise_epochs.open(0, None, "the run begins")
-    key, start_params = secret.key("init"), frozen.as_arguments(start.parameters)
+    key, start_params = secret.key("init"), start.parameters
     messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1]), *start.messages)
-    return RunStart(noise_epoch, 0, secret, step.init(key, *start_params), messages, frozen.keep(private, step, key, *start_params))
+    return RunStart(noise_epoch, 0, secret, step.init(key, start_params), messages, frozen.keep(private, step, key, start_params))
 
 
 def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
@@ -190,7 +190,7 @@ def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, l
 
 def _form(step: Step) -> State:
     """A state with the structure and shapes that a run saves; its values are not used."""
-    return step.init(RootSecret.from_seed(0).key("shape"))
+    return step.init(RootSecret.from_seed(0).key("shape"), None)
 
 
 def _require_whole(saved: Saved | None, damaged: list[int], why_anew: str | None, folder: RunFolder, checkpoints: Checkpoints) -> None:

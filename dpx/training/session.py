@@ -128,7 +128,7 @@ class Session:
         for message in self.run_start.messages:
             self.progress.say(message)
         self.progress.stage("compiling, and evaluating the untrained model")
-        untrained = self._evaluated(self.runtime.step.init(self.run_start.secret.key("untrained")))
+        untrained = self._evaluated(self.runtime.step.init(self.run_start.secret.key("untrained"), None))
         self.publish()
         self.progress.stage("compiling the step")
         with interruption.deferred():

@@ -9,7 +9,7 @@ only where examples are units of several rows), D devices.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,25 +38,69 @@ Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
 Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum": u32[2]}: over all devices, what noise is added to
 
 
+class Chunk(NamedTuple):
+    """Microbatches that travel to the devices together: `rows_KB` {field: [K, B * D, ...]}, `is_padding_KB` bool [K, B * D], both with
+    the axis R behind these if examples have several rows. Only the first `count` microbatches hold real examples; the others are skipped.
+    """
+
+    rows_KB: Any
+    is_padding_KB: Any
+    count: Any
+
+
+class StepInputs(NamedTuple):
+    """What every chunk of a step reads: `params` as `gather` and `frozen` as `place_frozen` gave them, and the keys u32[2] of masks and
+    dropout. `clipping_norm` f32[] is the norm of this step if it adapts; `None` means the declared one."""
+
+    params: Any
+    mask_key: Any
+    dropout_key: Any
+    clipping_norm: Any = None
+    frozen: Any = None
+
+
+class UpdateInputs(NamedTuple):
+    """What the end of a step reads in addition to its sum: `drawn`, what the mechanism drew on the host; f32[] `deviation` of the noise
+    on the sum, `expected_batch` and `learning_rate`. `auxiliary` holds the keys of other releases on the same draw: `count` and
+    `telemetry`."""
+
+    drawn: Any
+    deviation: Any
+    expected_batch: Any
+    learning_rate: Any
+    auxiliary: dict[str, Any] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each.
 
-    A state holds the trained parameters. `draw_frozen` draws the frozen ones, `place_frozen` moves them to where microbatches are summed,
-    and `accumulate` takes them as `frozen`. `init` and `draw_frozen` take a key, and the model's parameters if these are not drawn.
+    `init` draws a state, which holds the trained parameters, and `draw_frozen` the frozen parameters: from a key u32[2], and from the
+    model's parameters where these are not drawn (else `None`). `gather` and `place_frozen` move them to where microbatches are summed.
+    `accumulate` adds a chunk to the sums, which it consumes; `zero` makes the first. `reduce` adds up over devices and takes a checksum,
+    which covers its second argument too: everything else that decides how noise and sum combine. `finish` adds noise and updates.
     """
 
-    init: Callable[..., State]
+    init: Callable[[Array | np.ndarray, Any], State]
     gather: Callable[[Any], Any]
     zero: Callable[[], Sums]
-    accumulate: Callable[..., Sums]
-    reduce: Callable[..., Reduced]
-    finish: Callable[..., tuple[State, dict[str, Array]]]
-    draw_frozen: Callable[..., Any]
+    accumulate: Callable[[Sums, Chunk, StepInputs], Sums]
+    reduce: Callable[[Sums, Any], Reduced]
+    finish: Callable[[State, Reduced, UpdateInputs], tuple[State, dict[str, Array]]]
+    draw_frozen: Callable[[Array | np.ndarray, Any], Any]
     place_frozen: Callable[[Any], Any]
     has_frozen: bool
     chunk: int
     rows: int
+
+
+class _Parts(NamedTuple):
+    """The declared parts of a run that decide what its step computes."""
+
+    clip: Clip
+    mechanism: Mechanism
+    telemetry: Telemetry
+    task: Task
 
 
 COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped")  # and those of the task
@@ -81,46 +125,35 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     require_one_jax_process()
     shapes, frozen_shapes = jax.eval_shape(lambda key: frozen.draw(experiment.train, objective, key), KEY)
     layouts, frozen_layouts = sharding.layouts(shapes, mesh), sharding.layouts(frozen_shapes, mesh)
-    transform = update.transformation(experiment.optimizer)
+    transform, dtype = update.transformation(experiment.optimizer), experiment.model.dtype
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    clip, mechanism, telemetry, task = experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task
-    gradient_sum = GradientSum.build(mechanism, clip, experiment.clipping_method, experiment.privacy)
-    names = (*COUNTS, *task.counts, *map(count_name, telemetry.ranges(task.metric)))
+    parts = _Parts(experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task)
+    gradient_sum = GradientSum.build(parts.mechanism, parts.clip, experiment.clipping_method, experiment.privacy)
+    names = (*COUNTS, *parts.task.counts, *map(count_name, parts.telemetry.ranges(parts.task.metric)))
 
-    def init(key: Array, start: Any = None) -> State:
+    def init(key: Array, start: Any) -> State:
         params, _ = frozen.draw(experiment.train, objective, key, start)
-        norm = clip.initial_state() if mechanism.is_private else None
-        return State(params, transform.init(params), norm, mechanism.initial_state(params))
+        norm = parts.clip.initial_state() if parts.mechanism.is_private else None
+        return State(params, transform.init(params), norm, parts.mechanism.initial_state(params))
 
-    def draw_frozen(key: Array, start: Any = None) -> Any:
+    def draw_frozen(key: Array, start: Any) -> Any:
         return frozen.draw(experiment.train, objective, key, start)[1]
 
-    state_shardings = sharding.storage_shardings(jax.eval_shape(init, KEY), mesh)
-    split = P(sharding.EXAMPLE_AXES)
-    summed = {"gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts), "count": dict.fromkeys(names, split)}
+    state_shardings = sharding.storage_shardings(jax.eval_shape(init, KEY, None), mesh)
+    summed = {
+        "gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts),
+        "count": dict.fromkeys(names, P(sharding.EXAMPLE_AXES)),
+    }
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
-    # Only the axes of examples are named here: the compiler handles `tensor` and adds the parts of a norm over it.
-    accumulate = jax.shard_map(
-        _accumulate(objective, gradient_sum, MARGINS[experiment.model.dtype], clip, mechanism, telemetry, task),
-        mesh=mesh,
-        in_specs=(P(), split, P(None, sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES), P(), P(), P(), P(), P()),
-        out_specs=split,
-        axis_names={"data", "fsdp"},
-        check_vma=False,
-    )
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
-        gather=_gather(mesh, layouts, jnp.dtype(experiment.model.dtype)),
-        zero=_zero(shapes, names, devices, mechanism.sum_dtype, sum_shardings),
-        accumulate=jax.jit(
-            lambda *arguments, clipping_norm=None, frozen=None: accumulate(*arguments, clipping_norm, frozen),
-            donate_argnums=(1,),
-            out_shardings=sum_shardings,
-        ),
+        gather=_gather(mesh, layouts, jnp.dtype(dtype)),
+        zero=_zero(shapes, names, devices, parts.mechanism.sum_dtype, sum_shardings),
+        accumulate=_accumulate(objective, gradient_sum, MARGINS[dtype], parts, mesh, sum_shardings),
         reduce=_reduce(mesh, layouts, summed),
-        finish=_finish(transform, clip, mechanism, telemetry, task, mesh, state_shardings),
+        finish=_finish(transform, parts, mesh, state_shardings),
         draw_frozen=jax.jit(draw_frozen, out_shardings=sharding.storage_shardings(frozen_shapes, mesh)),
-        place_frozen=_gather(mesh, frozen_layouts, jnp.dtype(experiment.model.dtype)),
+        place_frozen=_gather(mesh, frozen_layouts, jnp.dtype(dtype)),
         has_frozen=bool(jax.tree.leaves(frozen_shapes)),
         chunk=chunk,
         rows=microbatch * devices,
@@ -138,35 +171,26 @@ def _zero(shapes: Any, names: Sequence[str], devices: int, dtype: Any, shardings
 
 
 def _accumulate(
-    objective: Any, gradient_sum: GradientSum, margin: float, clip: Clip, mechanism: Mechanism, telemetry: Telemetry, task: Task
-) -> Callable[..., Sums]:
+    objective: Any, gradient_sum: GradientSum, margin: float, parts: _Parts, mesh: Mesh, shardings: Any
+) -> Callable[[Sums, Chunk, StepInputs], Sums]:
     """What each device does with its part of a chunk: no collective, no noise, only sums in float32.
 
-    `clipping_norm` is the norm of this step if it adapts; `None` means the declared one. The fraction `margin` of it is left for rounding.
-    """
+    The fraction `margin` of the clipping norm is left for rounding."""
+    clip, mechanism, telemetry, task = parts
 
-    def accumulate(
-        params: Any,
-        sums: Sums,
-        rows_KB: Any,
-        is_padding_KB: Array,
-        count: Array,
-        mask_key: Array,
-        dropout_key: Array,
-        clipping_norm: Array | None,
-        frozen_params: Any,
-    ) -> Sums:
-        norm = clip.clipping_norm if clipping_norm is None else clipping_norm
+    def accumulate(sums: Sums, chunk: Chunk, inputs: StepInputs) -> Sums:
+        norm = clip.clipping_norm if inputs.clipping_norm is None else inputs.clipping_norm
         norm_limit = norm if mechanism.is_private else None
 
         def body(index: Array, sums: Sums) -> Sums:
             rows_B, is_padding_B = jax.tree.map(
                 lambda a: _flat(jax.lax.dynamic_index_in_dim(a, index, keepdims=False), gradient_sum.rows_per_unit),
-                (rows_KB, is_padding_KB),
+                (chunk.rows_KB, chunk.is_padding_KB),
             )
-            batch = objective.batch(mask_key, rows_B)
-            losses = lambda params, batch: objective.losses(params, batch, dropout_key)  # noqa: E731
-            result = gradient_sum(losses, params, batch, norm * (1 - margin), frozen=frozen_params, is_padding_B=is_padding_B)
+            batch = objective.batch(inputs.mask_key, rows_B)
+            losses = lambda params, batch: objective.losses(params, batch, inputs.dropout_key)  # noqa: E731
+            limit = norm * (1 - margin)
+            result = gradient_sum(losses, inputs.params, batch, limit, frozen=inputs.frozen, is_padding_B=is_padding_B)
             counted = _counts(result, norm_limit, is_padding_B) | telemetry.centred_sums(task, result)
             total = mechanism.summand(result.total, clip.clipping_norm)
             return {
@@ -174,9 +198,19 @@ def _accumulate(
                 "count": {name: value + counted[name] for name, value in sums["count"].items()},
             }
 
-        return jax.lax.fori_loop(0, count, body, sums)
+        return jax.lax.fori_loop(0, chunk.count, body, sums)
 
-    return accumulate
+    split, of_chunk = P(sharding.EXAMPLE_AXES), P(None, sharding.EXAMPLE_AXES)
+    # Only the axes of examples are named here: the compiler handles `tensor` and adds the parts of a norm over it.
+    on_devices = jax.shard_map(
+        accumulate,
+        mesh=mesh,
+        in_specs=(split, Chunk(of_chunk, of_chunk, P()), P()),
+        out_specs=split,
+        axis_names={"data", "fsdp"},
+        check_vma=False,
+    )
+    return jax.jit(on_devices, donate_argnums=(0,), out_shardings=shardings)
 
 
 def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any]:
@@ -195,11 +229,8 @@ def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any
     return jax.jit(lambda params: jax.tree_util.tree_map_with_path(one, params, layouts), out_shardings=shardings)
 
 
-def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
-    """Adds up over devices, once per logical batch, and takes the checksum of the result.
-
-    `scaled` is everything else that decides how noise and sum combine: the noise's deviation, the clipping norm, and noise of past steps.
-    """
+def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[[Sums, Any], Reduced]:
+    """The reduction of a step, once per logical batch."""
 
     def over_devices(sums: Sums) -> tuple[Any, Any]:
         counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
@@ -208,7 +239,7 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
     storage = jax.tree.map(lambda of_leaf: of_leaf.storage, layouts)
     reduced = jax.shard_map(over_devices, mesh=mesh, in_specs=(summed,), out_specs=(storage, P()), check_vma=False)
 
-    def reduce(sums: Sums, scaled: Any = ()) -> Reduced:
+    def reduce(sums: Sums, scaled: Any) -> Reduced:
         total, counts = reduced(sums)
         return {"gradient": total, "count": counts, "checksum": checksum((total, counts, scaled))}
 
@@ -217,23 +248,14 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[..., Reduced]:
 
 
 def _finish(
-    transform: Any, clip: Clip, mechanism: Mechanism, telemetry: Telemetry, task: Task, mesh: Mesh, state_shardings: Any
-) -> Callable[..., Any]:
-    """Adds noise once, divides by the expected batch size, updates. `drawn` is what the mechanism drew on the host.
+    transform: Any, parts: _Parts, mesh: Mesh, state_shardings: Any
+) -> Callable[[State, Reduced, UpdateInputs], tuple[State, dict[str, Array]]]:
+    """The end of a step: noise once, division by the expected batch size, and the update of `transform`."""
+    clip, mechanism, telemetry, task = parts
 
-    `auxiliary` holds the keys of other releases on the same draw: `count` and `telemetry`.
-    """
-
-    def finish(
-        state: State,
-        reduced: Reduced,
-        drawn: Any,
-        deviation: Array,
-        expected_batch: Array,
-        learning_rate: Array,
-        auxiliary: dict[str, Any] | None = None,
-    ) -> tuple[State, dict[str, Array]]:
-        keys, counts = auxiliary or {}, reduced["count"]
+    def finish(state: State, reduced: Reduced, inputs: UpdateInputs) -> tuple[State, dict[str, Array]]:
+        drawn, deviation, expected_batch, learning_rate, keys = inputs
+        counts = reduced["count"]
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             total, noisy, noise_squares, noise_state = mechanism.noisy_sum(
                 reduced["gradient"], drawn, deviation, state.noise, clip.clipping_norm
@@ -269,8 +291,8 @@ def _flat(values: Array, rows_per_example: int) -> Array:
     return values if rows_per_example == 1 else values.reshape(-1, *values.shape[2:])
 
 
-def as_chunk(rows: dict[str, np.ndarray], step: Step) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-    """Pads gathered examples to one chunk: ({field: [K, B*D, ...]}, is_padding [K, B*D], microbatches that hold a real example).
+def as_chunk(rows: dict[str, np.ndarray], step: Step) -> Chunk:
+    """Pads gathered examples {field: [n, ...]}, at most `step.chunk * step.rows`, to one chunk.
 
     Examples may bring their own `is_padding`: bool [n], or [n, R] for units [n, R, ...]; the results then have the axis R too."""
     rows, own_padding = {name: v for name, v in rows.items() if name != "is_padding"}, rows.get("is_padding")
@@ -282,4 +304,4 @@ def as_chunk(rows: dict[str, np.ndarray], step: Step) -> tuple[dict[str, np.ndar
     if own_padding is not None:
         is_padding = np.concatenate([own_padding, np.ones((capacity - count, *own_padding.shape[1:]), bool)])
     is_padding = is_padding.reshape(step.chunk, step.rows, *is_padding.shape[1:])
-    return shaped, is_padding, -(-count // step.rows)
+    return Chunk(shaped, is_padding, np.int32(-(-count // step.rows)))

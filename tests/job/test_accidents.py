@@ -180,8 +180,8 @@ def test_a_sum_that_changed_on_replay_meets_a_fresh_key_and_both_are_charged(dat
     before = {step for _, step in drawn}
 
     def other_rows(*arguments):
-        rows, *rest = whole(*arguments)
-        return rows | {"tokens": np.roll(rows["tokens"], 1, axis=-1)}, *rest
+        chunk = whole(*arguments)
+        return chunk._replace(rows_KB=chunk.rows_KB | {"tokens": np.roll(chunk.rows_KB["tokens"], 1, axis=-1)})
 
     monkeypatch.setattr(loop, "as_chunk", other_rows)
     claim = train(data, path, every=4)

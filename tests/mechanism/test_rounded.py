@@ -23,7 +23,7 @@ from dpx.privacy.declarations import Pld, Privacy, Rdp
 from dpx.privacy.events import Release
 from dpx.randomness import RootSecret
 from dpx.sampler import FixedSize, Poisson, Shuffled
-from dpx.training.step import make_step
+from dpx.training.step import UpdateInputs, make_step
 from tests.training.conftest import declare
 
 SECRET = RootSecret.from_seed(4)
@@ -179,11 +179,11 @@ def test_a_step_releases_multiples_of_the_spacing_with_the_stated_variance(micro
     changes = {"optimizer": Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), "mechanism": DiscreteGaussian(grid_bits=12)}
     experiment, objective, mechanism = declare(**changes), micro[1], changes["mechanism"]
     step = make_step(experiment, objective, experiment.mesh.make(), 2, 2)
-    state, spacing = step.init(np.zeros(2, np.uint32)), mechanism.spacing(NORM)
+    state, spacing = step.init(np.zeros(2, np.uint32), None), mechanism.spacing(NORM)
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     deviation = mechanism.deviation(0.5, NORM, size)
     noise = grid_noise(SECRET, 0, state.params, deviation)
-    state, metrics = step.finish(state, step.reduce(step.zero()), noise, np.float32(0), np.float32(8), np.float32(0))
+    state, metrics = step.finish(state, step.reduce(step.zero(), ()), UpdateInputs(noise, np.float32(0), np.float32(8), np.float32(0)))
     for leaf in jax.tree.leaves(state.moments[0].mu):
         steps = np.asarray(leaf, np.float64) * 8 / spacing
         assert np.array_equal(steps, np.round(steps))

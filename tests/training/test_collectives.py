@@ -15,7 +15,7 @@ from dpx.mesh import Mesh
 from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 from dpx.training import sharding
-from dpx.training.step import as_chunk, make_step
+from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
 
 from .conftest import declare, make_rows
 
@@ -44,13 +44,13 @@ def compiled(request, micro):
         # Small slices, so that the noise of most leaves is a loop as it is for a large model.
         patch.setattr(noise, "SLICE_ELEMENTS", 256)
         step = make_step(experiment, micro[1], experiment.mesh.make(), 1, 2)
-        state = step.init(np.zeros(2, np.uint32))
-        rows, is_padding, count = as_chunk(make_rows(7), step)
+        state = step.init(np.zeros(2, np.uint32), None)
         key, one = np.zeros(2, np.uint32), np.float32(1)
-        accumulate = step.accumulate.lower(step.gather(state.params), step.zero(), rows, is_padding, np.int32(count), key, key)
+        inputs = StepInputs(step.gather(state.params), key, key)
+        accumulate = step.accumulate.lower(step.zero(), as_chunk(make_rows(7), step), inputs)
         keys = slice_keys(RootSecret.from_seed(0), 0, state.params)
         reduce = step.reduce.lower(step.zero(), (one, one))
-        finish = step.finish.lower(state, step.reduce(step.zero(), (one, one)), keys, one, one, one)
+        finish = step.finish.lower(state, step.reduce(step.zero(), (one, one)), UpdateInputs(keys, one, one, one))
         gather = step.gather.lower(state.params)
         texts = [lowered.compile().as_text() or "" for lowered in (gather, accumulate, reduce, finish)]
         yield Texts(*texts, params=state.params, mesh=mesh)

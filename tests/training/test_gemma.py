@@ -33,7 +33,7 @@ def test_the_sum_on_a_mesh_is_that_of_one_device(mesh):
     of: Any = objective(GEMMA, CausalLanguageModel(), VOCABULARY, Special(0, 1, 2, 3, 4))
     experiment = _on(mesh, "traced", model=GEMMA, task=of.task, data=DATA)
     step, rows = _make(experiment, of, microbatch=1), make_rows(4)
-    params = step.init(INIT).params
+    params = step.init(INIT, None).params
     alone = _reference(experiment, of)(jax.tree.map(np.asarray, params), rows)
     for name, axis in SPLIT.items():
         spec = step.gather(params)["layers"][name]["kernel"].sharding.spec

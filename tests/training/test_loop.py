@@ -50,14 +50,14 @@ def seen(opened):
         calls["drawn"] = draw(sampler, size, q, *rest)
         return calls["drawn"]
 
-    def accumulate(params, sums, rows, is_padding, count, *keys, **norm):
-        calls["rows"] += int(np.sum(~is_padding[: int(count)]))
-        return step.accumulate(params, sums, rows, is_padding, count, *keys, **norm)
+    def accumulate(sums, chunk, inputs):
+        calls["rows"] += int(np.sum(~chunk.is_padding_KB[: int(chunk.count)]))
+        return step.accumulate(sums, chunk, inputs)
 
-    def finish(state, sums, keys, deviation, expected, rate, *count):
+    def finish(state, reduced, inputs):
         calls["order"].append(sorted(opened.runtime.ledger.steps(0)))
-        calls["deviation"], calls["expected"] = float(deviation), float(expected)
-        state, calls["values"] = step.finish(state, sums, keys, deviation, expected, rate, *count)
+        calls["deviation"], calls["expected"] = float(inputs.deviation), float(inputs.expected_batch)
+        state, calls["values"] = step.finish(state, reduced, inputs)
         return state, calls["values"]
 
     runtime = dataclasses.replace(opened.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))

@@ -12,7 +12,7 @@ from dpx.mesh import Mesh
 from dpx.optimizer import Adam
 from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
-from dpx.training.step import make_step
+from dpx.training.step import UpdateInputs, make_step
 
 from .conftest import declare
 
@@ -27,9 +27,11 @@ def released(objective, mesh, seed=0):
     # Without memory the first moment is the noisy mean itself.
     experiment = declare(optimizer=Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), mesh=mesh)
     step, secret = make_step(experiment, objective, mesh.make(), 2, 2), RootSecret.from_seed(seed)
-    state = step.init(np.zeros(2, np.uint32))
+    state = step.init(np.zeros(2, np.uint32), None)
     keys = slice_keys(secret, 0, state.params)
-    state, _ = step.finish(state, step.reduce(step.zero()), keys, np.float32(DEVIATION), np.float32(EXPECTED), np.float32(0))
+    state, _ = step.finish(
+        state, step.reduce(step.zero(), ()), UpdateInputs(keys, np.float32(DEVIATION), np.float32(EXPECTED), np.float32(0))
+    )
     return {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state.moments[0].mu)}
 
 

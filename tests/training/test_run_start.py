@@ -28,7 +28,7 @@ def _nothing(*_: Any) -> Any:
 
 
 STEP = Step(
-    lambda _: State({"w": jnp.zeros(3)}, None),
+    lambda *_: State({"w": jnp.zeros(3)}, None),
     *[_nothing] * 5,
     draw_frozen=_nothing,
     place_frozen=_nothing,

@@ -18,7 +18,7 @@ from dpx.models.trained import Adapters
 from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 from dpx.training import sharding
-from dpx.training.step import _flat, as_chunk, make_step
+from dpx.training.step import StepInputs, UpdateInputs, _flat, as_chunk, make_step
 
 from .conftest import declare, make_rows
 
@@ -30,11 +30,11 @@ SECRET = RootSecret.from_seed(3)
 
 def _sums(step, params, rows, **frozen):
     sums = step.zero()
-    gathered = step.gather(params)
+    inputs = StepInputs(step.gather(params), MASK, MASK, **frozen)
     capacity = step.chunk * step.rows
     for start in range(0, len(rows["record"]), capacity):
-        padded, is_padding, count = as_chunk({name: value[start : start + capacity] for name, value in rows.items()}, step)
-        sums = step.accumulate(gathered, sums, padded, is_padding, np.int32(count), MASK, MASK, **frozen)
+        chunk = as_chunk({name: value[start : start + capacity] for name, value in rows.items()}, step)
+        sums = step.accumulate(sums, chunk, inputs)
     return sums
 
 
@@ -60,7 +60,7 @@ def _assert_close(first, second, rtol=2e-5, atol=1e-7):
 def plain(micro):
     experiment, objective = micro
     step = _make(experiment, objective)
-    return step, step.init(INIT)
+    return step, step.init(INIT, None)
 
 
 def test_the_sum_is_the_clipped_sum_of_all_rows_whatever_the_microbatch(micro, plain):
@@ -77,12 +77,12 @@ def test_the_sum_is_the_clipped_sum_of_all_rows_whatever_the_microbatch(micro, p
 def test_an_empty_draw_is_a_noise_only_step(micro, plain):
     experiment, _ = micro
     step = plain[0]
-    state = step.init(INIT)
+    state = step.init(INIT, None)
     sums = _sums(step, state.params, {name: value[:0] for name, value in make_rows(3).items()})
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(_total(sums)))
     before = jax.tree.map(np.array, state.params)
     keys = slice_keys(SECRET, 0, state.params)
-    state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
+    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), np.float32(1e-2)))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(before))
     assert float(metrics["noise_norm"]) == pytest.approx(0.05 / 10 * np.sqrt(parameters), rel=0.02)
     assert float(metrics["gradient_norm"]) == 0
@@ -94,11 +94,13 @@ def test_the_divisor_is_the_expected_size_not_the_drawn_one(micro, plain):
     step = plain[0]
     norms = []
     for count in (4, 8):
-        state = step.init(INIT)
+        state = step.init(INIT, None)
         sums = _sums(step, state.params, make_rows(count))
         drawn = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(_total(sums))))
         _, metrics = step.finish(
-            state, step.reduce(sums), slice_keys(SECRET, 0, state.params), np.float32(0.05), np.float32(10), np.float32(1e-2)
+            state,
+            step.reduce(sums, ()),
+            UpdateInputs(slice_keys(SECRET, 0, state.params), np.float32(0.05), np.float32(10), np.float32(1e-2)),
         )
         assert float(metrics["gradient_norm"]) == pytest.approx(drawn / 10, rel=1e-5)
         norms.append(drawn)
@@ -115,10 +117,10 @@ def _norms_by_layer(tree):
 def test_norms_of_weights_and_of_the_mean_gradient_are_told_leaf_by_leaf_and_layer_by_layer(micro):
     deeper, drawn = dataclasses.replace(micro[0].model, layers=2), np.random.default_rng(0)
     step = _make(declare(model=deeper), dataclasses.replace(micro[1], model=deeper))
-    state = step.init(INIT)
+    state = step.init(INIT, None)
     sums = jax.tree.map(lambda leaf: drawn.normal(size=leaf.shape).astype(leaf.dtype), jax.eval_shape(step.zero))
     keys, gradients = slice_keys(SECRET, 0, state.params), _norms_by_layer(_total(sums))
-    state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
+    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), np.float32(1e-2)))
     for name, norms in _norms_by_layer(state.params).items():
         np.testing.assert_allclose(np.reshape(metrics[f"weights/{name}"], -1), norms, rtol=1e-5)
         np.testing.assert_allclose(np.reshape(metrics[f"gradients/{name}"], -1), gradients[name] / 10, rtol=1e-5, atol=1e-9)
@@ -165,13 +167,13 @@ def test_sensitivity_one_row_moves_the_sum_by_at_most_the_norm(micro, plain):
 def test_mechanism_none_sums_plain_gradients(micro):
     experiment, objective = micro
     step = _make(declare(mechanism=NoPrivacy()), objective)
-    state = step.init(INIT)
+    state = step.init(INIT, None)
     rows = make_rows(7)
     batch = objective.batch(MASK, rows)
     wanted = jax.jit(jax.grad(lambda params: jnp.sum(objective.losses(params, batch)[0])))(state.params)
     sums = _sums(step, state.params, rows)
     _assert_close(_total(sums), wanted, atol=2e-6)
-    state, metrics = step.finish(state, step.reduce(sums), None, np.float32(0), np.float32(10), np.float32(1e-2))
+    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(None, np.float32(0), np.float32(10), np.float32(1e-2)))
     assert float(metrics["gradient_norm"]) > 0
 
 
@@ -200,7 +202,7 @@ def test_a_model_axis_changes_neither_norms_nor_sums(micro, plain, method):
     rows, params = make_rows(4), plain[1].params
     alone = _reference(*micro)(params, rows)
     step = _spread(micro[1], (2, 2, 2), method, 1)
-    params = step.init(INIT).params
+    params = step.init(INIT, None).params
     assert "tensor" in str(step.gather(params)["layers"]["down"]["kernel"].sharding.spec)
     sums = _sums(step, params, rows)
     np.testing.assert_allclose(sums["count"]["norm"], alone.norms_B, rtol=1e-5)
@@ -215,8 +217,10 @@ def test_a_model_axis_keeps_the_rank_of_adapters_whole(micro):
     for mesh in ((1, 1, 1), (2, 2, 2)):
         step = _make(dataclasses.replace(_on(mesh, "book_keeping"), train=adapters), micro[1], microbatch=1)
         # B begins as zeros, which would leave A without a gradient.
-        params = jax.tree.map(lambda leaf: np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape) / leaf.size, step.init(INIT).params)
-        frozen = step.place_frozen(step.draw_frozen(INIT))
+        params = jax.tree.map(
+            lambda leaf: np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape) / leaf.size, step.init(INIT, None).params
+        )
+        frozen = step.place_frozen(step.draw_frozen(INIT, None))
         found.append(_sums(step, params, rows, frozen=frozen))
         lora = step.gather(params)["layers"]["lora"]
     specs = {name: {factor: str(leaf.sharding.spec) for factor, leaf in of.items()} for name, of in lora.items()}
@@ -228,7 +232,7 @@ def test_a_model_axis_keeps_the_rank_of_adapters_whole(micro):
 
 @needs_8
 def test_parameters_stored_in_parts_are_gathered_whole(micro, plain):
-    spread, whole = _on((2, 2, 1), "vmap"), jax.tree.map(np.array, plain[0].init(INIT).params)
+    spread, whole = _on((2, 2, 1), "vmap"), jax.tree.map(np.array, plain[0].init(INIT, None).params)
     step = _make(spread, micro[1], microbatch=3)
     assert step.rows == 3 * 4
     params = jax.device_put(whole, sharding.storage_shardings(whole, spread.mesh.make()))
@@ -241,11 +245,11 @@ def _trained(objective, mesh, method, steps=6):
     """Parameters after private steps on `mesh`; draws differ in size and one is empty."""
     devices = mesh[0] * mesh[1]
     step = _spread(objective, mesh, method, max(1, 4 // devices))
-    state = step.init(INIT)
+    state = step.init(INIT, None)
     for number in range(steps):
         keys = slice_keys(SECRET, number, state.params)
         sums = _sums(step, state.params, make_rows(3 * number % 14, first_record=number))
-        state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), np.float32(1e-3))
+        state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), np.float32(1e-3)))
     assert np.isfinite(float(metrics["snr"]))
     return jax.tree.map(np.asarray, state.params)
 
@@ -271,7 +275,7 @@ def test_sums_of_all_devices_are_added_up_each_once(micro, mesh):
     """Whole numbers, so that an order of adding up changes no bit; every way in which a leaf can be laid out."""
     step, drawn = _spread(micro[1], mesh, "book_keeping", 1), np.random.default_rng(0)
     sums = jax.tree.map(lambda leaf: drawn.integers(-99, 99, leaf.shape).astype(np.float32), jax.eval_shape(step.zero))
-    found = step.reduce(sums)
+    found = step.reduce(sums, ())
     jax.tree.map(np.testing.assert_array_equal, found["gradient"], _total(sums))
     jax.tree.map(lambda total, apart: np.testing.assert_array_equal(total, apart.sum()), found["count"], sums["count"])
 
@@ -279,7 +283,7 @@ def test_sums_of_all_devices_are_added_up_each_once(micro, mesh):
 def test_parameters_travel_in_the_compute_type_and_rest_in_float32(micro):
     narrow = dataclasses.replace(micro[0].model, dtype="bfloat16")
     step = _make(declare(model=narrow), dataclasses.replace(micro[1], model=narrow))
-    params = step.init(INIT).params
+    params = step.init(INIT, None).params
     gathered = step.gather(params)
     kinds = {path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(gathered)}
     assert {kinds[name] for name in ("embeddings/word", "layers/qkv/kernel", "mlm/transform/kernel")} == {jnp.dtype("bfloat16")}

@@ -20,7 +20,7 @@ from dpx.privacy.declarations import Privacy
 from dpx.run_folder import RunFolder
 from dpx.training import loop
 from dpx.training.session import Session
-from dpx.training.step import as_chunk, make_step
+from dpx.training.step import StepInputs, as_chunk, make_step
 
 from .conftest import declare
 
@@ -55,16 +55,16 @@ def ran(tmp_path_factory):
         patch.setattr(loop, "draw", watched)
         step, seen = session.runtime.step, calls
 
-        def accumulate(params, sums, rows, is_padding, count, *keys, **options):
-            found = step.accumulate(params, sums, rows, is_padding, count, *keys, **options)
+        def accumulate(sums, chunk, inputs):
+            found = step.accumulate(sums, chunk, inputs)
             if len(seen["drawn"]) == 1 and "first" not in seen:
-                seen["first"] = jax.tree.map(np.array, (params, rows, is_padding, int(count), keys, found["gradient"]))
+                seen["first"] = jax.tree.map(np.array, (chunk, inputs, found["gradient"]))
             seen["units"].append(float(np.sum(found["count"]["units"])))
             return found
 
-        def finish(state, sums, keys, deviation, expected, *rest):
-            seen["expected"].append(float(expected))
-            return step.finish(state, sums, keys, deviation, expected, *rest)
+        def finish(state, reduced, inputs):
+            seen["expected"].append(float(inputs.expected_batch))
+            return step.finish(state, reduced, inputs)
 
         watching = dataclasses.replace(session.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
         session.runtime = watching
@@ -92,7 +92,7 @@ def test_the_ledger_and_the_statement_say_so(ran):
 
 def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
     """The first chunk, unit by unit through the reference: all rows of a document in one example."""
-    params, rows, is_padding, count, (mask, dropout), gradient = ran["first"]
+    (rows, is_padding, count), (params, mask, dropout, *_), gradient = ran["first"]
     from dpx.task.objective import objective
 
     experiment, store = ran["experiment"], ran["store"]
@@ -124,11 +124,10 @@ def test_the_step_clips_the_sum_of_a_units_rows(method):
     step = make_step(experiment, Audited(None, 6, 10 * norm, experiment.task.counts), experiment.mesh.make(), 2, chunk=2)
     canary = np.array([[0, 0, 5], [1, 2, 3], [4, 5, 5]], np.int32)
     is_padding = np.array([[False, False, True], [False, False, False], [False, True, True]])
-    shaped, padding, count = as_chunk({"canary": canary, "is_padding": is_padding}, step)
-    assert padding.shape == (2, 2, 3) and count == 2
+    chunk = as_chunk({"canary": canary, "is_padding": is_padding}, step)
+    assert chunk.is_padding_KB.shape == (2, 2, 3) and chunk.count == 2
     key = np.zeros(2, np.uint32)
-    params = step.gather(step.init(key).params)
-    sums = step.accumulate(params, step.zero(), shaped, padding, np.int32(count), key, key)
+    sums = step.accumulate(step.zero(), chunk, StepInputs(step.gather(step.init(key, None).params), key, key))
     total = np.asarray(sums["gradient"]["canaries"]["table"]).sum(0).ravel()[:6] / norm
     np.testing.assert_allclose(total / (1 - MARGINS["float32"]), [1, *[3**-0.5] * 3, 1, 0], rtol=1e-5)
     counted = {name: float(np.sum(value)) for name, value in sums["count"].items()}
