@@ -94,7 +94,7 @@ class Experiment:
     def _require_audit_fits(self) -> None:
         if not isinstance(self.audit, Canaries):
             return
-        require(self.is_private, "audit=canaries with mechanism=none", "there is no claim to audit", "Use audit=none")
+        require(self.is_private, "audit=canaries with mechanism=none", "such a run makes no claim that could be audited", "Use audit=none")
         self.audit.require_fits(self.privacy)
         for is_met, value in (
             (self.mechanism.is_independent_gaussian, f"mechanism={self.mechanism.name}"),

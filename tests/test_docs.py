@@ -1,4 +1,4 @@
-"""README.md and the pages of `dpx/docs/`: every command composes, links lead somewhere, and a page on a text of one's own runs in order."""
+"""README.md and the pages of `dpx/docs/`: every command composes, links lead somewhere, and the page on your own text runs in order."""
 
 import random
 import re

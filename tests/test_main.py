@@ -185,7 +185,7 @@ def test_nothing_is_written_where_a_link_in_a_runs_folder_leads(answered, argume
 def test_sweeping_recipes_are_not_points_of_another_sweep(answered) -> None:
     done, _ = answered[TWO_SWEEPS]
     assert done.returncode == 2
-    assert done.stderr.count("a sweep of its own") == 2
+    assert done.stderr.count("this recipe is a sweep") == 2
 
 
 def test_one_process_keeps_to_one_mesh(answered) -> None:

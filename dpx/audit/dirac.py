@@ -69,7 +69,7 @@ class Attack:
 
     @classmethod
     def build(cls, experiment: Experiment, setting: Setting) -> "Attack":
-        require(experiment.is_private, "mechanism=none", "there is no claim to audit", "Audit a private experiment")
+        require(experiment.is_private, "mechanism=none", "such a run makes no claim that could be audited", "Audit a private experiment")
         require(
             experiment.mechanism.is_independent_gaussian,
             f"mechanism={experiment.mechanism.name}",

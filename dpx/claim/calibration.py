@@ -82,8 +82,8 @@ def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
     require(
         outside_code.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
         f"{type(part).__module__}.{type(part).__qualname__}",
-        f"does not say what a step of it costs: it has no {' or '.join(methods)} of its own",
-        f"Give it {methods[0]}(), and event() where no known one is true of it (dpx/docs/extending.md)",
+        f"does not state the privacy cost of its steps: it does not define {' or '.join(methods)}",
+        f"Define {methods[0]}(), or event() if no event in dpx's table describes it (dpx/docs/extending.md)",
     )
 
 

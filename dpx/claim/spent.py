@@ -116,5 +116,5 @@ def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from:
 def chain_facts(entered: Ledger | None) -> dict[str, Any]:
     """The line of the ledger that a statement follows from, and what such marks can show."""
     if entered is None:
-        return {"mark": None, "chain": "there is no ledger yet, so nothing can be compared with it"}
+        return {"mark": None, "chain": "the run has not begun, so it has no ledger that this statement could be compared with"}
     return {"mark": entered.mark.as_json(), "chain": CHAIN_SHOWS}

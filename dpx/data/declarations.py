@@ -237,7 +237,7 @@ class Data:
         require(
             self.pairs != "cross_document" or privacy.unit == "row",
             f"data.pairs=cross_document with privacy.unit={privacy.unit}",
-            "such a row holds text of two documents, so removing one would change another's rows",
+            "such a row holds text of two documents, so removing one document would change rows of other documents",
             "Use data.pairs=same_document or privacy.unit=row",
         )
         require(

@@ -29,7 +29,7 @@ def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> li
     )
     files = [file for path in declared for file in _of_path(path, suffixes, key)]
     kinds = " or ".join((", ".join(suffixes[:-1]), suffixes[-1]))
-    require(bool(files), f"{key}=[{', '.join(declared)}]", "there is no file to read", f"Name {kinds} files, or a folder of them")
+    require(bool(files), f"{key}=[{', '.join(declared)}]", "no file was found", f"Name {kinds} files, or a folder of them")
     once: dict[Path, Path] = {}
     for file in files:
         once.setdefault(file.resolve(), file)

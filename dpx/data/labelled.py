@@ -61,7 +61,7 @@ class Table:
         require(
             self.select == "dev" or self.test_paths is not None,
             "data.source.select=test",
-            "there is no test set",
+            "this data has no test set",
             "Name its files with data.source.test_paths, or use select=dev",
         )
         self._require_choices()

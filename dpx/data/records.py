@@ -47,7 +47,7 @@ def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | Non
     for path in [paths] if isinstance(paths, str) else paths:
         of_library = HubRows.of_path(path, split, config)
         sets += [FileRows(file) for file in named(path, SUFFIXES, key)] if of_library is None else [of_library]
-    require(bool(sets), f"{key}=[]", "there is no file to read", f"Name {', '.join(SUFFIXES)} files, or a folder of them")
+    require(bool(sets), f"{key}=[]", "no file was found", f"Name {', '.join(SUFFIXES)} files, or a folder of them")
     once: dict[str, RowSet] = {}
     for one in sets:
         once.setdefault(one.identity, one)

@@ -87,7 +87,7 @@ def require_one_start(init: Init, fork: str | None) -> None:
     require(
         fork is None or init.is_random,
         f"fork={fork} with init={init.kind}",
-        "a fork begins from its parent's checkpoint, and takes over what that began from",
+        "a fork begins from its parent's checkpoint, and inherits its parent's origins",
         "Leave one of them out",
     )
 

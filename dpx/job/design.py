@@ -14,8 +14,8 @@ from dpx.table import Table
 
 PRIVATE = "the losses that this rests on depend on the text they were measured on, and no claim of the designed run covers that"
 SHIPPED = (
-    "losses are those that come with dpx: laptop/mckenna_grid, English Wikipedia in rows of 32 tokens of 1,024 word pieces, a seed or two; "
-    "other text, tokens or models have others"
+    "the losses come with dpx: laptop/mckenna_grid, English Wikipedia in rows of 32 tokens of 1,024 word pieces, a seed or two; "
+    "other text, tokens or models have other losses"
 )
 BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of equal noise-batch ratio reaches the same is an assumption"
 

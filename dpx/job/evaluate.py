@@ -27,5 +27,5 @@ class Evaluate:
             table.add_row(name, f"{value:.4f}")
         Console().print(table)
         claim = read_json(folder.release / "privacy.json")
-        unchecked = "" if is_checked else " (unchecked: there is no private/ to compare it with)"
+        unchecked = "" if is_checked else " (unchecked: the folder has no private/ to compare it with)"
         Console().print(f"guarantee: {claim['guarantee']}{unchecked}", highlight=False)

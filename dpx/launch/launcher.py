@@ -208,7 +208,7 @@ class Launcher:
         own = set(settings.sweeper.get("params") or {})
         if own and not own & keys:
             raise ConfigError(
-                f"experiment={cfg.name}", "a sweep of its own, launched as one point of another", "Launch each sweep by itself"
+                f"experiment={cfg.name}", "this recipe is a sweep, and cannot be one point of another sweep", "Launch each sweep by itself"
             )
         require(
             cfg.get("tune") is None or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),

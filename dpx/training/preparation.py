@@ -80,7 +80,7 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
     require(
         not has_begun or same_weights(begins_from.origins, known.origins if known else ()),
         folder.path,
-        "what it began from holds other weights now, and it has no checkpoint yet",
+        "the run or file that it started from now holds other weights, and it has no checkpoint yet",
         "Restore them, or add replicate=1 for a new run",
     )
     return begins_from

@@ -120,7 +120,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
     require(
         saved is not None or not ledger.origins or start.parameters is not None,
         folder.path,
-        "its checkpoints are gone, and what it began from was not read",
+        "its checkpoints are gone, and the weights that it started from were not loaded",
         "Restore them, or move private/checkpoints away to begin again from there",
     )
     note_plan(ledger, noise_epochs.plan)

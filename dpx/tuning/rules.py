@@ -111,7 +111,7 @@ def check_fork(fork: Any, tune: Tune) -> None:
     require(
         fork is None or tune.charge == "uncharged",
         f"fork={fork} with tune.charge={tune.charge}",
-        "what the run it goes on from has spent is in no trial's plan",
+        "the cost of the forked run is in no trial's plan",
         "Leave the fork out, or use tune.charge=uncharged",
     )
 

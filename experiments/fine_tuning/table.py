@@ -2,8 +2,8 @@
 
 python experiments/fine_tuning/table.py <work folder> [--keep] [--rate <what is trained>]
 
-Read are the work folder and, beside this file, results.csv and rates.csv. `--keep` notes there what the folder has, so that what one
-machine has finished is there on the next. A run of the folder replaces a noted one of its name.
+It reads the work folder and, beside this file, results.csv and rates.csv. `--keep` adds the folder's runs to these files, so that the next
+machine has what this one finished. A run of the folder replaces a noted run of the same name.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Three designs of `job=design` trained for real, each beside two choices by hand at the same epsilon, records and FLOPs.
 
 DPX_DATA=<data> python experiments/mckenna2025/designs.py run <work folder> [--replicates 2]   # restartable; finished runs are kept
-python experiments/mckenna2025/designs.py table                                                # draws the table anew from designs.csv
+python experiments/mckenna2025/designs.py table                                                # makes the table from designs.csv
 
 Budgets lie inside the laptop's grid and at no node of it. By hand: what 20 tokens a parameter ask for without privacy, at the grid's
 physical batch; and the middle model of the grid at a batch of 512. Judged are mean training losses of the last 100 steps, as in the grid: a

@@ -409,7 +409,7 @@ MUTANTS = (
         "tests/training/test_neighbours.py::test_neighbours_are_no_further_apart_than_is_charged",
     ),
     Mutant(
-        "released loss not held to its range",
+        "released loss not limited to its range",
         "dpx/mechanism/telemetry.py",
         "jnp.clip(values[name].astype(jnp.float32), 0, width)",
         "values[name].astype(jnp.float32)",
@@ -430,14 +430,14 @@ MUTANTS = (
         ACCIDENTS + "test_a_sum_that_changed_on_replay_meets_a_fresh_key_and_both_are_charged",
     ),
     Mutant(
-        "a copied folder goes on with the key",
+        "a copied folder resumes with the same key",
         "dpx/training/run_start.py",
         " and self._place(noise_epoch.number) == noise_epoch.secret_place:",
         ":",
         ACCIDENTS + "test_both_of_a_folder_and_its_copy_go_on_under_keys_of_their_own",
     ),
     Mutant(
-        "a run goes on from a state that its noise epoch does not cover",
+        "a run resumes from a state that its noise epoch does not cover",
         "dpx/training/run_start.py",
         "if not is_own and (first_step, start) != (noise_epoch.from_step, noise_epoch.start):",
         "if False:",

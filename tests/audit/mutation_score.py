@@ -222,8 +222,8 @@ def summary(tables: dict[str, list[Row]]) -> str:
         "",
         f"{COUNT} generated edits of each room's source, at places drawn with seed {SEED}, against the room's own tests, up to the first",
         f"failure or {LIMIT_S} s of processor time, {2 * LIMIT_S} s for the last 3 (`tests/audit/mutation_score.py`; every mutant is in",
-        "`mutation_<room>.csv`). The score is what the tests caught when the mutants were first drawn, of those that change behaviour,",
-        "with Wilson's 95 % interval. Survivors then got a test, so the last column is no estimate of anything.",
+        "`mutation_<room>.csv`). The score is the share of behaviour-changing mutants that the tests caught when they were first drawn,",
+        "with Wilson's 95 % interval. Survivors then got a test, so the last column estimates nothing.",
         "",
         "| room | mutants | equivalent | caught at first | by the time limit | score | 95 % interval | caught now |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -309,10 +309,10 @@ def _outcome(mutant: Mutant, room: Room, python: str) -> tuple[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.audit.mutation_score", formatter_class=argparse.RawTextHelpFormatter)
     parser.description = __doc__
-    parser.add_argument("rooms", nargs="*", metavar="room", help=f"{', '.join(ROOMS)}; without one only {SUMMARY.name} is written anew")
+    parser.add_argument("rooms", nargs="*", metavar="room", help=f"{', '.join(ROOMS)}; without one only {SUMMARY.name} is written again")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has dpx's requirements, if not this one")
     parser.add_argument("--anew", action="store_true", help="forgets what the room's table says, the sentences too")
-    parser.add_argument("--again", action="store_true", help="draws none; runs those that were caught and still can be made")
+    parser.add_argument("--again", action="store_true", help="draws no mutants; runs the caught ones that can still be made")
     parser.add_argument("--list", action="store_true", help="prints the mutants and runs nothing")
     given = parser.parse_args()
     unknown = set(given.rooms) - set(ROOMS)

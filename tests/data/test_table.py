@@ -157,7 +157,7 @@ def test_of_a_parquet_the_named_columns_are_read_alone(tmp_path: Path):
     [
         ({"labels": ["a"]}, "nothing to tell apart"),
         ({"pair_field": "text"}, "data.source: text: one column cannot be two parts"),
-        ({"select": "test"}, "data.source.select=test: there is no test set"),
+        ({"select": "test"}, "data.source.select=test: this data has no test set"),
         ({"choices": 3}, "data.source.choices=3: a number of choices and their column"),
         ({"choices": 2, "choices_field": "ends"}, r"its labels are places\. Use labels=\[0,1\]"),
     ],

@@ -106,7 +106,7 @@ def test_a_record_without_its_unit_is_refused(tmp_path: Path, unit: dict[str, st
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="there is no file to read"):
+    with pytest.raises(ConfigError, match="no file was found"):
         read(tmp_path)
 
 

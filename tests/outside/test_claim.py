@@ -113,7 +113,7 @@ def theirs_of(event) -> float:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["mechanism=mute"], "does not say what a step of it costs"),
+        (["mechanism=mute"], "does not state the privacy cost of its steps"),
         (["mechanism=echo", "sampler=shuffled"], "no event is known of echo's noise under this sampler"),
         (["mechanism=echo", "noise=target_epsilon", "noise.epsilon=3"], "is not solved for"),
         (["mechanism=echo", "accountant=pld"], "composes no PoissonSampledDpEvent by it"),
@@ -138,7 +138,7 @@ def test_a_claim_is_not_inherited(site):
         """Draws otherwise, under Poisson's release."""
 
     for change in ({"mechanism": Quieter()}, {"sampler": Luckier()}):
-        with pytest.raises(ConfigError, match="of its own"):
+        with pytest.raises(ConfigError, match="does not define"):
             calibration.calibrate(dataclasses.replace(built(*OWN), **change), SIZE)
 
 

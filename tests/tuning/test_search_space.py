@@ -97,7 +97,7 @@ def test_a_trials_own_overrides_lead_to_its_folder_with_and_without_its_search()
     point = [*RECIPE[:2], "optimizer.weight_decay=0.2", "clip.clipping_norm=1.5"]
     searched, alone = recipes.compose([*point, "tune.charge=repeat_and_select"]), recipes.compose([*point, "~tune"])
     assert config.run_name(searched) == config.run_name(alone)
-    assert config.build(alone)[0].tune is None, "as the refusal of a search that is no sweep says"
+    assert config.build(alone)[0].tune is None, "as the refusal of a search that is not a sweep says"
 
 
 def test_no_optuna_study_is_stored_where_trials_are_drawn_anew(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class MckennaBillionClaim(OfLab):
         best = optimum(fitted.surface, self.lab.ratio(self.epsilon), size=self.size, epsilon=self.epsilon, compute=float(self.compute))
         rows = () if best is None else ((best.parameters, best.batch_size, best.steps, best.loss, "; ".join(best.marks)),)
         columns = ("model", "batch_size", "steps", "loss", "marks")
-        inside = Table("best_inside", columns, rows, "the best configuration inside the grid; empty where there is none", fitted.notes)
+        inside = Table("best_inside", columns, rows, "the best configuration inside the grid; empty if none is inside", fitted.notes)
         return [*tables, inside, verdicts.table([judged(fitted.surface, float(self.parameters))])]
 
     def _noise(self) -> Table:

@@ -39,7 +39,7 @@ class MckennaFig11Nonprivate(OfLab):
             )
             for one in points
         )
-        note = "at the measured batch, so that T = C / (6 M B S); steps beyond those that were run are extrapolated"
+        note = "at the measured batch, so that T = C / (6 M B S); steps beyond the measured ones are extrapolated"
         return [
             Table("nonprivate", columns, rows, "the best model without noise", (note, *fitted.notes)),
             verdicts.table(judged(points, self.tolerance)),
