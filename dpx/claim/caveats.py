@@ -28,18 +28,18 @@ NOT_COVERED = (
 )
 
 MARGIN_COVERS = (
-    "that no example contributes more than the clipping norm is proved for every gradient, from stated depths of accumulation and but for "
-    "activations that are computed again (see dpx.clipping.rounding)"
+    "floating point: the proof that no example contributes more than the clipping norm assumes stated depths of accumulation, and that "
+    "activations which are computed again are rounded as before (see dpx.clipping.rounding)"
 )
 TWO_PASSES = (
-    "clipping_method=ghost takes every gradient twice, once for its norm and once for the sum: that both round alike within the margin is "
-    "measured (see dpx.clipping.rounding), not proved"
+    "clipping_method=ghost computes every gradient twice, once for its norm and once for the sum: both round alike within the margin; this "
+    "is measured (see dpx.clipping.rounding), not proved"
 )
 
 
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee does not cover."""
-    uncovered = [*NOT_COVERED, *of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}; {MARGIN_COVERS}"]
+    uncovered = [*NOT_COVERED, *of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}", MARGIN_COVERS]
     if experiment.is_private and experiment.clipping_method.name == "ghost":
         uncovered.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":

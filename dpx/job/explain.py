@@ -104,7 +104,8 @@ def public_size(experiment: Experiment) -> int:
 
 
 def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, begins_from: Sequence[Any] = ()) -> dict[str, Any]:
-    """Words and tables. `stated` is the statement of the run looked at; `None` of one that has not begun, and will from `begins_from`."""
+    """Sentences and tables about the claim. `stated` is the statement of the run; `None` for a run that has not begun and will start from
+    `begins_from`."""
     from dpx.claim import statement
     from dpx.claim.calibration import calibrate
     from dpx.privacy.origins import charged_in
@@ -123,13 +124,13 @@ def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, be
     return {
         "name": experiment.name,
         "words": words,
-        "tables": [_on_the_word(table, by) for table in tables],
+        "tables": [_with_trust(table, by) for table in tables],
     }
 
 
-def _on_the_word(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str, Any]:
+def _with_trust(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str, Any]:
     """`table`, with a note in its title if its numbers are not proved but trust the packages `by`."""
-    return table | {"title": f"{table['title']} (no bounds: on the word of {', '.join(by)})"} if by else table
+    return table | {"title": f"{table['title']} (not bounds that dpx has proved: they trust {', '.join(by)})"} if by else table
 
 
 def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
@@ -152,8 +153,9 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
         f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
-        f"  but for an event of probability delta = {document['delta']:.3g} (accountant {own}, all {document['steps']:,} steps).",
-        f"How: {clipped} is held to {experiment.clip.explanation()}; noise of {sigma:.4g} times that joins each sum.",
+        f"  except with probability at most delta = {document['delta']:.3g} (accountant {own}, all {document['steps']:,} steps).",
+        f"How: {clipped} is clipped to {experiment.clip.explanation()};",
+        f"  noise with standard deviation {sigma:.4g} times that norm is added to each sum.",
         *(f"  {line}" for line in experiment.mechanism.explanation()),
         f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}.",
         *_audit(document.get("audit", {"canaries": "none"})),
@@ -175,8 +177,8 @@ def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
 
     if not origins:
         return []
-    sentences = [f"It does not begin from random parameters but from {in_words(one)}." for one in origins]
-    return [*sentences, f"Its own steps alone have epsilon {alone:.3g}; a target (noise.epsilon) is one for these."]
+    sentences = [f"It does not start from random parameters but from {in_words(one)}." for one in origins]
+    return [*sentences, f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone."]
 
 
 def _audit(audit: dict[str, Any]) -> list[str]:
@@ -187,7 +189,7 @@ def _audit(audit: dict[str, Any]) -> list[str]:
 
     planted = f"{audit['canaries']['gradients']:,} gradient canaries and {audit['canaries']['sequences']:,} sequences"
     return [
-        f"Audit: {planted} are in or out by secret coins; the run fails if what they prove exceeds the claim.",
+        f"Audit: {planted} are in or out by secret coins; the run fails if the lower bound on epsilon that they prove exceeds the claim.",
         f"  The audit of this run {VERDICTS[audit['verdict']]}.",
     ]
 
@@ -214,7 +216,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str,
         steps = max(1, round(experiment.steps * part))
         rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, steps), before)))
     title = f"epsilon at delta {experiment.privacy.delta:.3g} as steps go by"
-    return {"name": "as_steps_go", "title": title + (", including what it begins from" if before else ""), "rows": rows}
+    return {"name": "as_steps_go", "title": title + (", including the runs that it starts from" if before else ""), "rows": rows}
 
 
 def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:

@@ -115,7 +115,8 @@ class Banded(Mechanism):
         return 2 * 4 * (self.bands - 1) * parameters
 
     def explanation(self) -> list[str]:
-        return [f"Noise of {self.bands} steps in a row is correlated, so that much of it cancels over time; rows rest between two steps."]
+        apart = f"a row can take part in at most one of {self.bands} consecutive steps"
+        return [f"Noise of {self.bands} steps in a row is correlated, so that much of it cancels over time; {apart}."]
 
 
 def _read(path: Path) -> Any:

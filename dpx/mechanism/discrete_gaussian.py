@@ -38,7 +38,7 @@ class DiscreteGaussian(Mechanism):
     sum_dtype: ClassVar[str] = "int32"
     needs_fixed_places: ClassVar[bool] = True
     floating_point: ClassVar[str] = (
-        "each microbatch is clipped and added up in float32 before it is rounded to the grid, from where on all is integers"
+        "each microbatch is clipped and added up in float32 before it is rounded to the grid; from there on all numbers are integers"
     )
 
     def __post_init__(self) -> None:

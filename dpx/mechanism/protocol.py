@@ -78,7 +78,7 @@ class Mechanism:
     sum_dtype: ClassVar[str] = "float32"
     # The rounding that the proof does not cover.
     floating_point: ClassVar[str] = (
-        "sums and noise are float32: how a sum is rounded follows from all its rows and their order, and the low-order bits of an output "
+        "sums and noise are float32: the rounding of a sum depends on all its rows and their order, and the low-order bits of an output "
         "are not those of a real Gaussian"
     )
 

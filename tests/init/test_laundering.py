@@ -497,7 +497,7 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent):
     assert found["guarantee"] == "dp" and found["init"]["origins"][0]["composed"]
     begins_from = planned_start(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy)).origins
     words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
-    assert "does not begin from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
+    assert "does not start from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
 
 
 def refuting(document: dict[str, Any]) -> dict[str, Any]:

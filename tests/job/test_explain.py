@@ -112,7 +112,7 @@ def test_what_a_run_stated_is_said_whatever_the_config_beside_it_declares(experi
         recipes.compose([*QUICK, "data.declared_size=10000", "privacy.delta=1e-12", "steps=5", "noise.noise_multiplier=9"])
     )[0]
     of_own, of_other = ("\n".join(explain(one, 10_000, stated)["words"]) for one in (experiment, other))
-    assert of_own == of_other and "delta = 1e-06" in of_own and "noise of 1 times" in of_own
+    assert of_own == of_other and "delta = 1e-06" in of_own and "noise with standard deviation 1 times" in of_own
 
 
 def test_no_guarantee_is_said_first():
