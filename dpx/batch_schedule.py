@@ -19,6 +19,10 @@ class Constant:
         del step
         return self.size
 
+    def with_at_most(self, limit: int) -> str:
+        """How to set the schedule so that no batch is larger than `limit`, as a sentence."""
+        return f"Set batch_schedule.size={limit} or less"
+
 
 @declaration
 class Staged:
@@ -43,6 +47,10 @@ class Staged:
 
     def at(self, step: int) -> int:
         return self.sizes[min(step // self.stage_steps, len(self.sizes) - 1)]
+
+    def with_at_most(self, limit: int) -> str:
+        """As `Constant.with_at_most`."""
+        return f"Set every one of batch_schedule.sizes to {limit} or less"
 
 
 @declaration
@@ -71,6 +79,10 @@ class Linear:
         if step >= self.ramp_steps:
             return self.end
         return round(self.start + (self.end - self.start) * (step + 0.5) / self.ramp_steps)
+
+    def with_at_most(self, limit: int) -> str:
+        """As `Constant.with_at_most`."""
+        return f"Set batch_schedule.start and batch_schedule.end to {limit} or less"
 
 
 BatchSchedule = Constant | Staged | Linear

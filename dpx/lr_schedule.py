@@ -38,7 +38,7 @@ class WarmUpThen:
             self.warmup_steps <= steps,
             f"lr_schedule.warmup_steps={self.warmup_steps}",
             f"the run of {steps} steps would end before its warm-up",
-            f"Use {steps} or fewer, or more steps",
+            f"Set lr_schedule.warmup_steps={steps} or less, or raise steps",
         )
 
     def at(self, step: int, steps: int) -> float:

@@ -60,8 +60,8 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
         require(
             batch <= limit,
             f"batch size {batch}",
-            f"a step draws from {limit} {experiment.privacy.drawn}s, so q would exceed 1",
-            f"Use a batch size of at most {limit}",
+            f"a step draws from {limit} {experiment.privacy.drawn}s, so the sampling probability q would exceed 1",
+            experiment.batch_schedule.with_at_most(limit),
         )
     require(
         not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,

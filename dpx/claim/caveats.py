@@ -48,6 +48,30 @@ def not_covered(experiment: Experiment) -> list[str]:
     return uncovered
 
 
+# With fewer units, or a larger share of them in a step, noise for a small epsilon usually hides what there is to learn. A delta above
+# this share of 1/N is close to publishing one unit. These are rules of thumb for a hint, and decide nothing.
+_FEW_UNITS, _LARGE_Q, _LARGE_DELTA = 2000, 0.2, 0.25
+
+
+def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
+    """A hint, one sentence or none, if there is so little data that the run will hardly learn or hardly protect.
+
+    `size` is N, the number of rows or units (`drawn`, as a word) that a step draws from; `batch` the largest expected batch size.
+    """
+    found, fixes = [], []
+    if size < _FEW_UNITS:
+        found.append(f"only {size:,} {drawn}s are protected")
+        fixes.append("more text")
+    if batch > _LARGE_Q * size:
+        found.append(f"a step draws {batch / size:.0%} of the {drawn}s")
+        fixes.append("smaller batches")
+    if delta * size > _LARGE_DELTA:
+        found.append(f"delta is {delta * size:.2g} of 1/N")
+        fixes.append("a smaller privacy.delta")
+    what = "the noise may hide what there is to learn" if fixes != ["a smaller privacy.delta"] else "the guarantee says little"
+    return [f"{' and '.join(found)}: {what}. Use {' or '.join(fixes)}."] if found else []
+
+
 def of_table(data: Data) -> list[str]:
     """Labelled rows that are read without protection, and what the protection of a row does not extend to."""
     source = data.source

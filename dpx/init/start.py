@@ -21,7 +21,7 @@ from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.origins import Origin, require_same_relation, unit_mismatch
+from dpx.privacy.origins import UNREAD, Origin, require_same_relation, unit_mismatch
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.task.declarations import Classification, MultipleChoice, Task
 
@@ -175,7 +175,7 @@ def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
 def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple[Origin, ...], Parent | None]:
     if isinstance(init, FromFile):
         weights.require_shapes(f"init.file={init.file}", receiver.shapes, weights.of_file(Path(init.file)))
-        return (Origin(kind="file", name=Path(init.file).name, identity="not read yet", provenance=init.provenance),), None
+        return (Origin(kind="file", name=Path(init.file).name, identity=UNREAD, provenance=init.provenance),), None
     if isinstance(init, FromCheckpoint):
         return (_of_checkpoint(init, receiver, store),), None
     if not isinstance(init, FromRun):
@@ -222,7 +222,7 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     name = _called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
     told = selected.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
     told |= {"names": sorted({name, _called(init.path)})}
-    origin = Origin(kind="file", name=name, identity="not read yet", provenance=init.provenance, claim=told)
+    origin = Origin(kind="file", name=name, identity=UNREAD, provenance=init.provenance, claim=told)
     return related(origin, receiver, store, (), False)
 
 

@@ -134,8 +134,11 @@ def _with_trust(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str, 
 
 
 def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
+    from dpx.claim.caveats import little_data
+
     # What the claim is about is read from the statement, which is sealed, as far as it holds it.
     drawn, own, sigma = experiment.privacy.drawn, document["accountant"], document["mechanism"]["noise_multiplier"]
+    batch = document["sampler"]["expected_batch_size"]["largest"]
     origins = document.get("init", {}).get("origins", [])
     epsilon = _stated_epsilon(document, own)
     unit = document["unit"] if document["unit"] == "row" else f"{document['unit']} (at most {document['rows_per_unit_max']} rows)"
@@ -160,6 +163,7 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}.",
         *_audit(document.get("audit", {"canaries": "none"})),
         f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
+        *(f"Hint: {line}" for line in little_data(document["declared_size"], drawn, batch, document["delta"])),
     ]
 
 

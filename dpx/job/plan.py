@@ -1,6 +1,8 @@
 """`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated, and jax does not start unless
 `plan.compile=true` asks for the real step to be compiled on simulated devices of the declared mesh."""
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
@@ -8,7 +10,7 @@ from rich.table import Table
 from dpx.audit.declarations import Canaries
 from dpx.claim import outside_code, statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
-from dpx.claim.caveats import assumptions, not_covered
+from dpx.claim.caveats import assumptions, little_data, not_covered
 from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_epsilon
 from dpx.console import Console
@@ -27,6 +29,8 @@ from dpx.run_folder import RunFolder, write_json
 # Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
 LARGEST_MICROBATCH = 1024
 
+PLAN = "plan.json"
+
 
 @declaration
 class Plan:
@@ -39,10 +43,14 @@ class Plan:
     compile: bool = False
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        show(self.write(experiment, folder), Console(soft_wrap=True))
+
+    def write(self, experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
+        """Writes plan.json and returns its content; prints nothing."""
         document = self.document(experiment, folder.fork)
         folder.made_release()
-        write_json(folder.release / "plan.json", document)
-        show(document, Console(soft_wrap=True))
+        write_json(folder.release / PLAN, document)
+        return document
 
     def document(self, experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
         """The content of plan.json. `fork` is the `<run folder>@<step>` that the run would resume from."""
@@ -208,7 +216,25 @@ def _claim(
         "reasons": reasons,
         "assumptions": assumptions(experiment, manifest, calibrated.size, None, begins_from) if experiment.is_private else [],
         "not_covered": not_covered(experiment),
+        "hints": _hints(experiment, calibrated),
     }
+
+
+def _hints(experiment: Experiment, calibrated: Calibrated) -> list[str]:
+    largest = max(batch for batch, _ in calibrated.batch_stages)
+    privacy = experiment.privacy
+    return little_data(calibrated.size, privacy.drawn, largest, privacy.delta) if experiment.is_private else []
+
+
+def show_points(plans: Iterable[tuple[str, dict[str, Any]]], console: Console) -> None:
+    """Prints the plans of a sweep, equal ones once, with the points that they hold for. `plans`: each point, as text, and its plan."""
+    points: dict[str, list[str]] = {}
+    for point, document in plans:
+        points.setdefault(json.dumps(document, sort_keys=True), []).append(point)
+    for text, equal in points.items():
+        show(json.loads(text), console)
+        count = "one point" if len(equal) == 1 else f"{len(equal)} points"
+        console.print(f"This plan holds for {count}: {'; '.join(equal)}\n", highlight=False, markup=False)
 
 
 def show(document: dict[str, Any], console: Console) -> None:
@@ -225,6 +251,8 @@ def show(document: dict[str, Any], console: Console) -> None:
     for one in document.get("unsupported", []):
         value = "none" if one["value"] is None else f"{one['value']:.4g}"
         console.print(f"not a bound: {one['name']} = {value} ({one['reason']})", highlight=False)
+    for line in document["hints"]:
+        console.print(f"hint: {line}", highlight=False)
     for name in ("reasons", "assumptions", "not_covered"):
         if document[name]:
             console.print(name.replace("_", " ") + ":")
@@ -268,9 +296,9 @@ def _epsilons(epsilons: dict[str, float | None]) -> str:
 def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines about the run's origins, and epsilon without them."""
     begins_from = document["init"]["origins"]
-    lines = [("begins from", origins.in_words(one)) for one in begins_from]
-    alone = _epsilons(document["epsilon_of_this_run"])
-    return [*lines, ("  this run alone", f"{alone}; noise.epsilon is a target for this")] if begins_from else []
+    lines = [("starts from", origins.in_words(one)) for one in begins_from]
+    alone = f"{_epsilons(document['epsilon_of_this_run'])}, of this run without those; noise.epsilon is the target for this number"
+    return [*lines, ("epsilon of its own steps", alone)] if any(one.get("composed") for one in begins_from) else lines
 
 
 def _compiled_lines(compiled: dict[str, Any] | None) -> list[tuple[str, str]]:

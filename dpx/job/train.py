@@ -56,7 +56,7 @@ def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
     for name, value in results.get("test", {}).items():
         table.add_row(f"test set {name.replace('_', ' ')}", f"{value:.4g}")
     for origin in claim.get("init", {}).get("origins", []):
-        table.add_row("began from", in_words(origin))
+        table.add_row("started from", in_words(origin))
     table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))
     if "verdict" in claim.get("audit", {}):
         table.add_row("audit", claim["audit"]["verdict"])

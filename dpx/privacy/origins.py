@@ -29,9 +29,12 @@ WORDS = {
 VERDICTS = {"pending": "is pending: it has no verdict yet", "passes": "passes", "fails": "fails: it proves more than was claimed"}
 
 MEANING = (
-    "epsilon is that of this run and of every run named here that is composed with it; noise.epsilon, where it was given, was the target "
-    "for this run's own steps alone, which planned.epsilon is of"
+    "epsilon covers this run and every run named here that is composed with it; noise.epsilon, if set, was the target for this run's own "
+    "steps alone, whose epsilon is planned.epsilon"
 )
+
+# The identity of a file whose weights have not been read: a plan and an explanation do not need them.
+UNREAD = ""
 
 
 @declaration
@@ -64,7 +67,9 @@ class Origin:
     @property
     def label(self) -> str:
         """Its name and identity; for a run the first 8 digits of the name of its ledger, which tell it from other runs."""
-        return f"{self.name} ({self.identity if self.kind == 'file' else self.identity[:8]})"
+        if self.kind == "file":
+            return f"{self.name} ({self.identity if self.identity != UNREAD else 'its checksum is noted when the run starts'})"
+        return f"{self.name} ({self.identity[:8]})"
 
     @property
     def is_composed(self) -> bool:
@@ -78,7 +83,7 @@ class Origin:
         """As a statement holds it, without checksums of the data."""
         line = self.as_line()
         if self.kind == "file":
-            word = "the user's word that nothing of the protected data went into it" if self.provenance == "public" else None
+            word = "the user vouches that no protected data was used to make it" if self.provenance == "public" else None
             told = {"claim": line["claim"]} if line["claim"] else {}
             return {name: line[name] for name in ("kind", "name", "identity", "weights", "provenance")} | {"word": word} | told
         return {name: value for name, value in line.items() if name not in ("data", "provenance")} | {"composed": self.is_composed}
@@ -138,9 +143,7 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
     premises = []
     for origin in origins:
         if origin.kind == "file":
-            premises.append(
-                f"init: the user's word (init.provenance=public) that nothing of the protected data went into {origin.identity}"
-            )
+            premises.append(f"init: the user vouches (init.provenance=public) that no protected data was used to make {origin.label}")
             continue
         if origin.is_fork:
             seen = "did not follow from what was seen, or no further branch will be made"
@@ -149,7 +152,7 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
             premises.append(f"init: sampling, noise and steps of this run did not follow from what was seen of {origin.label}")
         if not origin.is_composed:
             premises.append(
-                f"init: the user's word (init.disjoint_from) that no unit of this run's protected data is in any data of {origin.label}"
+                f"init: the user vouches (init.disjoint_from) that no unit of this run's protected data is in any data of {origin.label}"
             )
         if not origin.is_checked:
             premises.append(f"init: the statement of {origin.label} is trusted without a check: its private/ was not at hand")
@@ -172,9 +175,9 @@ def charged_in(statement: dict[str, Any]) -> list[dict[str, Any]]:
 def in_words(released: dict[str, Any]) -> str:
     """One of the `origins` of a statement, as text."""
     if released["kind"] == "file":
-        return f"{released['name']} ({released['identity']}), {released['word'] or 'of unknown provenance'}"
-    stated, audit = released["claim"].get("guarantee", "none stated yet"), released["claim"].get("audit")
-    charged_here = "its steps are charged here too" if released["composed"] else f"not charged here; its own guarantee there: {stated}"
+        return f"{of_released(released).label}; {released['word'] or 'its provenance is unknown'}"
+    stated, audit = released["claim"].get("guarantee", "not stated yet"), released["claim"].get("audit")
+    charged_here = "its steps are charged here too" if released["composed"] else f"its steps are not charged here; its guarantee: {stated}"
     audited = "" if audit is None else f"; its audit {VERDICTS.get(audit, audit)}"
     return f"{of_released(released).label}, trained on {WORDS[released['relation']]}: {charged_here}{audited}"
 

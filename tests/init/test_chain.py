@@ -111,7 +111,7 @@ def test_text_that_is_declared_disjoint_is_not_composed_and_stands_beside(place,
     (origin,) = stated["init"]["origins"]
     assert (origin["relation"], origin["composed"]) == ("disjoint", False)
     assert epsilon(apart) == stated["planned"]["epsilon"]["rdp"] and origin["claim"]["epsilon"] == statement(parent)["epsilon"]
-    assert any("the user's word (init.disjoint_from)" in line for line in stated["assumptions"])
+    assert any("the user vouches (init.disjoint_from)" in line for line in stated["assumptions"])
     assert json.loads((apart / "private" / "declared_disjoint.json").read_text())["declared_disjoint"][0]["found"]
     # A run on the first text that starts from this one is charged for its grandparent too.
     last = place.train("back", "init=run", f"init.run={apart}")
@@ -143,7 +143,7 @@ def test_before_its_first_checkpoint_it_begins_from_the_same_weights_or_not_at_a
     shutil.rmtree(place.root / "outputs" / "early" / "private" / "checkpoints", ignore_errors=True)
     shutil.rmtree(source)
     shutil.copytree(child, source)
-    with pytest.raises(ConfigError, match="holds other weights now"):
+    with pytest.raises(ConfigError, match="now holds other weights"):
         place.train("early", *line)
 
 

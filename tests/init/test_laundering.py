@@ -18,6 +18,7 @@ from dpx.claim.agreement import CHECKPOINTS
 from dpx.claim.calibration import calibrate
 from dpx.claim.sources import read
 from dpx.claim.spent import require_bound
+from dpx.console import Console
 from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
@@ -26,7 +27,7 @@ from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fo
 from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import Explain, explain
 from dpx.job.export import Export
-from dpx.job.plan import plan
+from dpx.job.plan import plan, show
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
@@ -107,7 +108,7 @@ def test_what_is_found_in_the_text_decides_no_relation(place, copied):
 def test_disjoint_is_the_users_word_and_text_contradicts_it(place, copied, tmp_path):
     word = ("init=run", f"init.run={copied}", "init.disjoint_from=[main]")
     found = began(place, *word, text="other")
-    assert relation(found) == "disjoint" and found.messages == () and "the user's word" in "".join(origins.assumptions(found.origins))
+    assert relation(found) == "disjoint" and found.messages == () and "the user vouches" in "".join(origins.assumptions(found.origins))
     differing(place)
     # A few rows may belong to anyone, so the user's assertion is accepted, and the evidence against it is reported.
     (told,) = began(place, *word, text="few").messages
@@ -360,8 +361,8 @@ def test_a_run_from_a_public_file_says_whose_word_that_is(place, weights, tmp_pa
     path = place.train("of_a_file", "init=file", f"init.file={file}", "init.provenance=public")
     stated = statement(path)
     (origin,) = stated["init"]["origins"]
-    assert stated["guarantee"] == "dp" and origin["identity"] == checksum(weights) and "the user's word" in origin["word"]
-    assert any("the user's word" in line and checksum(weights) in line for line in stated["assumptions"])
+    assert stated["guarantee"] == "dp" and origin["identity"] == checksum(weights) and "the user vouches" in origin["word"]
+    assert any("the user vouches" in line and checksum(weights) in line for line in stated["assumptions"])
     # A run that starts from there inherits the assertion, and the name of the file.
     further = began(place, "init=run", f"init.run={path}")
     assert [one.kind for one in further.origins] == ["run", "file"] and further.origins[1].provenance == "public"
@@ -490,12 +491,14 @@ def test_charges_that_no_accountant_composes_are_refused(place, parent):
         require_bound(experiment, calibrated, [discrete])
 
 
-def test_a_plan_and_an_explanation_say_what_both_cost(place, parent):
+def test_a_plan_and_an_explanation_say_what_both_cost(place, parent, capsys):
     experiment = place.declared("init=run", f"init.run={parent}")
     found, alone = plan(experiment), plan(place.declared())
     assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
     assert found["guarantee"] == "dp" and found["init"]["origins"][0]["composed"]
     begins_from = planned_start(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy)).origins
+    show(found, Console(width=400))
+    assert "of this run without those; noise.epsilon is the target for this number" in capsys.readouterr().out
     words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
     assert "does not start from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
 

@@ -10,13 +10,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.console import Console
 from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.init.parent_weights import is_adapted_alike
 from dpx.init.start import planned_start, receiver_of
 from dpx.init.weights import by_path
-from dpx.job.plan import plan
+from dpx.job.plan import plan, show
 from dpx.models.trained import Adapters
 from dpx.training.checkpoint import released
 
@@ -62,6 +63,15 @@ def test_its_config_says_the_shape_without_the_file(trained: Path):
 def test_unknown_provenance_leaves_no_guarantee_and_a_plan_reads_no_weights(place: Path):
     document = plan(config.build(composed(place))[0])
     assert any("unknown provenance" in reason for reason in document["reasons"])
+
+
+def test_a_plan_from_a_checkpoint_is_in_whole_sentences(place: Path, capsys: pytest.CaptureFixture[str]):
+    show(plan(config.build(composed(place, "init.provenance=public"))[0]), Console(width=400))
+    text = capsys.readouterr().out
+    assert "not read yet" not in text and "its checksum is noted when the run starts" in text
+    assert "the user vouches (init.provenance=public) that no protected data was used to make" in text
+    # Without a parent that is charged, the run's epsilon is that of its own steps, and is printed once.
+    assert "epsilon of its own steps" not in text and "starts from" in text
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,17 @@ def test_what_is_public_and_what_is_not_covered_is_said(small):
     for method, mechanism, expected in (("ghost", DpSgd(), True), ("vmap", DpSgd(), False), ("ghost", NoPrivacy(), False)):
         limits = caveats.not_covered(small(clipping_method={"name": method}, mechanism=mechanism))
         assert (caveats.TWO_PASSES in limits) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "delta", "words"),
+    [
+        (355, 64, 1e-6, "only 355 rows are protected: the noise may hide what there is to learn. Use more text."),
+        (1000, 500, 1e-6, "only 1,000 rows are protected and a step draws 50% of the rows"),
+        (118_611, 1024, 1e-6, None),
+        (10_000, 64, 5e-5, "delta is 0.5 of 1/N: the guarantee says little. Use a smaller privacy.delta."),
+    ],
+)
+def test_little_data_is_hinted_at_in_one_sentence(size, batch, delta, words):
+    hints = caveats.little_data(size, "row", batch, delta)
+    assert (hints == []) if words is None else (len(hints) == 1 and words in hints[0])
