@@ -75,11 +75,25 @@ def not_following(path: str | os.PathLike[str], flags: int) -> int:
 def locked(path: Path, operation: int) -> Iterator[None]:
     """Holds the lock file `path`, made where it is missing and never emptied, by `operation` of `flock`. Raises `BlockingIOError` where
     another process holds it and `operation` does not wait, and another `OSError` where it cannot be opened."""
-    handle = not_following(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    handle = _locked_handle(path, operation)
     try:
-        fcntl.flock(handle, operation)
         yield
     finally:
+        os.close(handle)
+
+
+def _locked_handle(path: Path, operation: int) -> int:
+    """An open, locked handle of the file that is at `path` now: a file that was removed meanwhile would lock nobody out."""
+    while True:
+        handle = not_following(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, operation)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.lstat(path)):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
         os.close(handle)
 
 

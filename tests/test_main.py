@@ -27,7 +27,12 @@ BAD = {
     ("job=list", "hydra.run.dir=/dev/null/runs"): "/dev/null/runs: not a directory.",
     (NO_EPSILON := ("noise.epsilon=-1",)): "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.",
 }
+# Refused when the run has its folder and its data is prepared.
+TOO_LARGE = ("batch_schedule.size=9999999", "model=micro", "data=synthetic")
+IN_A_FOLDER = (*NO_EPSILON, "hydra.run.dir=mine")
 ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
+# Plans of points that differ in their noise's randomness alone are equal.
+EQUAL_PLANS = ("-m", "+experiment=anil_2m_batch", "job=plan", "replicate=0,1", "accountant=rdp")
 FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
 # Both points have finished before, so that only the study at the end is read; its record is not a chain.
 CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
@@ -50,7 +55,21 @@ TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     """By command line what it answered and where; all in one process."""
-    lines = [*BAD, ONE_FAILS, FINISHED_BEFORE, CLOSES, NOTHING_LEFT, HELD, LINKED, RECEIVED, TWO_SWEEPS, TWO_MESHES]
+    lines = [
+        *BAD,
+        TOO_LARGE,
+        IN_A_FOLDER,
+        ONE_FAILS,
+        EQUAL_PLANS,
+        FINISHED_BEFORE,
+        CLOSES,
+        NOTHING_LEFT,
+        HELD,
+        LINKED,
+        RECEIVED,
+        TWO_SWEEPS,
+        TWO_MESHES,
+    ]
     lines += [IN_TWO, *REFUSED_IN_TWO]
     folders = [tmp_path_factory.mktemp("main") for _ in lines]
     for steps in (1, 2):
@@ -67,6 +86,7 @@ def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
             place.mkdir(parents=True)
         (folder / name / "private").symlink_to(folder / "victim")
         write_durably(folder / name / "release" / "config.yaml", "name: main\n")
+    write_durably(folders[lines.index(IN_A_FOLDER)] / "mine" / "notes", "kept")
     held = RunFolder(folders[lines.index(HELD)] / "outputs" / config.run_name(recipes.compose(list(HELD))))
     Status(held.path, "train").write("running", pid=1)
     with held.claimed():
@@ -111,11 +131,26 @@ def test_importing_the_command_line_changes_nothing_in_the_process(tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
 
-def test_traceback_goes_to_the_private_log_alone(answered) -> None:
-    _, folder = answered[NO_EPSILON]
-    (log,) = folder.glob("outputs/main-*/private/dpx.log")
-    assert "Traceback" in log.read_text()
-    assert not list(folder.glob("outputs/*/release"))
+@pytest.mark.parametrize("arguments", [*BAD, TOO_LARGE], ids=lambda arguments: arguments[0])
+def test_a_refused_command_leaves_no_folder(answered, arguments: tuple[str, ...]) -> None:
+    _, folder = answered[arguments]
+    # Prepared text is kept: every run on it uses it.
+    assert [path for path in folder.rglob("*") if "data" not in path.relative_to(folder).parts and path.name != "outputs"] == []
+    assert not (folder / "outputs").exists() or (folder / "outputs" / "data").exists()
+
+
+def test_a_refused_run_names_the_key_to_set(answered) -> None:
+    done, _ = answered[TOO_LARGE]
+    assert done.returncode == 2
+    assert "error: batch size 9999999: a step draws from" in done.stderr and "Set batch_schedule.size=" in done.stderr
+
+
+def test_what_existed_before_a_refused_command_stays_and_its_traceback_goes_to_the_private_log_alone(answered) -> None:
+    done, folder = answered[IN_A_FOLDER]
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert (folder / "mine" / "notes").read_text() == "kept"
+    assert "Traceback" in (folder / "mine" / "private" / "dpx.log").read_text()
+    assert not (folder / "mine" / "release").exists()
 
 
 def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
@@ -147,7 +182,13 @@ def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(answered) -> 
     assert done.stderr == "error: noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.\n"
     assert " failed " in done.stdout and " finished " in done.stdout
     states = [json.loads(path.read_text())["plan"]["state"] for path in folder.glob("outputs/*/private/status.json")]
-    assert sorted(states) == ["failed", "finished"]
+    assert states == ["finished"], "a point that was refused leaves no folder"
+
+
+def test_equal_plans_of_a_sweep_are_printed_once_with_their_points(answered) -> None:
+    done, _ = answered[EQUAL_PLANS]
+    assert done.returncode == 0 and done.stdout.count("noise multiplier") == 1
+    assert "This plan holds for 2 points: replicate=0; replicate=1" in done.stdout
 
 
 def test_a_finished_point_is_skipped(answered) -> None:

@@ -8,7 +8,7 @@ import hydra
 from dpx import config, interruption, packages
 from dpx.config import search_path
 from dpx.config.command_line import as_refused
-from dpx.console import closed_pipe, require_standard_streams, tell, wide_console
+from dpx.console import Console, closed_pipe, require_standard_streams, tell, wide_console
 from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
 
@@ -60,6 +60,7 @@ def _run() -> None:
 def _show_sweep(launcher: Launcher) -> None:
     """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches."""
     if launcher.is_sweep and launcher.study is None:
+        sweep.show_plans(launcher.outcomes, Console(soft_wrap=True))
         sweep.show(launcher.outcomes, wide_console())
 
 

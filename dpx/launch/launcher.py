@@ -33,6 +33,7 @@ from dpx.interruption import Interrupted
 from dpx.job.train import Train
 from dpx.launch import finished, search_space, sweep
 from dpx.launch.commit import commit
+from dpx.launch.refused import remove_if_new
 from dpx.launch.sweep import Outcome, Status
 from dpx.mechanism.protocol import Mechanism
 from dpx.mesh import simulate_devices
@@ -57,6 +58,7 @@ class Launcher:
         self.study: Study | None = None
         self._mesh: Any = None
         self._is_draw = False
+        self._job = ""
 
     def __call__(self, cfg: DictConfig) -> float:
         """One job of one config; returns the score that a search maximises.
@@ -68,7 +70,7 @@ class Launcher:
         settings = HydraConfig.get()
         self.is_sweep = settings.mode == RunMode.MULTIRUN
         path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
-        job = str(settings.runtime.choices.get("job"))
+        self._job = job = str(settings.runtime.choices.get("job"))
         status, is_left_alone = Status(path, job), False
         if job in finished.JOBS:
             try:
@@ -112,15 +114,19 @@ class Launcher:
             raise
         except Exception as error:
             # A finished run that a search may not count has still finished, and a run that another process trains has not failed.
-            words = self._note_failed(error, None if is_left_alone else status)
+            words = self._note_failed(error, path, None if is_left_alone else status)
             return self._record(path, point, "failed", error=words)
         return self._record(path, point, "finished", status.read().get("score"))
 
-    def _note_failed(self, error: Exception, status: Status | None) -> str:
-        """Keeps the error, notes it if `status` is that of the failed job, and returns it as text."""
-        log.exception("the job stopped")
+    def _note_failed(self, error: Exception, path: Path, status: Status | None) -> str:
+        """Keeps the error, notes it in `path` if `status` is that of the failed job, and returns it as text. A refused command that has not
+        done anything leaves no folder."""
         self.failures.append(error)
-        words = str(as_refused(error) or f"{type(error).__name__}: {error}")
+        refused = as_refused(error)
+        if refused is not None and remove_if_new(path, self._job):
+            return str(refused)
+        log.exception("the job stopped")
+        words = str(refused or f"{type(error).__name__}: {error}")
         # On a full disk the user must see this error, not that it could not be noted; it is also not written through a symbolic link.
         with contextlib.suppress(OSError, ConfigError):
             if status is not None:
@@ -137,7 +143,12 @@ class Launcher:
         began, code = time.monotonic(), commit()
         with self._trial(experiment, job, path, status, point, cfg.get("fork")) as experiment:
             status.write("running", pid=os.getpid(), commit=code)
-            job(experiment, RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork")))
+            folder = RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork"))
+            if self.is_sweep and status.job == "plan":
+                # Plans of a sweep are printed at its end, equal ones once (`sweep.show_plans`).
+                job.write(experiment, folder)
+            else:
+                job(experiment, folder)
             status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, score=_score(path))
 
     @contextlib.contextmanager
@@ -186,7 +197,7 @@ class Launcher:
             pass
 
     def _record(self, path: Path, point: tuple[str, ...], state: str, score: float | None = None, error: str | None = None) -> float:
-        self.outcomes.append(Outcome(path, point, state, score, error))
+        self.outcomes.append(Outcome(path, point, state, score, error, self._job))
         return score or 0.0
 
     def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:

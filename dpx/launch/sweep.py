@@ -16,18 +16,19 @@ from rich.table import Table
 
 from dpx.console import Console
 from dpx.durable import held
-from dpx.run_folder import RunFolder, write_json
+from dpx.run_folder import RunFolder, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of one point. `score` is its held-out accuracy if it trained."""
+    """The result of one point. `score` is its held-out accuracy if it trained; `job` is the option that it ran."""
 
     folder: Path
     point: tuple[str, ...]
     state: str
     score: float | None = None
     error: str | None = None
+    job: str = "train"
 
 
 class Status:
@@ -56,14 +57,28 @@ class Status:
         return found if isinstance(found, dict) else {}
 
 
+def varying(points: list[tuple[str, ...]]) -> list[str]:
+    """Each point of a sweep as text: the overrides that not all points share."""
+    shared = set(points[0]).intersection(*points) if len(points) > 1 else set()
+    return [" ".join(part for part in point if part not in shared) for point in points]
+
+
+def show_plans(outcomes: list[Outcome], console: Console) -> None:
+    """Prints the plans of a sweep of plans (`job=plan`), equal ones once; nothing for a sweep of other jobs."""
+    points = varying([outcome.point for outcome in outcomes])
+    planned = [(point, one.folder) for point, one in zip(points, outcomes, strict=True) if (one.job, one.state) == ("plan", "finished")]
+    if planned:
+        from dpx.job.plan import PLAN, show_points
+
+        show_points([(point, read_json(folder / "release" / PLAN)) for point, folder in planned], console)
+
+
 def show(outcomes: list[Outcome], console: Console) -> None:
     """Prints all points of a sweep with the settings that differ between them; failed points with their error."""
-    points = [outcome.point for outcome in outcomes]
-    shared = set(points[0]).intersection(*points) if len(points) > 1 else set()
+    points = varying([outcome.point for outcome in outcomes])
     table = Table("point", "state", "held-out accuracy", "folder", "error", title="points of the sweep", title_justify="left")
-    for outcome in outcomes:
+    for outcome, point in zip(outcomes, points, strict=True):
         score = "" if outcome.score is None else f"{outcome.score:.2%}"
-        point = " ".join(part for part in outcome.point if part not in shared)
         # Escaped, so that a path in brackets is not read as markup.
         table.add_row(escape(point), outcome.state, score, outcome.folder.name, escape(outcome.error or ""))
     console.print(table)

@@ -1,0 +1,105 @@
+"""A refused command leaves no folder behind: what Hydra and the launcher wrote for it is removed.
+
+A folder is removed only if the command itself made it and it holds nothing but files that every command writes: a folder that existed
+before, and one that holds a ledger, results or the record of a trial, stays.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.experimental.callback import Callback
+
+from dpx.durable import locked
+from dpx.run_folder import LOCK
+
+# What Hydra, the log, the launcher and the lock write before a job has done anything, relative to the folder.
+_OF_ANY_COMMAND = frozenset(
+    {f"private/{name}" for name in ("dpx.log", "status.json", LOCK)}
+    | {f"private/hydra/{name}.yaml" for name in ("config", "hydra", "overrides")}
+)
+
+
+class NoteFolders(Callback):
+    """Hydra's callback at the start of a command, before Hydra makes a folder: notes which folders exist already.
+
+    `existing` holds the ancestors of the folders that this command may make, and the entries of those in `listed`.
+    """
+
+    existing: ClassVar[frozenset[Path]] = frozenset()
+    listed: ClassVar[frozenset[Path]] = frozenset()
+
+    def on_run_start(self, config: Any, **kwargs: Any) -> None:
+        """`config` is the composed config with Hydra's own node."""
+        _note(lambda: Path(config.hydra.run.dir).absolute().parent)
+
+    def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
+        """As `on_run_start`; every point of the sweep has its folder in the sweep's."""
+        _note(lambda: Path(config.hydra.sweep.dir).absolute())
+
+
+def _note(parent_of_runs: Any) -> None:
+    NoteFolders.existing, NoteFolders.listed = frozenset(), frozenset()
+    # A config that is not valid is refused when Hydra resolves it again, and then no folder was made.
+    with contextlib.suppress(Exception):
+        parent = parent_of_runs()
+        entries = parent.iterdir() if parent.is_dir() else ()
+        NoteFolders.existing = frozenset({path for path in (parent, *parent.parents) if path.exists()} | {*entries})
+        NoteFolders.listed = frozenset({parent})
+
+
+def remove_if_new(folder: Path, job: str) -> bool:
+    """Removes `folder`, which a refused command of `job` ran in, and its parents that are empty then; returns whether it did.
+
+    Nothing is removed if the folder existed before the command, if it holds anything that a command does not write before its work, or if
+    another process uses it.
+    """
+    folder = folder.absolute()
+    if not _is_new(folder):
+        return False
+    files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    if not {str(path.relative_to(folder)) for path in files} <= _OF_ANY_COMMAND or _is_used_by_another(folder, job):
+        return False
+    with contextlib.ExitStack() as stack:
+        lock = folder / "private" / LOCK
+        try:
+            if lock in files:
+                stack.enter_context(locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        for file in files:
+            file.unlink(missing_ok=True)
+    for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        _remove_empty(path)
+    for path in (folder, *folder.parents):
+        if path in NoteFolders.existing or not _remove_empty(path):
+            break
+    return not folder.exists()
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether this command made `folder`; false if nothing is known about it."""
+    is_parent_known = folder.parent in NoteFolders.listed or (bool(NoteFolders.listed) and folder.parent not in NoteFolders.existing)
+    return is_parent_known and folder not in NoteFolders.existing and folder.is_dir()
+
+
+def _is_used_by_another(folder: Path, job: str) -> bool:
+    """Whether the status holds an entry that this process did not write."""
+    try:
+        entries = json.loads((folder / "private" / "status.json").read_text())
+        return any(name != job or entry.get("pid") != os.getpid() for name, entry in entries.items())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, AttributeError):
+        return True
+
+
+def _remove_empty(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except OSError:
+        return False
+    return True
