@@ -68,7 +68,7 @@ def test_a_room_reaches_nothing_that_it_must_not_know(room, forbidden):
         if _is_in(name, forbidden)
     ]
     assert not wrong, "\n".join(wrong)
-    assert {"jax", "dpx.clipping.clipped_sum"} <= _reached("dpx.training.session"), "imports are followed through other modules"
+    assert {"jax", "dpx.clipping.clipped_sum"} <= _reached("dpx.training.opening"), "imports are followed through other modules"
 
 
 def test_only_configuration_and_launching_know_hydra():

@@ -6,7 +6,7 @@ the claim something else than a Gaussian curve.
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpx.audit import scores
 from dpx.audit.canaries import Planted, WithCanaries
@@ -24,25 +24,32 @@ VERDICT = "audit.json"
 BY_CHANCE = 1.4427
 
 
+class Audited(NamedTuple):
+    """A run with canaries: the model's objective, the rows with the canaries `planted` among them, and the run's secret."""
+
+    objective: Any
+    store: WithCanaries
+    planted: Planted
+    secret: RootSecret
+
+
 def conclude(
     private: Path,
     audit: Canaries,
     accountant: Accountant,
     privacy: Privacy,
     entered: Ledger,
-    objective: Any,
+    audited: Audited,
     params: Any,
-    store: WithCanaries,
-    planted: Planted,
-    secret: RootSecret,
 ) -> dict[str, Any]:
     """Scores the canaries of a finished run, judges and writes `private/audit.json`; `params` are the final ones, canaries included."""
     scored: dict[str, Any] = {}
+    is_in_M = audited.planted.is_in_M
     if audit.gradients:
-        scored["gradient"] = (scores.of_gradients(params, audit.gradients), planted.is_in_M[: audit.gradients])
+        scored["gradient"] = (scores.of_gradients(params, audit.gradients), is_in_M[: audit.gradients])
     if audit.sequences:
-        found_S = scores.of_sequences(objective, params, store, planted, secret, audit.masks)
-        scored["loss"] = (found_S, planted.is_in_M[audit.gradients :])
+        found_S = scores.of_sequences(audited.objective, params, *audited[1:], audit.masks)
+        scored["loss"] = (found_S, is_in_M[audit.gradients :])
     # A fork keeps its parent's canaries; a run that starts from the weights of another run has its own canaries.
     segments = entered.segments_of_state()
     spent = Spent(accountant, privacy, segments)

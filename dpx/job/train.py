@@ -24,20 +24,19 @@ class Train:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require_one_process()
         # jax starts here, after every declaration has been checked.
-        from dpx.training.session import Session
+        from dpx.training.opening import open_run
 
-        with folder.claimed(), Session.open(experiment, folder, self) as session:
+        with folder.claimed(), open_run(experiment, folder, self) as session:
             # A refused command has changed nothing.
             session.keep_config()
-            results = session.train()
-            claim, verdict = session.stated, session.verdict
-        show(results, claim, folder.path)
-        if verdict is not None:
+            trained = session.train()
+        show(trained.results, trained.stated, folder.path)
+        if trained.verdict is not None:
             from dpx.audit.verdict import require_passes
             from dpx.job import audit
 
-            audit.show(verdict)
-            require_passes(verdict)
+            audit.show(trained.verdict)
+            require_passes(trained.verdict)
 
 
 _BASELINES = {"most_frequent_token": "most frequent public token", "untrained": "same model, untrained"}

@@ -94,9 +94,9 @@ class NoiseEpochs:
         return None if self.seed is not None else self._path(number).stat().st_ino
 
 
-def facts_of(ledger: Ledger, noise_epoch: NoiseEpoch) -> dict[str, Any]:
-    """What is saved with a state: the ledger line that it follows from, and the epoch of its last step."""
-    return {"ledger": ledger.mark.as_json(), "epoch": noise_epoch.name}
+def facts_of(ledger: Ledger) -> dict[str, Any]:
+    """What is saved with a state: the ledger line that it follows from, and the newest noise epoch, that of its last step."""
+    return {"ledger": ledger.mark.as_json(), "epoch": ledger.noise_epochs[-1].name}
 
 
 def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
@@ -223,7 +223,7 @@ def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start
     ledger.note_origins(start.origins)
     noise_epoch, secret = noise_epochs.open(start.step, None, f"forked from {folder.fork}")
     state = state.in_a_new_noise_epoch()
-    checkpoints.save(start.step, state, facts_of(ledger, noise_epoch))
+    checkpoints.save(start.step, state, facts_of(ledger))
     checkpoints.wait()
     messages = (f"forked at step {start.step} of {folder.fork}: everything its ledger holds is charged here too", *start.messages)
     return RunStart(noise_epoch, start.step, secret, state, messages, frozen_params)

@@ -28,7 +28,7 @@ from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import released
 from dpx.training.loop import chunks
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 from tests.training.conftest import declare
 from tests.training.sharing import coarse_losses
 from tests.training.test_length_buckets import STEP
@@ -212,7 +212,7 @@ def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch,
     assert stated["reasons"][0].startswith("audit: a lower bound of")
     # Started again and killed before it judges once more, the run still says so.
     folder = RunFolder(tmp_path, "name: micro\n")
-    with folder.claimed(), Session.open(experiment(), folder) as session:
+    with folder.claimed(), open_run(experiment(), folder) as session:
         session.publish()
     assert read(tmp_path, "release", "privacy.json") | {"ledger": 0} == stated | {"ledger": 0}
 

@@ -18,7 +18,7 @@ from dpx.init.weights import by_path
 from dpx.job.account import account
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
-from dpx.training import preparation
+from dpx.training import opening
 
 from .conftest import statement
 
@@ -166,7 +166,7 @@ def test_a_run_that_goes_on_with_other_data_is_held_to_its_word_again(place, apa
         store = prepare(experiment.data, experiment.privacy)
         receiver = receiver_of(experiment, store.manifest.vocabulary_size)
         with pytest.raises(ConfigError, match="draws from the same prepared data") if refused else contextlib.nullcontext():
-            assert preparation._start(experiment.init, receiver, store, RunFolder(apart), known) is RANDOM
+            assert opening._start(experiment.init, receiver, store, RunFolder(apart), known) is RANDOM
 
 
 def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):

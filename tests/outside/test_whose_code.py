@@ -19,7 +19,7 @@ from dpx.job.train import Train
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.run_folder import RunFolder
-from dpx.training import fingerprint, loop, session
+from dpx.training import fingerprint, loop, opening, session
 from dpx.training.state import State
 from dpx.training.step import Step
 from dpx.tuning import charges
@@ -146,7 +146,7 @@ def test_a_package_imported_while_a_run_trains_is_stated_before_the_next_value_i
 
     monkeypatch.setattr(session.Session, "publish", publish)
     running = object.__new__(session.Session)
-    vars(running)["runtime"] = types.SimpleNamespace(experiment=built())
+    vars(running).update(runtime=types.SimpleNamespace(experiment=built()), outputs=None)
     importlib.import_module("dpx_reed.patch")
     with pytest.raises(Stated):
         running._seen(0, object.__new__(State), {})
@@ -185,11 +185,11 @@ def test_a_job_says_who_it_is_and_every_step_and_statement_asks(monkeypatch, tmp
     """`Train` is what subclasses inherit; of what it opens, the loop and the statement read the job."""
     opened = []
 
-    def opens(cls, experiment, folder, job=None):
+    def opens(experiment, folder, job=None):
         opened.append(job)
         raise InterruptedError
 
-    monkeypatch.setattr(session.Session, "open", classmethod(opens))
+    monkeypatch.setattr(opening, "open_run", opens)
 
     @dataclasses.dataclass(frozen=True)
     class Louder(Train):

@@ -23,7 +23,7 @@ from dpx.sampler import Poisson
 from dpx.task.declarations import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 
 from . import sharing
 
@@ -79,7 +79,7 @@ def as_yaml(experiment: Experiment) -> str:
 def opened(experiment: Experiment, folder: RunFolder):
     """A session in `folder`, which keeps its config as `job=train` does."""
     folder = dataclasses.replace(folder, config_yaml=as_yaml(experiment))
-    with folder.claimed(), Session.open(experiment, folder) as session:
+    with folder.claimed(), open_run(experiment, folder) as session:
         session.keep_config()
         yield session
 

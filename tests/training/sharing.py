@@ -11,7 +11,7 @@ import pytest
 from dpx.mechanism import noise
 from dpx.privacy import loss_grid
 from dpx.run_folder import RunFolder
-from dpx.training import evaluation, loop, preparation, session
+from dpx.training import evaluation, loop, opening
 
 
 class Killed(Exception):
@@ -59,8 +59,8 @@ def _shared(make: Callable[..., Any], key: Callable[..., str]) -> Callable[..., 
     return made
 
 
-_MAKE_STEP = _shared(preparation.make_step, _step_key)
-_HELD_OUT = _shared(session.held_out, _evaluation_key)
+_MAKE_STEP = _shared(opening.make_step, _step_key)
+_HELD_OUT = _shared(opening.held_out, _evaluation_key)
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def coarse_losses() -> Iterator[None]:
 def shared_programs() -> Iterator[pytest.MonkeyPatch]:
     """Within it sessions share steps and evaluations. A test that replaces what a step is made of belongs outside."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "make_step", _MAKE_STEP)
-        patch.setattr(session, "held_out", _HELD_OUT)
+        patch.setattr(opening, "make_step", _MAKE_STEP)
+        patch.setattr(opening, "held_out", _HELD_OUT)
         patch.setattr(evaluation, "held_out", _HELD_OUT)
         yield patch

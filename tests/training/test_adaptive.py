@@ -50,8 +50,7 @@ def experiment(tmp_path_factory):
 
 def train(experiment, path, fork=None):
     with opened(experiment, RunFolder(path, fork=fork)) as session:
-        session.train()
-        return jax.tree.map(np.array, session.final), session.runtime.step
+        return jax.tree.map(np.array, session.train().state), session.runtime.step
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from dpx.job.train import Train
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 
 STEPS = 12
 
@@ -42,7 +42,7 @@ def test_chain_and_checksum_take_less_than_a_hundredth_of_a_step(tmp_path, monke
     monkeypatch.setattr(Ledger, "_add", lambda self, *lines: timed("ledger", lambda: add(self, *lines))())
     monkeypatch.setattr(loop, "one_step", timed("step", whole))
     folder = RunFolder(tmp_path / "run", "name: main\n")
-    with folder.claimed(), Session.open(experiment, folder) as session:
+    with folder.claimed(), open_run(experiment, folder) as session:
         parts = session.runtime.step
         waited = lambda sums, scaled: timed("reduce", parts.reduce)(jax.block_until_ready(sums), scaled)  # noqa: E731
         runtime = dataclasses.replace(session.runtime, step=dataclasses.replace(parts, reduce=waited))

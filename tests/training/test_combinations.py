@@ -22,7 +22,7 @@ from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.mechanism.declarations import Banded, TargetEpsilon
 from dpx.run_folder import RunFolder
-from dpx.training import session
+from dpx.training import opening
 
 from ..privacy.combinations import check, drawn
 from .conftest import declare
@@ -68,7 +68,7 @@ def _standing(base, size_of):
 def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinations, number, tmp_path):
     experiment = combinations[number]
     folder = RunFolder(tmp_path, "")
-    with folder.claimed(), session.Session.open(experiment, folder) as opened:
+    with folder.claimed(), opening.open_run(experiment, folder) as opened:
         opened.train()
         calibrated = opened.runtime.calibrated
     document = json.loads((tmp_path / "release" / "privacy.json").read_text())

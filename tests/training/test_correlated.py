@@ -44,8 +44,7 @@ def place(path, fork=None, strategy=STRATEGY):
 
 def train(experiment, path, fork=None):
     with opened(experiment, place(path, fork)) as session:
-        session.train()
-        return jax.tree.map(np.array, session.final)
+        return jax.tree.map(np.array, session.train().state)
 
 
 def past_noise_at_start(experiment, path, fork=None, strategy=STRATEGY):

@@ -14,7 +14,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.sampler import draw
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 
 from .conftest import declare
 
@@ -47,7 +47,7 @@ def ran(tmp_path_factory):
         # As in test_every_draw_is_charged.py, so that both take one compiled step.
         patch.setattr(noise, "SLICE_ELEMENTS", 1 << 11)
         folder = RunFolder(path, "name: micro\n")
-        with folder.claimed(), Session.open(experiment, folder) as session:
+        with folder.claimed(), open_run(experiment, folder) as session:
             patch.setattr(Store, "examples", watched)
             session.train()
             population = session.runtime.store.population(experiment.privacy)

@@ -19,7 +19,7 @@ from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.sampler import Poisson, draw
 from dpx.training import loop
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 
 from .conftest import declare
 
@@ -69,7 +69,7 @@ def watched(tmp_path_factory):
             patch.setattr(loop, "draw", watched_draw)
             patch.setattr(loop, "one_step", mortal)
             patch.setattr(noise, "SLICE_ELEMENTS", 1 << 11)
-            with Session.open(experiment, folder) as session:
+            with open_run(experiment, folder) as session:
                 seen["shapes"] = [
                     (path_name(p), leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(session.run_start.state.params)
                 ]

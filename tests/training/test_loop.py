@@ -11,7 +11,7 @@ from dpx.experiment import Schedule
 from dpx.privacy.declarations import Privacy
 from dpx.run_folder import RunFolder
 from dpx.training import loop
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 
 from .conftest import declare
 
@@ -36,7 +36,7 @@ def opened(tmp_path_factory):
         schedule=Schedule(evaluation_rows=32),
     )
     folder = RunFolder(tmp_path_factory.mktemp("loop"), "name: micro\n")
-    with folder.claimed(), Session.open(experiment, folder) as session:
+    with folder.claimed(), open_run(experiment, folder) as session:
         yield session
 
 

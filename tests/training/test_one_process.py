@@ -12,8 +12,8 @@ from dpx.declaration import ConfigError
 from dpx.job.train import Train
 from dpx.one_process import require_one_process
 from dpx.run_folder import RunFolder
-from dpx.training import preparation
-from dpx.training.session import Session
+from dpx.training import opening
+from dpx.training.opening import open_run
 from dpx.training.step import make_step
 from tests.processes import environment
 
@@ -41,7 +41,7 @@ ONE = [
 @pytest.fixture
 def untouched(tmp_path, monkeypatch):
     """A run folder that is not there yet, and data that must not be prepared."""
-    monkeypatch.setattr(preparation, "prepare", lambda *_: pytest.fail("the data was prepared"))
+    monkeypatch.setattr(opening, "prepare", lambda *_: pytest.fail("the data was prepared"))
     yield RunFolder(tmp_path / "run", "name: micro\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -50,7 +50,7 @@ def untouched(tmp_path, monkeypatch):
 def test_a_launcher_of_several_processes_is_refused_in_one_line(variables, untouched, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    for begin in (lambda: Train()(declare(), untouched), lambda: contextlib.ExitStack().enter_context(Session.open(declare(), untouched))):
+    for begin in (lambda: Train()(declare(), untouched), lambda: contextlib.ExitStack().enter_context(open_run(declare(), untouched))):
         with pytest.raises(ConfigError, match=r"several processes of one job .* Start one process, such as srun --ntasks=1") as caught:
             begin()
         assert "\n" not in str(caught.value) and str(caught.value).partition("=")[0] in variables
@@ -69,7 +69,7 @@ def test_whatever_draws_rows_or_noise_is_refused_where_jax_runs_in_several(micro
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: several processes"):
         make_step(experiment, objective, experiment.mesh.make(), 4)
-    with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: "), Session.open(experiment, untouched):
+    with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: "), open_run(experiment, untouched):
         pass
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: "):
@@ -82,10 +82,10 @@ jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 from dpx.declaration import ConfigError
 from dpx.run_folder import RunFolder
 from dpx.job.train import Train
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 from pathlib import Path
 from tests.training.conftest import declare
-for begin in (lambda folder: Train()(declare(), folder), lambda folder: Session.open(declare(), folder).__enter__()):
+for begin in (lambda folder: Train()(declare(), folder), lambda folder: open_run(declare(), folder).__enter__()):
     try:
         begin(RunFolder(Path(sys.argv[3]) / "run", ""))
     except ConfigError as refused:

@@ -59,7 +59,7 @@ def begun(
         ledger = stack.enter_context(contextlib.closing(Ledger(folder.private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder.private / "checkpoints", 3)))
         found = start_run(NoiseEpochs(folder, seed, fingerprint, ledger, plan), checkpoints, STEP, _start(fork))
-        yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger, found.noise_epoch))
+        yield found, ledger, lambda step: checkpoints.save(step, found.state, facts_of(ledger))
 
 
 @pytest.mark.parametrize("seed", [None, 5])

@@ -62,9 +62,7 @@ def _train(experiment, path, fork=None, die_after=None, monkeypatch: Any = None)
         monkeypatch.setattr(loop, "one_step", mortal)
     try:
         with opened(experiment, folder) as session:
-            session.train()
-            assert session.final is not None
-            return jax.tree.map(np.array, session.final.params)
+            return jax.tree.map(np.array, session.train().state.params)
     finally:
         if die_after is not None:
             monkeypatch.setattr(loop, "one_step", whole)

@@ -19,7 +19,7 @@ from dpx.experiment import Schedule
 from dpx.privacy.declarations import Privacy
 from dpx.run_folder import RunFolder
 from dpx.training import loop
-from dpx.training.session import Session
+from dpx.training.opening import open_run
 from dpx.training.step import StepInputs, as_chunk, make_step
 
 from .conftest import declare
@@ -51,7 +51,7 @@ def ran(tmp_path_factory):
         return calls["drawn"][-1]
 
     folder = RunFolder(tmp_path_factory.mktemp("units"), "name: micro\n")
-    with patch.context(), folder.claimed(), Session.open(experiment, folder) as session:
+    with patch.context(), folder.claimed(), open_run(experiment, folder) as session:
         patch.setattr(loop, "draw", watched)
         step, seen = session.runtime.step, calls
 

@@ -1,0 +1,163 @@
+"""Opens a run, from top to bottom: the data and the noise, the step, what the run starts from, its ledger and its outputs.
+
+Everything that can be refused is refused before the first array of the model exists.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpx.audit import in_run
+from dpx.audit.canaries import WithCanaries, plant, require_same_audit
+from dpx.audit.declarations import Canaries
+from dpx.audit.objective import LENGTH, Audited
+from dpx.claim import agreement
+from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of
+from dpx.claim.spending import Spending
+from dpx.claim.spent import require_bound
+from dpx.console import stage
+from dpx.data import manifests
+from dpx.data.prepare import prepare, say_stage
+from dpx.data.store import Store
+from dpx.declaration import require
+from dpx.experiment import Experiment
+from dpx.init.declarations import Init
+from dpx.init.relation import contradictions
+from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
+from dpx.one_process import require_one_jax_process, require_one_process
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.unit_facts import UnitFacts
+from dpx.run_folder import RunFolder
+from dpx.task.objective import objective as make_objective
+from dpx.training import features
+from dpx.training.checkpoint import Checkpoints
+from dpx.training.evaluation import BATCH_ROWS, held_out
+from dpx.training.fingerprint import fingerprint
+from dpx.training.loop import Runtime
+from dpx.training.metrics import MetricsWriter
+from dpx.training.microbatch import Workload, resolve_microbatch
+from dpx.training.progress import RunProgress
+from dpx.training.released import Released
+from dpx.training.run_start import NoiseEpochs, start_run
+from dpx.training.session import Evaluations, Outputs, Session
+from dpx.training.step import Step, make_step
+
+
+@contextlib.contextmanager
+def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator[Session]:
+    """Prepares a run of `job` in `folder` and keeps its ledger, checkpoints and output files open until the context ends.
+
+    Raises `ConfigError` before the first array of the model is allocated; if jax runs in several processes, before anything is prepared.
+    """
+    require_one_process()
+    require_one_jax_process()
+    ready = _get_ready(experiment, folder)
+    store, step, audit, private = ready.store, ready.step, experiment.audit, folder.private
+    with contextlib.ExitStack() as stack:
+        ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
+        kept = experiment.schedule.checkpoints_kept
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, kept)))
+        unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
+        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated))
+        manifests.keep(private, store)
+        run_start = start_run(noise_epochs, checkpoints, step, ready.start)
+        ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
+        ledger.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))
+        if experiment.tune is not None:
+            ledger.note_trial(experiment.name, experiment.tune.charge)
+        conclude = None
+        if isinstance(audit, Canaries):
+            # With another secret the coins would differ from the coins that past steps used.
+            is_first = run_start.noise_epoch == ledger.noise_epochs[0] or next(ledger.entries(), None) is None
+            planted = plant(private, audit, store.manifest, run_start.secret if is_first and folder.fork is None else None)
+            store = WithCanaries(store, planted, audit, experiment.privacy)
+            audited = in_run.Audited(ready.objective, store, planted, run_start.secret)
+            conclude = partial(in_run.conclude, private, audit, experiment.accountant, experiment.privacy, ledger, audited)
+        outputs = Outputs(
+            writer=stack.enter_context(contextlib.closing(MetricsWriter(private, run_start.first_step))),
+            progress=stack.enter_context(RunProgress(run_start.first_step, experiment.steps)),
+            spending=Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger),
+            released=Released(folder.release / "telemetry.jsonl"),
+        )
+        if conclude is None and features.are_constant(ready.objective, run_start.state.params):
+            stage("reading every text once: the head alone is trained")
+            mesh = experiment.mesh.make()
+            store = features.of_store(ready.objective, run_start.frozen, store, experiment.widths, mesh, private)
+        runtime = Runtime(experiment, ready.calibrated, store, step, ledger, ready.strategy, run_start.frozen, job)
+        evaluate = held_out(ready.objective, ready.store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
+        test_set = partial(held_out, ready.objective, ready.store, None, BATCH_ROWS, experiment.widths, "test")
+        evaluations = Evaluations(evaluate, test_set if "test" in store.manifest.splits else None)
+        yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A prepared run. `objective` is the model's own, `step` trains it with what an audit adds; `microbatch` is the number of examples on
+    one device; `strategy` is the mechanism's, `None` if it needs no strategy."""
+
+    store: Store
+    calibrated: Calibrated
+    receiver: Receiver
+    start: Start
+    objective: Any
+    microbatch: int
+    strategy: Any
+    step: Step
+
+
+def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
+    """Prepares data, solves for the noise and builds the step; raises `ConfigError` for settings that cannot be combined."""
+    experiment.mechanism.require_library(folder.private)
+    known = agreement.before_training(folder.path)
+    store = prepare(experiment.data, experiment.privacy, say_stage)
+    stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
+    calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
+    calibrated = as_planned(experiment, calibrated, known.plan if known else None)
+    mesh = experiment.mesh.make()
+    vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
+    receiver = receiver_of(experiment, vocabulary_size)
+    begins_from = _start(experiment.init, receiver, store, folder, known)
+    require_bound(experiment, calibrated, begins_from.origins)
+    objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
+    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), folder.private)
+    audit, trained = experiment.audit, objective
+    if isinstance(audit, Canaries):
+        trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
+    if folder.fork and begins_from.private is not None:
+        require_same_audit(folder.fork, begins_from.private, audit)
+    strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
+    step = make_step(experiment, trained, mesh, microbatch)
+    return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
+
+
+def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
+    """The start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights."""
+    require_one_start(init, folder.fork)
+    has_begun = known is not None and bool(known.noise_epochs)
+    has_checkpoint = any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*"))
+    if has_begun and has_checkpoint:
+        return _going_on(init, receiver, store, folder, known)
+    if folder.fork is not None:
+        return start_of_fork(folder.fork, receiver, store, folder.private)
+    if init.is_random:
+        return RANDOM
+    begins_from = start(init, receiver, store, {folder.path.parent, Path("outputs")}, folder.private)
+    require(
+        not has_begun or same_weights(begins_from.origins, known.origins if known else ()),
+        folder.path,
+        "the run or file that it started from now holds other weights, and it has no checkpoint yet",
+        "Restore them, or add replicate=1 for a new run",
+    )
+    return begins_from
+
+
+def _going_on(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
+    """The start of a run that has a checkpoint: weights are not read again, but data from which it has not drawn yet are checked against
+    the user's statement that its data are disjoint."""
+    if known is None or store.manifest.checksum in known.data:
+        return RANDOM
+    noted = related_again(known.origins, receiver, init, store, known.data)
+    return dataclasses.replace(RANDOM, messages=tuple(contradictions(noted, store, folder.private, folder.private)))
