@@ -7,22 +7,36 @@ import contextlib
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
 def write_durably(path: Path, data: str | bytes) -> None:
     """Puts `data` at `path` atomically, making its folder where needed; content and name are on disk when this returns."""
     make_folder(path.parent)
+    with naming(path), draft_of(path) as draft, open(draft, "wb", opener=not_following) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def draft_of(path: Path, put: Callable[[Path, Path], None] | None = None) -> Iterator[Path]:
+    """A new path beside `path`, at which the block writes a file or a folder.
+
+    When the block ends, the draft is synced to disk and renamed to `path`, or `put(draft, path)` is called instead of `put_in_place`. If
+    anything raises, the draft is deleted and `path` is as before.
+    """
+    # In containers a killed process and the next one may have the same process id.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with naming(path), open(draft, "wb", opener=not_following) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        put_in_place(draft, path)
+        yield draft
+        for written in (*draft.rglob("*"), draft):
+            sync(written)
+        (put or put_in_place)(draft, path)
     finally:
-        draft.unlink(missing_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 @contextlib.contextmanager
@@ -41,7 +55,7 @@ def put_in_place(draft: Path, path: Path) -> None:
     Raises `OSError` where both are not on one file system, or `path` is a folder that is not empty."""
     os.replace(draft, path)
     for folder in {draft.parent, path.parent}:
-        sync_directory(folder)
+        sync(folder)
 
 
 def make_folder(path: Path) -> None:
@@ -108,9 +122,9 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Makes a directory's entries durable, so that a file created in it outlives a power cut."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: str | os.PathLike[str]) -> None:
+    """Makes a file's content, or a directory's entries, outlive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

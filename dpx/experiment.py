@@ -132,6 +132,11 @@ class Experiment:
         )
 
     @property
+    def vocabulary_size(self) -> int:
+        """The rows of the model's word table: as the model declares, else as the data does."""
+        return self.model.vocabulary_size or self.data.vocabulary.size
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Lengths that texts are padded to, ascending."""
         return widths_of(self.length_buckets, self.data.sequence_length)

@@ -4,17 +4,17 @@ Derivation is keyed BLAKE2b over an unambiguous encoding of `(purpose, *parts)`,
 independent keys. Noise uses parts (step, parameter path, slice); sampling uses (step, virtual shard).
 """
 
-import contextlib
 import hashlib
 import os
 import secrets
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dpx.declaration import ConfigError
-from dpx.durable import sync_directory
+from dpx.durable import draft_of, sync
 
 SECRET_BYTES = 32
 
@@ -50,20 +50,13 @@ class RootSecret:
         """Draws a secret, durable at `path` (mode 0600) before this returns; raises `ConfigError` if `path` exists."""
         path = Path(path)
         secret = secrets.token_bytes(SECRET_BYTES)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.write(handle, secret)
-            os.fsync(handle)
             # A link, unlike a rename, fails when another process came first, so a secret is never replaced.
-            os.link(draft, path)
+            with draft_of(path, os.link) as draft, open(draft, "xb", opener=partial(os.open, mode=0o600)) as file:
+                file.write(secret)
         except FileExistsError:
             raise ConfigError(path.name, "a root secret is already here", "Load it, or use another folder") from None
-        finally:
-            os.close(handle)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
-        sync_directory(path.parent)
+        sync(path.parent)
         return cls(secret)
 
     @classmethod

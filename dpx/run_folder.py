@@ -124,7 +124,7 @@ def _first_other(folder: Path) -> Path | None:
 def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
     """The JSON object in `path`. Raises `ConfigError`, whose last sentence is `fix`, where it holds anything else."""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(path, "is cut short, or was changed by hand", fix) from error
     require(isinstance(document, dict), path, "is not a JSON object", fix)

@@ -11,7 +11,7 @@ import pytest
 
 from dpx import randomness
 from dpx.declaration import ConfigError
-from dpx.randomness import BitStream, RootSecret, sync_directory
+from dpx.randomness import BitStream, RootSecret
 
 
 def test_created_secret_is_private_and_loads_back(tmp_path):
@@ -103,12 +103,6 @@ def test_every_request_of_a_stream_is_shake_256_of_the_key_and_its_number():
 def test_strength_is_that_of_one_key_and_nothing_for_a_seed(tmp_path):
     secrets = [RootSecret(bytes(32)), RootSecret.create(tmp_path / "s"), RootSecret.load(tmp_path / "s"), RootSecret.from_seed(0)]
     assert [secret.strength_bits for secret in secrets] == [64, 64, 64, 0]
-
-
-def test_only_a_directory_is_synced_as_one(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
-        sync_directory(tmp_path / "file")
 
 
 def test_a_boolean_is_not_a_key_part():

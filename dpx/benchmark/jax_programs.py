@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpx.benchmark.exactness import Exactness
 from dpx.benchmark.matrix_rate import matrix_rate
-from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, left_out, vocabulary_size
+from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, left_out
 from dpx.benchmark.sums import variant_sum
 from dpx.cost.collectives import collectives
 from dpx.cost.traced import compiled_temporaries, matmul_flops
@@ -69,7 +69,7 @@ class _Bench:
     def objective(self, dtype: str) -> Any:
         experiment = self.experiment
         model = dataclasses.replace(experiment.model, dtype=dtype)
-        return make_objective(model, experiment.task, vocabulary_size(experiment.model, experiment.data), Special(0, 1, 2, 3, 4))
+        return make_objective(model, experiment.task, experiment.vocabulary_size, Special(0, 1, 2, 3, 4))
 
     def step(self, is_private: bool, dtype: str) -> Step:
         """The product's own step: its layout of arrays, the parameters it gathers, and its update."""

@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpx.cost.flops import training_matmul_flops
-from dpx.data.declarations import Data
 from dpx.experiment import Experiment
-from dpx.models.shape import AnyModel
-from dpx.task.declarations import Task
 
 # The two non-private baselines, the clipping methods, and a loop over single examples (Yin and Habernal 2022, Figure 3).
 OWN = ("autodiff", "plain", "vmap", "ghost", "book_keeping", "loop")
@@ -52,29 +49,17 @@ def left_out(facts: dict[str, Any], why: str) -> Program:
     return Program(facts | {"kind": "left out", "why": why}, lambda: None)
 
 
-def vocabulary_size(model: AnyModel, data: Data) -> int:
-    """The size of the vocabulary: the model's own, or else the one that the data declares."""
-    return model.vocabulary_size or data.vocabulary.size
-
-
-def model_flops(model: AnyModel, task: Task, data: Data) -> int:
-    """Matrix-product FLOPs that training on one example needs, whatever a program does beside them."""
-    length = data.sequence_length
-    return training_matmul_flops(
-        model, vocabulary_size(model, data), length, task.masked_positions(length), pooled_outputs=task.pooled_outputs
-    )
-
-
 def identity(setting: Setting, clipping: str, dtype: str, physical_batch: int) -> dict[str, Any]:
     """What names a row of benchmark.json, and the FLOPs that its model needs per example."""
-    experiment = setting.experiment
+    experiment, task = setting.experiment, setting.experiment.task
+    model, vocabulary, length = experiment.model, experiment.vocabulary_size, experiment.data.sequence_length
     return {
-        "model": experiment.model.name,
-        "sequence_length": experiment.data.sequence_length,
+        "model": model.name,
+        "sequence_length": length,
         "physical_batch": physical_batch,
         "clipping": clipping,
         "dtype": dtype,
         "mesh": experiment.mesh.name,
         "devices": experiment.mesh.devices,
-        "model_flops": model_flops(experiment.model, experiment.task, experiment.data),
+        "model_flops": training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs),
     }

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpx.benchmark.setting import Program, Setting, identity, vocabulary_size
+from dpx.benchmark.setting import Program, Setting, identity
 from dpx.benchmark.torch_bert import Rows, TorchBert, inputs, losses
 from dpx.declaration import ConfigError, require
 from dpx.models.shape import AnyModel, Bert
@@ -50,7 +50,7 @@ def bert_of(model: AnyModel, task: Task) -> tuple[Bert, MaskedLanguageModel]:
 def _programs(setting: Setting, variant: str) -> list[Program]:
     """One variant at every physical batch; they share one model."""
     experiment = setting.experiment
-    vocabulary, length = vocabulary_size(experiment.model, experiment.data), experiment.data.sequence_length
+    vocabulary, length = experiment.vocabulary_size, experiment.data.sequence_length
     model, task = bert_of(experiment.model, experiment.task)
     subject = Subject.make(variant, model, task, vocabulary, experiment.clip.clipping_norm)
     rows = masked_rows(task, setting.logical_batch, length, vocabulary)

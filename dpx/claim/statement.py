@@ -60,7 +60,7 @@ def build(
         return common | plain | {"ledger": chain_facts(entered)}
     facts = {
         "sampler": sampler_facts(experiment),
-        "mechanism": mechanism_facts(experiment, calibrated, manifest),
+        "mechanism": mechanism_facts(experiment, calibrated),
         "assumptions": assumptions(experiment, manifest, calibrated.size, entered, begins_from),
         "audit": audit_facts(experiment, verdict),
         "not_covered": uncovered,
@@ -172,7 +172,7 @@ def sampler_facts(experiment: Experiment) -> dict[str, Any]:
     return dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": sizes[0], "largest": sizes[-1]}}
 
 
-def mechanism_facts(experiment: Experiment, calibrated: Calibrated, manifest: Any = None) -> dict[str, Any]:
+def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
     """Clip, noise and generator."""
     sigma = calibrated.noise_multiplier
     sizes = [batch for batch, _ in calibrated.batch_stages]
@@ -185,17 +185,16 @@ def mechanism_facts(experiment: Experiment, calibrated: Calibrated, manifest: An
         "noise_multiplier": sigma,
         "noise_batch_ratio": None if sigma is None else sigma / max(sizes),
         "rounding_margin": MARGINS[experiment.model.dtype],
-        **_noise_facts(experiment, manifest),
+        **_noise_facts(experiment),
         "releases": releases(experiment),
     }
 
 
-def _noise_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
+def _noise_facts(experiment: Experiment) -> dict[str, Any]:
     """What the noise is drawn with, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
 
     def count_parameters() -> int:
-        vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
-        return count(experiment.task.parameter_shapes(experiment.model, vocabulary))
+        return count(experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size))
 
     facts = experiment.mechanism.noise_facts(experiment.clip.clipping_norm, count_parameters)
     return facts if experiment.seed is None else facts | {"generator_strength_bits": 0}

@@ -7,9 +7,6 @@ surplus rows to drop are keyed by its id, and no row holds text of two units.
 import errno
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -32,7 +29,7 @@ from dpx.data.tokenizer import DEFINITION, TextTokenizer, as_lines, fingerprint,
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
-from dpx.durable import make_private, put_in_place
+from dpx.durable import draft_of, make_private, put_in_place
 from dpx.interop.folder import folder_of, is_hub_id
 from dpx.privacy.declarations import Privacy
 
@@ -64,20 +61,16 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     folder = Path(data.directory) / f"{data.name}-{key[:12]}"
     if folder.exists():
         return open_store(folder, key)
-    # In containers a killed process and the next one may have the same process id.
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    make_private(unfinished)
     try:
-        preparation = _Preparation(data, privacy, source, unfinished, progress)
-        manifest = preparation.run(key, settings)
-        manifest.write(unfinished / MANIFEST)
-        _rename(unfinished, folder)
+        with draft_of(folder, _put_first) as unfinished:
+            make_private(unfinished)
+            preparation = _Preparation(data, privacy, source, unfinished, progress)
+            manifest = preparation.run(key, settings)
+            manifest.write(unfinished / MANIFEST)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise ConfigError(folder, "the disk is full", "Free some space, or move data.directory") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     if preparation.near_equal:
         stage(unit_names.in_words(folder, preparation.near_equal))
     return open_store(folder, key)
@@ -249,7 +242,8 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     }
 
 
-def _rename(unfinished: Path, folder: Path) -> None:
+def _put_first(unfinished: Path, folder: Path) -> None:
+    """Gives a store its name, unless another process has finished the same store."""
     try:
         put_in_place(unfinished, folder)
     except OSError:

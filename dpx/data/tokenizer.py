@@ -1,7 +1,6 @@
 """How text becomes token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own marks."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from tokenizers.normalizers import BertNormalizer
 
 from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError, require
+from dpx.run_folder import read_json
 
 DEFINITION = "tokenizer.json"
 _TOKENS_FILE = "vocab.txt"
@@ -86,7 +86,7 @@ def _of_checkpoint(path: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _loaded(file: Path, *about: Path) -> TextTokenizer:
-    facts = {key: value for one in about if one.is_file() for key, value in _json(one).items()}
+    facts = {key: value for one in about if one.is_file() for key, value in read_json(one, "Copy the file again").items()}
     if file.name == _TOKENS_FILE:
         tokenizer = _of_vocab_txt(file, facts)
     else:
@@ -129,11 +129,3 @@ def separators_of(tokenizer: Tokenizer) -> int:
     """Marks that its own template puts between two texts."""
     texts = tokenizer.encode("a", "a", add_special_tokens=True).sequence_ids
     return max(1, len(texts[texts.index(0) : texts.index(1)]) - texts.count(0)) if {0, 1} <= set(texts) else 1
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ConfigError(file, f"is not JSON ({type(error).__name__})", "Copy the file again") from None
-    return document if isinstance(document, dict) else {}

@@ -13,7 +13,7 @@ import numpy as np
 from dpx.data.keyed import Split
 from dpx.data.schema import Columns, Schema, stored
 from dpx.data.store import UNIT
-from dpx.durable import not_following, put_in_place
+from dpx.durable import draft_of, not_following
 
 _COPIED_ROWS = 65_536
 
@@ -119,10 +119,10 @@ class SplitWriter:
         for name, column in self._kept.items():
             path = self._files[name].path
             old = np.memmap(path, column.dtype, mode="r", shape=(self.row_count, *column.shape))
-            fresh = HashedFile(path.with_suffix(".kept"))
-            for start in range(0, len(kept), _COPIED_ROWS):
-                fresh.write(old[kept[start : start + _COPIED_ROWS]].tobytes())
-            files[path.name] = fresh.close()
-            put_in_place(fresh.path, path)
+            with draft_of(path) as draft:
+                fresh = HashedFile(draft)
+                for start in range(0, len(kept), _COPIED_ROWS):
+                    fresh.write(old[kept[start : start + _COPIED_ROWS]].tobytes())
+                files[path.name] = fresh.close()
         self.row_count = len(kept)
         return files

@@ -154,7 +154,7 @@ def _stated_further(document: dict[str, Any]) -> list[Origin]:
 
 def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:
     """Model, task, trained part and vocabulary size of its weights."""
-    return declared.model, declared.task, declared.train, declared.model.vocabulary_size or declared.data.vocabulary.size
+    return declared.model, declared.task, declared.train, declared.vocabulary_size
 
 
 def _declared(asked: str, place: Path) -> Experiment:

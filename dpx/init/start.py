@@ -45,9 +45,8 @@ class Receiver:
         return self.task.parameter_shapes(self.model, self.vocabulary_size)
 
 
-def receiver_of(experiment: Experiment, vocabulary_size: int) -> Receiver:
-    names = ("model", "task", "train", "data", "privacy", "is_private")
-    return Receiver(**{name: getattr(experiment, name) for name in names}, vocabulary_size=vocabulary_size)
+def receiver_of(experiment: Experiment) -> Receiver:
+    return Receiver(**{field.name: getattr(experiment, field.name) for field in dataclasses.fields(Receiver)})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpx.declaration import require, several
 from dpx.init.weights import Leaves, Shapes
-from dpx.interop.folder import CONFIG, folder_of, read_json
+from dpx.interop.folder import CONFIG, config_of, folder_of
 from dpx.interop.layouts import LAYOUTS, Layout, Part
 from dpx.interop.shape import model_of
 from dpx.interop.tensors import Tensors
@@ -45,7 +45,7 @@ class Checkpoint:
     def __init__(self, path: str):
         self.asked = f"init.path={path}"
         self.folder = folder_of(path)
-        self.config = read_json(self.folder / CONFIG)
+        self.config = config_of(self.folder)
 
     @cached_property
     def model(self) -> Model:

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ from dpx.data import tokenizer as text_tokenizer
 from dpx.data.store import VOCABULARY, Store
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
-from dpx.durable import put_in_place, sync_directory
+from dpx.durable import draft_of
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS, Leaves, by_path
 from dpx.interop import tensors
@@ -56,9 +54,8 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     if format == "peft":
         converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id)
     else:
-        rows = model.vocabulary_size or store.manifest.vocabulary_size
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
-        converted = written(model, task, leaves, max(rows, special.pad_id + 1), experiment.data.labels, special)
+        converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | Decoder)
     require((release / STATEMENT).is_file(), release, "holds weights without their statement", f"Restore its {STATEMENT}")
     statement = read_json(release / STATEMENT)
@@ -80,20 +77,13 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
 @contextlib.contextmanager
 def _written_whole(to: Path) -> Iterator[Path]:
     """A folder to write into, which is then at `to`, on disk. Raises `ConfigError` where there can be none."""
-    unfinished = to.with_name(f".{to.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        for file in unfinished.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-        sync_directory(unfinished)
-        put_in_place(unfinished, to)
+        with draft_of(to) as unfinished:
+            unfinished.mkdir(parents=True)
+            yield unfinished
     except (OSError, SafetensorError) as error:
         reason = f"cannot be written ({getattr(error, 'strerror', None) or type(error).__name__})"
         raise ConfigError(to, reason, "Free space, or name another folder with job.to") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _released(params: Path) -> Any:

@@ -1,14 +1,15 @@
 """A checkpoint's folder: where it lies, what it declares (`config.json`), and which files hold its weights. Nothing in it is executed."""
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError, require
 from dpx.extras import is_installed
+from dpx.run_folder import read_json
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+_COPY = "Copy the file again"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
 # All that a model and its tokenizer are read from.
 _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
@@ -42,15 +43,10 @@ def is_hub_id(path: str) -> bool:
     return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises `ConfigError` if the file is missing or is not a JSON object."""
-    require(file.is_file(), file.parent, f"holds no {file.name}", "Name the folder of a checkpoint")
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ConfigError(file, f"is not JSON ({type(error).__name__})", "Copy the file again") from None
-    require(isinstance(document, dict), file, "is not a JSON object", "Copy the file again")
-    return document
+def config_of(folder: Path) -> dict[str, Any]:
+    """The config of the checkpoint in `folder`. Raises `ConfigError` if it is missing or is not a JSON object."""
+    require((folder / CONFIG).is_file(), folder, f"holds no {CONFIG}", "Name the folder of a checkpoint")
+    return read_json(folder / CONFIG, _COPY)
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:
@@ -71,9 +67,9 @@ def weight_files(folder: Path) -> dict[str, list[str]]:
 
 
 def _of_index(folder: Path) -> dict[str, list[str]]:
-    names = read_json(folder / INDEX).get("weight_map")
+    names = read_json(folder / INDEX, _COPY).get("weight_map")
     is_map = isinstance(names, dict) and bool(names) and all(isinstance(file, str) for file in names.values())
-    require(is_map, folder / INDEX, "names no file of any tensor", "Copy the file again")
+    require(is_map, folder / INDEX, "names no file of any tensor", _COPY)
     assert isinstance(names, dict)
     by_file: dict[str, list[str]] = {}
     for name, file in names.items():

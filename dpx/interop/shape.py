@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from dpx.declaration import ConfigError, declaration, require
-from dpx.interop.folder import CONFIG, folder_of, read_json
+from dpx.interop.folder import CONFIG, config_of, folder_of
 from dpx.models.shape import Bert, Decoder, Model
 
 _FIX = "Correct the value, or copy the file again"
@@ -36,7 +36,7 @@ TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
 def written_out(declared: OfCheckpoint) -> dict[str, Any]:
     """The node of a config that declares the checkpoint's model by itself."""
     folder = folder_of(declared.path)
-    kind, values = declared_shape(read_json(folder / CONFIG), str(folder / CONFIG))
+    kind, values = declared_shape(config_of(folder), str(folder / CONFIG))
     values |= {"dtype": declared.dtype, "dropout": declared.dropout, "scan": declared.scan}
     if kind is Bert:
         values["pool"] = declared.pool

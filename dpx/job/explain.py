@@ -88,7 +88,7 @@ def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) 
     from dpx.init.start import planned_start, receiver_of
 
     store = prepare(experiment.data, experiment.privacy) if is_prepared and experiment.data.declared_size is None else None
-    receiver = receiver_of(experiment, experiment.model.vocabulary_size or experiment.data.vocabulary.size)
+    receiver = receiver_of(experiment)
     return planned_start(experiment.init, receiver, store, fork).origins
 
 

@@ -67,10 +67,10 @@ def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
     """
     store = _store(experiment)
     manifest = store.manifest if store else None
-    vocabulary = experiment.model.vocabulary_size or (manifest.vocabulary_size if manifest else experiment.data.vocabulary.size)
+    vocabulary = experiment.vocabulary_size
     size = experiment.data.declared_size or (experiment.privacy.population(manifest) if manifest else 0)
     calibrated = calibrate(experiment, size)
-    begins = planned_start(experiment.init, receiver_of(experiment, vocabulary), store, fork)
+    begins = planned_start(experiment.init, receiver_of(experiment), store, fork)
     late = late_choices(differing(begins.plan, plan_of(experiment, calibrated)))
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
     trains = _trains(experiment, parameters, vocabulary)

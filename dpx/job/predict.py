@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +12,7 @@ from dpx.console import wide_console
 from dpx.data.labelled import Table
 from dpx.data.records import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
-from dpx.durable import put_in_place
+from dpx.durable import draft_of
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
 
@@ -80,21 +78,9 @@ def _written(output: Path) -> tuple[Path, Path]:
 
 def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
     """Writes both files and returns the number of rows; the files replace earlier ones only when both are complete."""
-    drafts = {path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"): path for path in _written(output)}
-    try:
-        lines_path, csv_path = drafts
-        count = _write_drafts(lines_path, csv_path, labels, scores)
-        for draft, path in drafts.items():
-            put_in_place(draft, path)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
-    return count
-
-
-def _write_drafts(lines_path: Path, csv_path: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
     count = 0
     with ExitStack() as opened:
+        lines_path, csv_path = (opened.enter_context(draft_of(path)) for path in _written(output))
         lines = opened.enter_context(lines_path.open("w", encoding="utf-8"))
         csv_file = opened.enter_context(csv_path.open("w", newline="", encoding="utf-8"))
         writer = csv.writer(csv_file)
@@ -106,7 +92,4 @@ def _write_drafts(lines_path: Path, csv_path: Path, labels: list[str], scores: I
             rounded, label = [round(float(score), 6) for score in scores_K], labels[int(scores_K.argmax())]
             lines.write(json.dumps({"row": count, "label": label, "scores": dict(zip(labels, rounded, strict=True))}) + "\n")
             writer.writerow([count, label, *rounded])
-        for file in (lines, csv_file):
-            file.flush()
-            os.fsync(file.fileno())
     return count

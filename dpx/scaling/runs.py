@@ -110,5 +110,4 @@ def _parameters(config: Any) -> int:
     from dpx.config import build
 
     experiment, _ = build(config)
-    vocabulary = experiment.model.vocabulary_size or experiment.data.vocabulary.size
-    return sum(math.prod(shape) for shape in experiment.task.parameter_shapes(experiment.model, vocabulary).values())
+    return sum(math.prod(shape) for shape in experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size).values())

@@ -118,7 +118,6 @@ def of_released(experiment: Experiment, params: Path, split: Split = "heldout", 
     """Metrics of the parameters in `release/params` on `rows` of a split (by default as many as in the run's own evaluation), with the
     task's baselines."""
     store = store_of(experiment, params)
-    vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
-    objective = make_objective(experiment.model, experiment.task, vocabulary, store.manifest)
+    objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)
     return evaluate(checkpoint.released(params)) | {f"{name}_accuracy": value for name, value in evaluate.baselines.items()}

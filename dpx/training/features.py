@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpx import file_checksums
 from dpx.data.store import Store
-from dpx.durable import make_private, put_in_place, write_durably
+from dpx.durable import draft_of, make_private, write_durably
 from dpx.task.protocol import TwoPartObjective
 from dpx.training import sharding
 from dpx.training.checksum import checksums
@@ -100,13 +100,14 @@ def _compute(objective: TwoPartObjective, frozen: Any, store: Store, widths: Seq
     over_devices = NamedSharding(mesh, P(sharding.EXAMPLE_AXES))
     at_once = BATCH_ROWS * mesh.shape["data"] * mesh.shape["fsdp"]
     features_N: np.ndarray | None = None
+    # A killed process may have left a draft, as large as all features.
+    shutil.rmtree(folder, ignore_errors=True)
     make_private(folder)
-    draft = folder / f".{_ARRAY}"
-    for rows, is_padding_B in in_batches(store, "protected", count, at_once, widths):
-        found_B = np.asarray(read(frozen, jax.device_put(rows, over_devices)))
-        if features_N is None:
-            features_N = np.lib.format.open_memmap(draft, "w+", np.float32, (count, *found_B.shape[1:]))
-        features_N[rows["record"][~is_padding_B]] = found_B[~is_padding_B]
-    assert isinstance(features_N, np.memmap)
-    features_N.flush()
-    put_in_place(draft, folder / _ARRAY)
+    with draft_of(folder / _ARRAY) as draft:
+        for rows, is_padding_B in in_batches(store, "protected", count, at_once, widths):
+            found_B = np.asarray(read(frozen, jax.device_put(rows, over_devices)))
+            if features_N is None:
+                features_N = np.lib.format.open_memmap(draft, "w+", np.float32, (count, *found_B.shape[1:]))
+            features_N[rows["record"][~is_padding_B]] = found_B[~is_padding_B]
+        assert isinstance(features_N, np.memmap)
+        features_N.flush()

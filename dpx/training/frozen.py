@@ -3,7 +3,6 @@
 Checkpoints hold only trained parameters. Frozen parameters cannot be drawn again when a run resumes: a new noise epoch has a new secret.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
 from dpx.cost.memory import Trains
 from dpx.declaration import require
-from dpx.durable import put_in_place
+from dpx.durable import draft_of
 from dpx.init import weights
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
@@ -73,11 +72,8 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
         require(
             (parent / FOLDER).is_dir(), parent / FOLDER, "the parent's frozen parameters are missing", "Restore it, or fork with train=all"
         )
-        draft = private / f".{FOLDER}"
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(parent / FOLDER, draft)
-        os.sync()
-        put_in_place(draft, path)
+        with draft_of(path) as draft:
+            shutil.copytree(parent / FOLDER, draft)
     return placed(private, step)
 
 

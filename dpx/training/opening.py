@@ -117,11 +117,10 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
     calibrated = as_planned(experiment, calibrated, known.plan if known else None)
     mesh = experiment.mesh.make()
-    vocabulary_size = experiment.model.vocabulary_size or store.manifest.vocabulary_size
-    receiver = receiver_of(experiment, vocabulary_size)
+    receiver = receiver_of(experiment)
     begins_from = _start(experiment.init, receiver, store, folder, known)
     require_bound(experiment, calibrated, begins_from.origins)
-    objective = make_objective(experiment.model, experiment.task, vocabulary_size, store.manifest)
+    objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), folder.private)
     audit, trained = experiment.audit, objective
     if isinstance(audit, Canaries):

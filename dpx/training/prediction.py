@@ -78,8 +78,7 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
     if not isinstance(task, Classification | MultipleChoice):
         raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
     store = store_of(experiment, params)
-    vocabulary = experiment.model.vocabulary_size or store.manifest.vocabulary_size
-    objective: Any = make_objective(experiment.model, task, vocabulary, store.manifest)
+    objective: Any = make_objective(experiment.model, task, experiment.vocabulary_size, store.manifest)
     definition = store.folder / DEFINITION
     tokenizer = of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
     # A definition by itself does not say what the marks are; the store does.

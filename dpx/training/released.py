@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpx.durable import naming, not_following, sync_directory
+from dpx.durable import naming, not_following, sync
 from dpx.privacy.chain import Mark
 
 PREFIX = "released/"
@@ -40,7 +40,7 @@ class Released:
             file.write("".join(json.dumps(line | named) + "\n" for line in held))
             file.flush()
             os.fsync(file.fileno())
-        sync_directory(self._path.parent)
+        sync(self._path.parent)
 
     def _whole_lines(self) -> list[dict[str, Any]]:
         """Lines on disk; a line cut short by a kill is removed, and its step is published again."""

@@ -164,7 +164,7 @@ def test_a_run_that_goes_on_with_other_data_is_held_to_its_word_again(place, apa
     for text, refused in (("other", False), ("one", True)):
         experiment = place.declared(*overrides, text=text)
         store = prepare(experiment.data, experiment.privacy)
-        receiver = receiver_of(experiment, store.manifest.vocabulary_size)
+        receiver = receiver_of(experiment)
         with pytest.raises(ConfigError, match="draws from the same prepared data") if refused else contextlib.nullcontext():
             assert opening._start(experiment.init, receiver, store, RunFolder(apart), known) is RANDOM
 

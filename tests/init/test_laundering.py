@@ -43,7 +43,7 @@ def began(place: Place, *overrides: str, text: str = "one") -> Start:
     """The start of a run, as a session would decide it."""
     experiment = place.declared(*overrides, text=text)
     store = prepare(experiment.data, experiment.privacy)
-    receiver = receiver_of(experiment, store.manifest.vocabulary_size)
+    receiver = receiver_of(experiment)
     found = start(experiment.init, receiver, store, {place.root / "outputs"})
     if experiment.init.kind == "run":
         # A plan decides alike, without reading weights.
@@ -496,7 +496,7 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent, capsys):
     found, alone = plan(experiment), plan(place.declared())
     assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
     assert found["guarantee"] == "dp" and found["init"]["origins"][0]["composed"]
-    begins_from = planned_start(experiment.init, receiver_of(experiment, 128), prepare(experiment.data, experiment.privacy)).origins
+    begins_from = planned_start(experiment.init, receiver_of(experiment), prepare(experiment.data, experiment.privacy)).origins
     show(found, Console(width=400))
     assert "of this run without those; noise.epsilon is the target for this number" in capsys.readouterr().out
     words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
@@ -539,7 +539,7 @@ def test_what_takes_a_parents_guarantee_away_is_inherited_by_every_road(request,
     assert why in reasons(began(place, "init=run", f"init.run={path}"))
     experiment = place.declared()
     store = prepare(experiment.data, experiment.privacy)
-    fork = start_of_fork(f"{path}@1", receiver_of(experiment, store.manifest.vocabulary_size), store, path)
+    fork = start_of_fork(f"{path}@1", receiver_of(experiment), store, path)
     assert why in reasons(fork) and why in "; ".join(plan(experiment, f"{path}@1")["reasons"])
 
 

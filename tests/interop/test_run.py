@@ -99,7 +99,7 @@ def test_a_runs_head_is_read_as_it_was_trained(trained: Path, change: str, words
     cfg["init"] = of_run["init"]
     experiment, _ = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"model.{change}"])))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        planned_start(experiment.init, receiver_of(experiment, 64))
+        planned_start(experiment.init, receiver_of(experiment))
 
 
 def test_adapters_with_another_dropout_are_others():
@@ -116,4 +116,4 @@ def test_text_is_cut_in_the_case_that_the_checkpoint_was_trained_on(place: Path,
     experiment, _ = config.build(composed(place, *given))
     store = prepare(experiment.data, experiment.privacy)
     with pytest.raises(ConfigError, match="keeps case or accents, .* Add data.vocabulary.path="):
-        planned_start(experiment.init, receiver_of(experiment, 64), store)
+        planned_start(experiment.init, receiver_of(experiment), store)
