@@ -2,20 +2,52 @@
 
 Of r guesses, what is correct is at most W ~ Binomial(r, e^eps / (1 + e^eps)) in distribution, but for delta:
 P[correct >= v] <= P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i, with m coins, abstentions included.
+
+Shape legend: M canaries.
 """
 
+import dataclasses
 import math
 
 import numpy as np
+from jaxtyping import Bool, Float
 from scipy.special import expit
 from scipy.stats import binom
 
-from dpx.audit.guesses import Guesses
+from dpx.declaration import require
 
 # Searches end within this of the largest refuted epsilon, on its lower side.
 RESOLUTION = 1e-3
 # No search goes beyond: e^20 already tells any two runs apart.
 LARGEST = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Guesses:
+    """`correct` of exactly `guesses` guesses about `canaries` independent fair coins."""
+
+    canaries: int
+    guesses: int
+    correct: int
+
+    def __post_init__(self) -> None:
+        fits = 0 <= self.correct <= self.guesses <= self.canaries and self.guesses > 0
+        require(
+            fits, f"guesses={self.guesses}", f"{self.correct} correct of {self.guesses} about {self.canaries} coins", "Guess some coins"
+        )
+
+
+def guess(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"], guesses: int) -> Guesses:
+    """Guesses "in" for the highest half of `guesses` scores and "out" for the lowest, whatever the coins; ties by position."""
+    require(
+        guesses % 2 == 0 and 0 < guesses <= len(scores_M),
+        f"guesses={guesses}",
+        f"not an even number between 2 and the {len(scores_M)} canaries",
+        "Guess as many coins to be in as out",
+    )
+    order = np.argsort(scores_M, kind="stable")
+    correct = is_in_M[order[-guesses // 2 :]].sum() + (~is_in_M[order[: guesses // 2]]).sum()
+    return Guesses(len(scores_M), guesses, int(correct))
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:

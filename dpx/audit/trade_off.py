@@ -20,8 +20,7 @@ from collections.abc import Callable
 
 from scipy.special import ndtr, ndtri
 
-from dpx.audit.guesses import Guesses
-from dpx.audit.one_run import largest_refuted
+from dpx.audit.one_run import Guesses, largest_refuted
 from dpx.privacy import closed_form
 
 # F's inverse: the least false-positive rate at which a true-positive rate can be reached.

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 
 from dpx.audit import one_run, trade_off
 from dpx.audit.declarations import Primary
-from dpx.audit.guesses import Guesses, guess
+from dpx.audit.one_run import Guesses, guess
 from dpx.declaration import ConfigError, require
 from dpx.privacy import closed_form
 

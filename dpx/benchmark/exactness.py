@@ -14,7 +14,7 @@ from dpx.models.shape import AnyModel
 from dpx.task.declarations import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.microbatch import synthetic_rows
 
 EXAMPLES, LENGTH, VOCABULARY = 5, 12, 16
 _SMALL = {"layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "dtype": "float32", "dropout": 0.0}

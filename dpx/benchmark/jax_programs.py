@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpx.benchmark.exactness import Exactness
-from dpx.benchmark.matrix_rate import matrix_rate
 from dpx.benchmark.setting import NON_PRIVATE, Program, Setting, identity, left_out
 from dpx.benchmark.sums import variant_sum
 from dpx.cost.collectives import collectives
@@ -28,15 +28,17 @@ from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
-from dpx.training.microbatch import CANDIDATES, Workload, choose
+from dpx.training.microbatch import CANDIDATES, Workload, choose, synthetic_rows
 from dpx.training.step import Step, UpdateInputs, make_step
-from dpx.training.synthetic_rows import synthetic_rows
 
 KEY = np.zeros(2, np.uint32)
 # A relative error of float32 sums that is rounding; a forgotten term is some per cent.
 EXACT = 1e-4
 # The way whose physical batch `microbatch=auto` picks.
 AUTOMATIC = "book_keeping"
+# Square factors, and so many products in a row that starting them costs nothing: large enough for an accelerator, quick on a CPU.
+SIZES = {"cpu": (1024, 2)}
+LARGE = (8192, 8)
 
 
 def programs(setting: Setting) -> list[Program]:
@@ -177,3 +179,21 @@ def logical_sum(microbatch: Callable[[Any, Any], Any], mesh: jax.sharding.Mesh) 
     split = P(sharding.EXAMPLE_AXES)
     specs = (P(), split, P(None, sharding.EXAMPLE_AXES), P())
     return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=split, axis_names={"data", "fsdp"}, check_vma=False)
+
+
+def matrix_rate(setting: Setting, dtype: str) -> Program:
+    """Products of square matrices in `dtype`, at the precision that the steps' products have by default: the rate that this device reaches,
+    of which a step has a share."""
+    size, count = SIZES.get(jax.default_backend(), LARGE)
+    values = jax.random.normal(jax.random.PRNGKey(0), (size, size)).astype(dtype)
+    # Products of such factors keep their size, however many follow one another.
+    factor = (values.astype(jnp.float32) / jnp.sqrt(size)).astype(dtype)
+
+    @jax.jit
+    def products(values: jax.Array, factor: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, count, lambda _, current: current @ factor, values)
+
+    compiled = products.lower(values, factor).compile()
+    device = jax.devices()[0].device_kind
+    facts = {"kind": "rate", "dtype": dtype, "mesh": setting.experiment.mesh.name, "device": device, "flops": 2 * count * size**3}
+    return Program(facts, lambda: jax.block_until_ready(compiled(values, factor)))

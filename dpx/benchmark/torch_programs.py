@@ -17,7 +17,7 @@ from dpx.benchmark.torch_bert import Rows, TorchBert, inputs, losses
 from dpx.declaration import ConfigError, require
 from dpx.models.shape import AnyModel, Bert
 from dpx.task.declarations import MaskedLanguageModel, Task
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.microbatch import synthetic_rows
 
 # Opacus adds 1e-6 to a norm before it divides; a forgotten term is some per cent.
 EXACT = 1e-4

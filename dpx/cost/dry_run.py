@@ -18,8 +18,8 @@ from dpx.experiment import Experiment
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
+from dpx.training.microbatch import synthetic_rows
 from dpx.training.step import KEY, Chunk, Step, StepInputs, UpdateInputs, make_step
-from dpx.training.synthetic_rows import synthetic_rows
 
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 

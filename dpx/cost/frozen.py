@@ -18,7 +18,7 @@ from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training import features
 from dpx.training.frozen import draw
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.microbatch import synthetic_rows
 
 
 class Products(NamedTuple):

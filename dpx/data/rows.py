@@ -3,6 +3,7 @@
 Shape legend: n rows of one document, C texts of an example, T positions of a text.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,15 @@ from dpx.data.documents import Document, Example
 from dpx.data.keyed import KeyedHash, Split
 from dpx.data.pairs import Row, Tokens, paired_rows, single_rows
 from dpx.data.schema import Columns
-from dpx.data.sentences import split_sentences
 from dpx.data.tokenizer import TextTokenizer
 
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, little enough to forget
+# An end of sentence: a stop, closing marks, blanks, then what may open the next one.
+_END = re.compile(r"""[.!?]["')\]\u2019\u201d]*\s+(?=["'(\[\u2018\u201c]?[A-Z0-9\u00c0-\u00de])""")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\[\"'])(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Gen|Col|Lt|Sgt|Rev|Hon|Gov|Sen|Rep|vs|etc|cf|al|approx|"
+    r"Fig|Figs|Eq|Eqs|Sec|Ch|No|Nos|Vol|vol|pp|ed|eds|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +134,16 @@ def _blocks(documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[list[tu
             block, characters = [], 0
     if block:
         yield block
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """Sentences of a paragraph in order, without empty ones; an initial or a common abbreviation does not end a sentence."""
+    sentences = []
+    start = 0
+    for end in _END.finditer(paragraph):
+        if paragraph[end.start()] == "." and _ABBREVIATION.search(paragraph, max(0, end.start() - 12), end.start()):
+            continue
+        sentences.append(paragraph[start : end.end()].strip())
+        start = end.end()
+    sentences.append(paragraph[start:].strip())
+    return [sentence for sentence in sentences if sentence]

@@ -10,8 +10,7 @@ from dpx.data.embedded import EmbeddedSource
 from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
 from dpx.data.protocol import PackageSource
-from dpx.data.synthetic import SyntheticSource
-from dpx.data.synthetic_labels import SyntheticLabelsSource
+from dpx.data.synthetic import SyntheticLabelsSource, SyntheticSource
 from dpx.data.table import TableSource
 from dpx.data.text_files import TextFilesSource
 from dpx.declaration import ConfigError

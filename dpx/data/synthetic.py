@@ -1,4 +1,5 @@
-"""A corpus from a known Markov chain of words, whose best possible masked-word loss can be computed.
+"""A corpus from a known Markov chain of words, whose best possible masked-word loss can be computed; and labelled texts of its words, the
+least that a classifier can be trained and measured on.
 
 Shape legend: S states (words), W words of one text.
 """
@@ -11,8 +12,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from dpx.data.declarations import Synthetic
-from dpx.data.documents import Document
+from dpx.data.declarations import Synthetic, SyntheticLabels
+from dpx.data.documents import Document, Example
 
 WORDS_PER_SENTENCE = 12
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
@@ -85,3 +86,30 @@ def _stationary(chain_SS: np.ndarray) -> np.ndarray:
 def _conditional_entropy(weights_S: np.ndarray, chain_SS: np.ndarray) -> float:
     logs_SS = np.log(chain_SS, out=np.zeros_like(chain_SS), where=chain_SS > 0)
     return float(-(weights_S @ (chain_SS * logs_SS).sum(axis=1)))
+
+
+class SyntheticLabelsSource:
+    """Each example is drawn from its own number, so none depends on how many there are."""
+
+    def __init__(self, declared: SyntheticLabels):
+        self._declared = declared
+        self._words = words(declared.states, declared.seed)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self._declared), sort_keys=True, default=list).encode()).hexdigest()
+
+    def documents(self) -> Iterator[Example]:
+        for number in range(self._declared.examples):
+            draws = random.Random(f"example {self._declared.seed} {number}")
+            label = int(draws.random() * len(self._declared.labels))
+            yield Example(texts=((self._text(label, draws),),), label=label, unit_id=f"synthetic/{number}")
+
+    def _text(self, label: int, draws: random.Random) -> str:
+        declared = self._declared
+        own = self._words[label :: len(declared.labels)]
+        count = declared.shortest + int(draws.random() * (declared.longest - declared.shortest + 1))
+        return " ".join(_one(own if draws.random() < 0.5 else self._words, draws) for _ in range(count))
+
+
+def _one(of: list[str], draws: random.Random) -> str:
+    return of[int(draws.random() * len(of))]

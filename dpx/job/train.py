@@ -1,4 +1,8 @@
-"""`job=train`: prepare, calibrate, train, state what was spent. Running the same command again resumes where it stopped."""
+"""`job=train`: prepare, calibrate, train, state what was spent. Running the same command again resumes where it stopped.
+
+`job=resume run=<folder>` resumes with the config that the run began with, even if the recipes have changed. `job=prepare` writes the
+record store alone, so that training starts at once or on a machine without the source text.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +11,7 @@ from rich.table import Table
 
 from dpx.claim import outside_code
 from dpx.console import Console, figure
-from dpx.declaration import declaration
+from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.one_process import require_one_process
 from dpx.privacy.origins import in_words
@@ -37,6 +41,29 @@ class Train:
 
             audit.show(trained.verdict)
             require_passes(trained.verdict)
+
+
+@declaration
+class Resume:
+    """Continues training in a folder that holds a run; raises `ConfigError` for one that does not."""
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        require(folder.has_begun, "run", "no run is named that could go on", "Add run=<folder>, or start one with job=train")
+        Train()(experiment, folder)
+
+
+@declaration
+class Prepare:
+    """Prepares the experiment's data, or opens the prepared data, and prints a summary."""
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        del folder
+        from dpx.data.prepare import prepare, say_stage
+
+        store = prepare(experiment.data, experiment.privacy, say_stage)
+        rows = ", ".join(f"{count:,} {split}" for split, count in store.manifest.rows.items())
+        text = f"{store.folder}: {rows} rows of {store.manifest.sequence_length} tokens, vocabulary from {store.manifest.vocabulary_source}"
+        Console().print(text, highlight=False, soft_wrap=True)
 
 
 _BASELINES = {"most_frequent_token": "most frequent public token", "untrained": "same model, untrained"}

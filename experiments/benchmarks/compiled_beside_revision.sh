@@ -20,7 +20,7 @@ from dpx.config import recipes
 from dpx.benchmark import sums
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.microbatch import synthetic_rows
 
 experiment, _ = config.build(recipes.compose([f"model={sys.argv[1]}"]))
 subject = objective(experiment.model, experiment.task, 1024, Special(0, 1, 2, 3, 4))

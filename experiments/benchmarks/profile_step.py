@@ -23,7 +23,7 @@ from dpx.benchmark.sums import variant_sum
 from dpx.config import recipes
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.microbatch import synthetic_rows
 
 WAYS = ("plain", "book_keeping")
 WITH_BODY = ("while", "call", "conditional", "cond")  # opcodes, and names where the result is a tuple

@@ -6,21 +6,21 @@ import jax
 import numpy as np
 
 import dpx
-from dpx.benchmark.setting import Program, Setting, vocabulary_size
+from dpx.benchmark.setting import Program, Setting
 from dpx.clipping.frozen import merged
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training.frozen import drawn
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.frozen import draw
+from dpx.training.microbatch import synthetic_rows
 
 
 def programs(setting: Setting) -> list[Program]:
     """One batch's sum by each variant."""
     experiment = setting.experiment
-    vocabulary, length = vocabulary_size(experiment.model, experiment.data), experiment.data.sequence_length
+    vocabulary, length = experiment.vocabulary_size, experiment.data.sequence_length
     subject = objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4))
     key = np.zeros(2, np.uint32)
-    trained, frozen = drawn(experiment.train, subject, key)
+    trained, frozen = draw(experiment.train, subject, key)
     batch = jax.jit(subject.batch)(key, synthetic_rows(experiment.task, setting.logical_batch, length, vocabulary))
     weights = experiment.clip.weights(experiment.clip.clipping_norm)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from dpx.benchmark.setting import Program, Setting, vocabulary_size
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.benchmark.setting import Program, Setting
+from dpx.training.microbatch import synthetic_rows
 
 Inputs = dict[str, torch.Tensor]
 
@@ -20,9 +20,7 @@ def programs(setting: Setting) -> list[Program]:
     """One batch's sum by each variant."""
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     experiment = setting.experiment
-    rows = synthetic_rows(
-        experiment.task, setting.logical_batch, experiment.data.sequence_length, vocabulary_size(experiment.model, experiment.data)
-    )
+    rows = synthetic_rows(experiment.task, setting.logical_batch, experiment.data.sequence_length, experiment.vocabulary_size)
     tokens = torch.tensor(rows["tokens"]).long()
     places = torch.arange(tokens.shape[1])
     inputs = {
@@ -40,7 +38,7 @@ def model_of(setting: Setting) -> nn.Module:
     """The same shape with random weights; adapters as ours, of what the experiment names."""
     shape = setting.experiment.model
     config = BertConfig(
-        vocab_size=vocabulary_size(shape, setting.experiment.data),
+        vocab_size=setting.experiment.vocabulary_size,
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,

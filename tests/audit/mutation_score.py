@@ -90,7 +90,7 @@ ROOMS = {
         ),
     ),
     "training": Room(
-        tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "run_start", "preparation")),
+        tuple(f"dpx/training/{name}.py" for name in ("loop", "step", "run_start", "opening")),
         _in("training", "run_start loop draws_and_charges every_draw_is_charged step session"),
         _in(
             "training",

@@ -8,7 +8,7 @@ from scipy.special import expit
 from scipy.stats import binom, norm
 
 from dpx.audit import one_run, trade_off
-from dpx.audit.guesses import Guesses, guess
+from dpx.audit.one_run import Guesses, guess
 from dpx.declaration import ConfigError
 from dpx.privacy import closed_form
 

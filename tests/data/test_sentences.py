@@ -1,6 +1,6 @@
 import pytest
 
-from dpx.data.sentences import split_sentences
+from dpx.data.rows import split_sentences
 
 
 @pytest.mark.parametrize(

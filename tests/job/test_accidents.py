@@ -13,8 +13,8 @@ import pytest
 import dpx
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
-from dpx.job.evaluate import Evaluate
 from dpx.job.explain import Explain
+from dpx.job.released import Evaluate
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.report import pictures

@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.resume import Resume
-from dpx.job.train import Train
+from dpx.job.train import Resume, Train
 from dpx.launch.launcher import _of_finished_run
 from dpx.run_folder import RunFolder
 

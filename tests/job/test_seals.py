@@ -21,12 +21,10 @@ from dpx.init.declarations import FromRun
 from dpx.init.parent import open_parent
 from dpx.interop.export import export
 from dpx.job.account import Account
-from dpx.job.evaluate import Evaluate
 from dpx.job.explain import Explain
-from dpx.job.export import Export
 from dpx.job.predict import Predict
-from dpx.job.resume import Resume
-from dpx.job.train import Train
+from dpx.job.released import Evaluate, Export
+from dpx.job.train import Resume, Train
 from dpx.launch import finished
 from dpx.launch.launcher import _of_finished_run
 from dpx.papers.mckenna2025.table3_trainset import MckennaTable3Trainset

@@ -13,8 +13,8 @@ from dpx.claim.sources import read
 from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.job.evaluate import Evaluate
-from dpx.job.prepare import Prepare
+from dpx.job.released import Evaluate
+from dpx.job.train import Prepare
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import RunFolder
 

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
+from dpx.job.released import Evaluate
 from dpx.models.shape import Decoder
 from dpx.run_folder import RunFolder
 

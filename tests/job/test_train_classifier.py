@@ -15,8 +15,8 @@ from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY
 from dpx.declaration import ConfigError
 from dpx.interop.export import export
-from dpx.job.evaluate import Evaluate
 from dpx.job.plan import plan
+from dpx.job.released import Evaluate
 from dpx.run_folder import RunFolder
 from dpx.training.evaluation import spread, store_of
 from dpx.training.prediction import of_run

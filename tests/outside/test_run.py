@@ -9,7 +9,7 @@ import dpx
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.evaluate import Evaluate
+from dpx.job.released import Evaluate
 from dpx.job.report import Report
 from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger

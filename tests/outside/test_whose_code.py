@@ -14,8 +14,7 @@ from dpx.config import recipes
 from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.job import explain, plan
-from dpx.job.resume import Resume
-from dpx.job.train import Train
+from dpx.job.train import Resume, Train
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.run_folder import RunFolder

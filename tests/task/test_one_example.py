@@ -15,7 +15,7 @@ from dpx.models.trainable import split, top
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.microbatch import synthetic_rows
 
 VOCABULARY, LENGTH, EXAMPLES = 24, 8, 4
 SPECIAL = Special(0, 1, 2, 3, 4)

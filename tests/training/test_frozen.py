@@ -13,7 +13,7 @@ from orbax.checkpoint import v1 as ocp
 import dpx
 from dpx import config
 from dpx.declaration import ConfigError
-from dpx.job.evaluate import Evaluate
+from dpx.job.released import Evaluate
 from dpx.parameter_path import path_name
 from dpx.run_folder import RunFolder
 from dpx.training import frozen

@@ -15,8 +15,8 @@ from dpx.data.length_buckets import by_width
 from dpx.data.prepare import prepare
 from dpx.privacy.declarations import Privacy
 from dpx.training.loop import chunks
+from dpx.training.microbatch import synthetic_rows
 from dpx.training.step import Step
-from dpx.training.synthetic_rows import synthetic_rows
 from tests.clipping.batches import QUICKLY, parameters
 from tests.clipping.families import DROPOUT_KEY, subject
 

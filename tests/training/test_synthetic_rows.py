@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpx.task.declarations import CausalLanguageModel, Classification, MultipleChoice
-from dpx.training.synthetic_rows import synthetic_rows
+from dpx.training.microbatch import synthetic_rows
 from tests.clipping.families import subject
 
 

@@ -14,9 +14,8 @@ from omegaconf import OmegaConf
 from dpx.claim import calibration, statement
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
-from dpx.job.evaluate import Evaluate
-from dpx.job.resume import Resume
-from dpx.job.train import Train
+from dpx.job.released import Evaluate
+from dpx.job.train import Resume, Train
 from dpx.launch import launcher as launch
 from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger

@@ -1,8 +1,11 @@
-"""`job=evaluate`: held-out loss and accuracy of a trained run's released parameters, beside their baselines."""
+"""Jobs on a run's released weights: `job=evaluate` measures them on held-out rows, `job=export` writes them for another library."""
+
+from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 
-from dpx.console import Console
+from dpx.console import Console, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder, read_json, write_json
@@ -29,3 +32,23 @@ class Evaluate:
         claim = read_json(folder.release / "privacy.json")
         unchecked = "" if is_checked else " (unchecked: the folder has no private/ to compare it with)"
         Console().print(f"guarantee: {claim['guarantee']}{unchecked}", highlight=False)
+
+
+@declaration
+class Export:
+    """Exports the run that `run=` names to the folder `to` (`release/<format>` of the run, where none is named).
+
+    `format="hf"` is whole weights for transformers, adapters merged; `"peft"` adapters alone, and the head that was trained beside them.
+    """
+
+    format: Literal["hf", "peft"] = "hf"
+    to: str | None = None
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        require(folder.has_begun, "run", "no run is named that could be exported", "Add run=<folder>")
+        from dpx.interop.export import export
+
+        to = Path(self.to).expanduser() if self.to else folder.release / self.format
+        exported = export(experiment, folder.path, to, self.format)
+        kind = f"a {exported.architecture}" if exported.base is None else f"adapters of {exported.base} as a {exported.architecture}"
+        wide_console().print(f"{to}: {kind}, {len(exported.tensors)} tensors, with its tokenizer and a model card", highlight=False)
