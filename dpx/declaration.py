@@ -18,7 +18,13 @@ _CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 class ConfigError(ValueError):
-    """A value that is not valid; the message is `<value>: <reason>. <fix>` on one line."""
+    """An invalid value that the user can correct; the message is `<value>: <reason>. <fix>` on one line.
+
+    Args:
+        value: The key and the value, as the user wrote them.
+        reason: Why it is not valid.
+        fix: What to do, as a command.
+    """
 
     def __init__(self, value: Any, reason: str, fix: str):
         self.value, self.reason, self.fix = value, reason, fix
@@ -28,14 +34,21 @@ class ConfigError(ValueError):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def declaration(cls: Cls) -> Cls:
-    """Makes `cls` a frozen, keyword-only dataclass whose constructor checks its annotations."""
+    """Decorates a class of annotated fields: it becomes a frozen, keyword-only dataclass whose constructor checks the types.
+
+    Args:
+        cls: A class. Its `__post_init__` should refuse invalid values with `require`.
+
+    Returns:
+        The class that a `_target_` in YAML may name.
+    """
     declared = _CHECK(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
     setattr(declared, _MARK, declared)
     return declared
 
 
 def is_declaration(value: Any) -> bool:
-    """Whether `value` is a class that `declaration` made; a subclass of one has to be made so itself."""
+    """Whether `value` is a class with the decorator `declaration`; a subclass of a declaration needs the decorator itself."""
     return isinstance(value, type) and vars(value).get(_MARK) is value
 
 
@@ -70,6 +83,6 @@ def several(names: Sequence[str], most: int = 3) -> str:
 
 
 def require(condition: bool, value: Any, reason: str, fix: str) -> None:
-    """Raises `ConfigError` unless `condition`."""
+    """Raises `ConfigError(value, reason, fix)` unless `condition` is true."""
     if not condition:
         raise ConfigError(value, reason, fix)

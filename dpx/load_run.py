@@ -13,9 +13,13 @@ from dpx.run_folder import read_json
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """`params` is the nested dict of the model's `parameter_shapes`; `privacy` the run's `privacy.json`.
+    """A finished run.
 
-    `is_checked`: whether the release was compared with the run's ledger, which a copy of `release/` alone comes without.
+    Attributes:
+        experiment: What was declared.
+        params: The released weights, a nested dict of arrays whose paths and shapes are the model's `parameter_shapes`.
+        privacy: The content of `privacy.json`.
+        is_checked: Whether the release was compared with the run's ledger; false for a copy of `release/` without `private/`.
     """
 
     experiment: Experiment
@@ -25,8 +29,18 @@ class Loaded:
 
 
 def load(run: str | Path) -> Loaded:
-    """The run in folder `run`, or of that experiment name; raises `ConfigError` where it released no parameters, their
-    statement is gone, or its parts disagree."""
+    """Loads a finished run: its declaration, its weights and its statement.
+
+    Args:
+        run: The run's folder, or its name if one run under `outputs/` has it.
+
+    Returns:
+        The run, as `Loaded`.
+
+    Raises:
+        ConfigError: If the run does not exist or released no weights, if its statement is missing, or if its files disagree with its
+            ledger.
+    """
     cfg, path = config.load(str(run))
     require((path / "release" / "params").exists(), f"run={path}", "holds no released parameters", "Let it train to its end")
     require((path / "release" / STATEMENT).exists(), f"run={path}", "holds no statement", f"Restore its release/{STATEMENT}")

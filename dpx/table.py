@@ -10,7 +10,18 @@ from rich.table import Table as RichTable
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Named columns and rows of text, numbers, truth values or None; `notes` say what a reader must know."""
+    """One table of an analysis.
+
+    Attributes:
+        name: The name of its CSV file, without ending.
+        columns: Names of the columns.
+        rows: Cells by row: text, numbers, booleans or `None`, as many as there are columns.
+        title: What is printed above it; the name by default.
+        notes: Sentences that a reader of the numbers must know.
+
+    Raises:
+        ValueError: For a row with another number of cells.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -32,14 +43,14 @@ class Table:
         }
 
     def write_csv(self, folder: Path) -> Path:
-        """`<name>.csv` in `folder`, numbers unrounded."""
+        """Writes `<name>.csv` into `folder`, with numbers that are not rounded; returns its path."""
         path = folder / f"{self.name}.csv"
         with open(path, "w", newline="") as file:
             csv.writer(file).writerows([self.columns, *self.rows])
         return path
 
     def shown(self) -> RichTable:
-        """This table for a terminal, floats to five significant digits."""
+        """Returns the table for a terminal, with floats to five significant digits."""
         table = RichTable(*self.columns, title=self.title or self.name, title_justify="left")
         for row in self.rows:
             table.add_row(*(_cell(value) for value in row))

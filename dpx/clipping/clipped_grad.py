@@ -28,11 +28,16 @@ MOVES = {"zero_out": 1, "add_remove": 1, "replace_one": 2}
 
 
 class ClippedGradients(NamedTuple):
-    """A clipped sum and what is known of each example. All of it depends on protected data: nothing may leave before noise is added, and
-    noise for `total` covers `total` alone.
+    """A clipped sum of gradients, and what is known of each unit.
 
-    `total`: like the arguments of `argnums`, float32. By unit: `norms` of gradients before clipping, `losses`, `aux` (sums over a unit's
-    rows) and `is_counted`, false for padding and for a gradient that is not finite. What does not count has zeros everywhere.
+    Every field depends on protected data. Only `total` is bounded, so only `total` may be published, after noise was added to it.
+
+    Attributes:
+        total: The sum of the clipped gradients, float32, with the structure and shapes of the arguments `argnums`.
+        norms: Norms of the units' gradients before clipping, [U]; upper bounds where float32 cannot give the norm.
+        losses: Losses of the units, [U]: sums over the rows of a unit.
+        aux: What the loss returned beside its value (`has_aux`), each leaf [U, ...]: sums over the rows of a unit.
+        is_counted: [U]; false for padding and for a gradient that is not finite. Such a unit has zeros in all other fields.
     """
 
     total: Any
@@ -53,7 +58,7 @@ class _Arguments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightedGrad:
-    """What `dpx.weighted_grad` returns: call it with the loss's arguments, by position."""
+    """The function that `dpx.weighted_grad` returns. Call it with the arguments of the loss, by position."""
 
     loss: Any
     argnums: Any
@@ -76,8 +81,19 @@ class WeightedGrad:
         require(is_size, f"kept_bytes={self.kept_bytes!r}", "is not a number of bytes", "Give 0 or more")
 
     def __call__(self, *args: Any, is_padding: Any = None, **others: Any) -> ClippedGradients:
-        """The weighted sum of the gradients of all rows. Batched arguments are [B, ...]; `is_padding` [B], bool, leaves rows out. Runs
-        under `jax.jit`. Raises `ConfigError` for arguments that are not so, and for a loss that is not one number a row."""
+        """Computes the weighted sum of the gradients of all rows; may be called under `jax.jit`.
+
+        Args:
+            *args: The arguments of the loss. Batched ones have the example as their first axis, [B, ...], also as a tree of arrays.
+            is_padding: bool [B]; true for rows that contribute exactly zero. `None` if no row is padding.
+            **others: Refused: an argument by name would be neither batched nor shared.
+
+        Returns:
+            The sum and the facts of each unit, as `ClippedGradients`.
+
+        Raises:
+            ConfigError: For arguments of other shapes or kinds, and for a loss that does not return one number for a row.
+        """
         require(not others, ", ".join(others), "is given by name, and so is batched or shared by nobody", "Give it by position")
         split = self._split(args)
         is_padding_B = flags(is_padding, batch_size(split.batch), "is_padding")
@@ -96,8 +112,14 @@ class WeightedGrad:
         return ClippedGradients(split.given_back(found.total), found.norms_B, found.losses_B, found.counts, found.is_counted_B)
 
     def explain(self, *args: Any) -> list[Taken]:
-        """How each parameter's gradients are computed for such arguments (shapes are enough): the route, what reads it, and the bytes that
-        are kept of one example. Nothing is computed."""
+        """Lists how the gradients of each parameter would be computed, without computing anything.
+
+        Args:
+            *args: Arguments as for a call; `jax.ShapeDtypeStruct`s are enough.
+
+        Returns:
+            For each parameter its path, its route, the primitives that read it, and the bytes that are kept for one example.
+        """
         split = self._split(args)
         if batch_size(split.batch) == 0:
             unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
@@ -154,8 +176,11 @@ class WeightedGrad:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad(WeightedGrad):
-    """What `dpx.clipped_grad` returns: call it with the loss's arguments, by position. Each unit's gradient has at most the norm
-    `clipping_norm` in the sum, over all of `argnums` together, rounding included (`dpx.clipping.rounding`)."""
+    """The function that `dpx.clipped_grad` returns. Call it with the arguments of the loss, by position.
+
+    The contribution of a unit to the sum has at most the norm `clipping_norm`, over all of `argnums` together and with rounding included
+    (proof in `dpx.clipping.rounding`).
+    """
 
     clipping_norm: Any = None
 
@@ -164,10 +189,20 @@ class ClippedGrad(WeightedGrad):
         _check_norm(self.clipping_norm)
 
     def sensitivity(self, adjacency: str) -> Any:
-        """How far one unit (a row, or `rows_per_unit` of them) can move `total`, all of `argnums` together, in the Euclidean norm: C under
-        "zero_out" and "add_remove", 2C under "replace_one". It is that of `total` alone: norms, losses and aux are not bounded.
+        """Returns how far one unit can move `total`, in the Euclidean norm over all of `argnums` together.
 
-        `dpx.privacy` takes the noise over C and the adjacency, so noise is never multiplied by this number."""
+        It holds for `total` alone; norms, losses and aux are not bounded. Do not multiply noise by it: `dpx.privacy` takes the standard
+        deviation divided by the clipping norm, and the adjacency separately.
+
+        Args:
+            adjacency: "zero_out", "add_remove" or "replace_one".
+
+        Returns:
+            The clipping norm, or twice the clipping norm under "replace_one".
+
+        Raises:
+            ConfigError: For another adjacency.
+        """
         require(adjacency in MOVES, f"adjacency={adjacency!r}", "no such relation of neighbours", f"Use {', '.join(MOVES)}")
         return MOVES[adjacency] * self.clipping_norm
 
@@ -191,17 +226,40 @@ def clipped_grad(
     kept_bytes: Any = KEPT_BYTES,
     strict: bool = False,
 ) -> ClippedGrad:
-    """Transforms the loss of one example into the sum of all examples' gradients, each clipped to `clipping_norm`.
+    """Transforms the loss of one example into the sum of the clipped gradients of all examples.
 
-    Like `jax.grad`, it takes a function and returns one: `dpx.clipped_grad(loss, clipping_norm=1.0)(params, x, y)`. Gradients are taken
-    with respect to the positional arguments `argnums`. Arguments in `shared_argnums` are the same for all examples and must not depend on
-    protected rows: frozen parameters go there. All others are batched, [B, ...], and `loss` sees one row of them, without the first axis.
-    Random keys are batched, one per example. The loss returns a number, or with `has_aux` (number, anything).
+    Like `jax.grad` it takes a function and returns a function. The loss may be any JAX code. Where a parameter is multiplied or looked up,
+    norms are computed without forming a gradient for each example (book-keeping, Bu et al. 2023, arXiv 2210.00038).
 
-    The loss may be any JAX code. If a parameter is multiplied or looked up, its norms are computed without a gradient for each example;
-    `explain` says where this is not so, and `strict` refuses such a use. With `rows_per_unit` R > 1 every R consecutive rows are one unit,
-    and the norm of the sum of their gradients is clipped. `method` and `kept_bytes` are as for `dpx.clipped_sum`.
-    Raises `ConfigError` for invalid arguments.
+    Args:
+        loss: A function of one example that returns one number, or (number, anything) with `has_aux`.
+        argnums: Places of the arguments to differentiate by, as in `jax.grad`: an int or a tuple of ints.
+        has_aux: Whether the loss returns a pair, whose second part is returned as `aux`.
+        clipping_norm: The largest Euclidean norm of one unit's contribution, C: a float, or a traced float [].
+        shared_argnums: Places of arguments that are the same for all examples, such as frozen parameters. They must not depend on
+            protected data. All other arguments are batched, [B, ...], and the loss gets one row of them, without the first axis. Random
+            keys are batched too: one for each example.
+        rows_per_unit: R. Every R consecutive rows are one unit, and the norm of the sum of their gradients is clipped.
+        method: "book_keeping", "ghost" (two backward passes) or "vmap" (one gradient for each example).
+        kept_bytes: The most bytes of per-example gradients that are kept in memory to avoid computing them again.
+        strict: Whether to refuse a use of a parameter that needs a gradient for each example (`explain` lists them).
+
+    Returns:
+        A function of the same arguments, in the same order, and `is_padding`: it returns `ClippedGradients`.
+
+    Raises:
+        ConfigError: For invalid arguments; the returned function raises it when it is called or traced.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpx
+        >>> loss = lambda w, x: jnp.dot(w, x)
+        >>> x = jnp.array([[3.0, 4.0], [0.3, 0.4]])  # the rows are the gradients: norms 5 and 0.5
+        >>> found = dpx.clipped_grad(loss, clipping_norm=1.0)(jnp.zeros(2), x)
+        >>> [round(float(norm), 3) for norm in found.norms]
+        [5.0, 0.5]
+        >>> bool(jnp.allclose(found.total, x[0] / 5 + x[1], rtol=2e-3))
+        True
     """
     options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
     return ClippedGrad(loss, argnums, has_aux, None, strict=strict, clipping_norm=clipping_norm, **options)
@@ -219,8 +277,27 @@ def weighted_grad(
     kept_bytes: Any = KEPT_BYTES,
     strict: bool = False,
 ) -> WeightedGrad:
-    """`dpx.clipped_grad` with your own `weights` in place of a clipping norm: the sum of c_b grad_b with c = weights(norms), one number
-    for each norm. You must bound what one example contributes, so the result has no `sensitivity`."""
+    """Transforms the loss of one example into a sum of gradients with your own weights, in place of those of a clipping norm.
+
+    The sum is sum_b c_b grad_b with c = weights(norms). You must bound what one unit contributes, so the result has no `sensitivity`.
+
+    Args:
+        loss: As for `dpx.clipped_grad`, and so are all arguments that are not listed here.
+        weights: A function of the norms, float32 [U], to factors of the same shape. It runs under jit.
+
+    Returns:
+        A function of the same arguments, in the same order, and `is_padding`: it returns `ClippedGradients`.
+
+    Raises:
+        ConfigError: For invalid arguments; the returned function raises it when it is called or traced.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpx
+        >>> halved = dpx.weighted_grad(lambda w, x: jnp.dot(w, x), weights=lambda norms: 0.5 * jnp.ones_like(norms))
+        >>> [float(number) for number in halved(jnp.zeros(2), jnp.ones((4, 2))).total]
+        [2.0, 2.0]
+    """
     require(callable(weights), f"weights={weights!r}", "is not a function of norms", "Give one, or use dpx.clipped_grad")
     options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
     return WeightedGrad(loss, argnums, has_aux, weights, strict=strict, **options)

@@ -34,22 +34,34 @@ def clipped_sum(
     rows_per_unit: Any = 1,
     checked: bool = True,
 ) -> ClippedSum:
-    """The clipped sum of gradients, sum_b c_b grad_b, where `losses_fn(params, batch) -> (losses_B, counts)` and c_B = weights(norms_B),
-    one number for each norm; float32 even if parameters are bfloat16. This is the batched form, for losses made of ops and for models of
-    dpx; `dpx.clipped_grad` takes the loss of one example.
+    """Computes the clipped sum of the gradients of a batch, sum_b c_b grad_b with c = weights(norms).
 
-    Every array of `batch` has a leading example axis, and losses_B[b] must depend on row b alone. The methods `vmap` and `traced`
-    (row by row, `dpx.clipped_grad`) take any loss; `ghost` and `book_keeping` take a loss whose parameters all go through ops
-    (`dpx.clipping.ops`), and test it on random rows first unless `checked` is false (`dpx.clipping.separate`). `kept_bytes` bounds the
-    bytes of per-example weight gradients kept, less what a fused stack of layers keeps between its passes; with `fused=False` models
-    do not use their hand-scheduled blocks.
-    With `rows_per_unit` R > 1, every R consecutive rows are one unit: its loss is the sum of its rows' losses without padding rows,
-    and the norm of the sum of their gradients is clipped. A unit with a non-finite gradient contributes zero as a whole.
-    With `frozen`, a nested dict like `params`, the loss takes both merged into one tree, and only `params` is trained. Nothing is
-    recorded, kept or summed for frozen parameters, and nothing below the lowest trained parameter is differentiated.
-    Raises `ConfigError` for an unknown method, for a parameter that no op claims or whose uses have no joint rule, and for an op that
-    has no rule for units of several rows; with `frozen` (which may be empty) also for a parameter that is in both trees, or that no
-    path from the loss reaches.
+    This is the batched form, for losses made of ops (`dpx.clipping.ops`) and for models of dpx; `dpx.clipped_grad` takes the loss of one
+    example in any JAX code.
+
+    Args:
+        losses_fn: `(params, batch) -> (losses_B, counts)`, with losses float [B] and counts a dict of arrays [B]. `losses_B[b]` must
+            depend on row b alone.
+        params: The trained parameters, a nested dict of arrays.
+        batch: A tree of arrays [B, ...], whose first axis is the example.
+        weights: A function of the norms, float32 [U], to factors of the same shape. It runs under jit.
+        frozen: A nested dict of parameters that are not trained; the loss gets it merged with `params`. Nothing is recorded or summed for
+            it, and nothing below the lowest trained parameter is differentiated.
+        is_padding_B: bool [B]; true for rows that contribute exactly zero. `None` if no row is padding.
+        method: "book_keeping" or "ghost", for a loss whose parameters all go through ops; "vmap" or "traced" (row by row), for any loss.
+        kept_bytes: The most bytes of per-example weight gradients that are kept, less what a fused stack of layers keeps.
+        fused: Whether models may use their hand-scheduled blocks.
+        rows_per_unit: R. Every R consecutive rows are one unit: its loss is the sum of its rows' losses, and the norm of the sum of their
+            gradients is clipped. A unit with a gradient that is not finite contributes zero as a whole.
+        checked: Whether to test on random rows that no example depends on another (`dpx.clipping.separate`).
+
+    Returns:
+        The sum, float32 even if parameters are bfloat16, and the facts of each unit, as `ClippedSum`.
+
+    Raises:
+        ConfigError: For an unknown method, for a parameter that no op claims or whose uses have no joint rule, and for an op that has no
+            rule for units of several rows. With `frozen` (which may be empty) also for a parameter that is in both trees, or that no path
+            from the loss reaches.
     """
     options: dict[str, Any] = dict(weights=weights, is_padding_B=is_padding_B, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit)
     if method != "traced":
@@ -69,10 +81,14 @@ def plain_sum(
     fused: bool = True,
     rows_per_unit: Any = 1,
 ) -> ClippedSum:
-    """The unclipped sum of gradients, sum_b grad_b over the rows that are not padding: the sum of a non-private step.
+    """Computes the sum of the gradients of a batch without clipping: that of a step without privacy.
 
-    With `fused`, models run the same hand-scheduled blocks as under book-keeping, without the clipping, so that the plain step is a fair
-    baseline. `frozen` and `rows_per_unit` are as for `clipped_sum`.
+    Args:
+        losses_fn: As for `clipped_sum`, and so are all arguments that are not listed here.
+        fused: Whether models run the same hand-scheduled blocks as under book-keeping, so that the plain step is a fair baseline.
+
+    Returns:
+        A `ClippedSum` over the rows that are not padding, with `norms_B` None.
     """
     examples = batch_size(batch)
     check_untracked(params, frozen, batch)

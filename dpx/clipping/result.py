@@ -21,10 +21,16 @@ KEPT_BYTES = 72 * 2**20
 
 
 class ClippedSum(NamedTuple):
-    """A clipped sum. `total`: sum_b c_b grad_b (float32, like the parameters). Per example: norms before clipping, losses, counts and
-    whether the example was counted; they are zero if it was not (padding, or a non-finite gradient). `norms_B` is None for a plain sum. A
-    norm is an upper bound if so much of the gradient cancels that float32 cannot give it (rounding.py).
-    If examples are units of several rows, all of these have one entry per unit, sums over its rows."""
+    """A clipped sum of gradients, and what is known of each unit (an example, or `rows_per_unit` of them).
+
+    Attributes:
+        total: sum_b c_b grad_b, float32, a tree like the trained parameters.
+        norms_B: Norms of gradients before clipping, [U]; `None` for a plain sum. A norm is an upper bound if so much of the gradient
+            cancels that float32 cannot give it (`dpx.clipping.rounding`).
+        losses_B: Losses, [U]: sums over the rows of a unit.
+        counts: The counts that the loss returned, by name, [U]: sums over the rows of a unit.
+        is_counted_B: [U]; false for padding and for a gradient that is not finite. Such a unit has zeros in all other fields.
+    """
 
     total: Any
     norms_B: Float[Array, " U"] | None

@@ -11,8 +11,12 @@ from typing import Protocol, runtime_checkable
 class Document:
     """One text, paragraph by paragraph, and the unit of privacy it belongs to.
 
-    `unit_id=None` names the unit by the document's own content. A position in the corpus would not do: deleting one
-    document would rename, and so re-split and re-draw, every later one. Equal documents then are one unit, kept once.
+    With `unit_id=None` the unit is named by the document's content, and equal documents are one unit, kept once. A position in the corpus
+    must not name it: deleting one document would rename all later ones, and so change their split and their draws.
+
+    Attributes:
+        paragraphs: The text.
+        unit_id: The name of the unit, such as an author.
     """
 
     paragraphs: tuple[str, ...]
@@ -25,10 +29,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row's content: a text, a pair of texts that are read together, or, for multiple choice, several of these.
+    """The content of one labelled row: a text, a pair of texts that are read together, or, for multiple choice, several of these.
 
-    `label` is the position in the declared list of labels, or of the right text among `texts`. Units are named as for documents.
-    An example of a test set (`is_test`) stays in it, whatever its unit, and all of them count, equal ones too.
+    Attributes:
+        texts: One tuple of segments (one, or two of a pair) for each text.
+        label: The position of the label in the declared list, or of the right text among `texts`.
+        unit_id: The name of the unit, as for a `Document`.
+        is_test: Whether the example is of a test set. It stays in the test set, whatever its unit, and equal ones all count.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -48,11 +55,15 @@ class Example:
 
 @runtime_checkable
 class Source(Protocol):
-    """Re-readable records: preparation passes over them once, or twice when it fits a vocabulary.
+    """Records that can be read again: preparation reads them once, or twice if it fits a vocabulary.
 
-    They are documents, which are cut into rows, or examples, each of which is one; `columns` of the declaration says what rows hold.
+    Records are documents, which are cut into rows, or examples, each of which is one row (`columns` of the declaration).
     """
 
-    def documents(self) -> Iterator[Document] | Iterator[Example]: ...
+    def documents(self) -> Iterator[Document] | Iterator[Example]:
+        """Yields all records, the same ones in the same order at every call; no record depends on another."""
+        ...
 
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Returns a text that changes when the records change: prepared rows are found by it."""
+        ...

@@ -6,7 +6,10 @@ from dpx.data.schema import Schema, running_text
 
 
 class PackageSource:
-    """Declared in YAML, opened when rows are prepared."""
+    """The base class of sources of packages: it is declared in YAML, and opened when rows are prepared.
+
+    A source must define `open`.
+    """
 
     if TYPE_CHECKING:
 
@@ -18,14 +21,25 @@ class PackageSource:
 
     @property
     def names_units(self) -> bool:
-        """Whether every document says whose it is (`Document.unit_id`), so that an author can be the unit of privacy."""
+        """Whether every document names its unit (`Document.unit_id`), so that an author can be the unit of privacy."""
         return False
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """What rows hold; by default those of running text. A source of labelled `Example`s says `label` too, and has `labels`."""
+        """Returns the columns of a row, by default those of running text.
+
+        A source of labelled `Example`s adds the column `label`, and has an attribute `labels`.
+
+        Args:
+            sequence_length: Tokens of a row.
+            vocabulary_size: V.
+            is_paired: Whether a row is a pair of segments.
+        """
         return running_text(sequence_length, vocabulary_size, is_paired)
 
     def open(self) -> Any:
-        """A `dpx.data.documents.Source`: `documents()` yields `Document`s or `Example`s, the same at every pass; `fingerprint()` is a text
-        that changes whenever they do."""
+        """Returns a `dpx.data.documents.Source`.
+
+        Its `documents()` yields `Document`s or `Example`s, the same ones at every pass; its `fingerprint()` returns a text that changes
+        when they change.
+        """
         raise NotImplementedError

@@ -12,10 +12,14 @@ from dpx.table import Table
 
 @declaration
 class Analyse:
-    """Calls `analysis()`, a declaration of all it reads that returns tables; writes `release/analysis.json` and a CSV of each.
+    """Computes the tables of an analysis, prints them, and writes `release/analysis.json` and a CSV of each.
 
-    An analysis may have `inputs() -> list[Path]`, the files that it reads and that must already exist, and `pictures() ->
-    list[dpx.picture.Picture]`, drawn beside the tables where matplotlib (extra `plots`) is installed.
+    An analysis is a declaration that is called without arguments and returns a list of `dpx.table.Table`. It may have two more methods:
+    `inputs() -> list[Path]`, the files that it reads, which must exist; and `pictures() -> list[dpx.picture.Picture]`, which are drawn if
+    matplotlib (extra `plots`) is installed.
+
+    Attributes:
+        analysis: The analysis.
     """
 
     analysis: Any = None

@@ -1,5 +1,5 @@
 """Defines a clip: a norm, the weights that limit examples to it, and its state from step to step. It is part of the claim; how the clipped
-sum is computed is declared as `clipping`.
+sum is computed is declared as `clipping_method`.
 
 A clip has `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that changes; `ledger_fields` for
 the ledger; `step_metrics`, `published` and `explanation` for what is shown. `Clip` implements all except the weights, for a constant norm.
@@ -21,7 +21,10 @@ Weights = Callable[[Any], Any]
 
 @declaration
 class Clip:
-    """A clip with the declared, constant norm. Its state is `None`."""
+    """The base class of clips: how much one example may contribute. Its defaults are right for a constant norm, without state.
+
+    A clip must define `weights`.
+    """
 
     if TYPE_CHECKING:
 
@@ -33,39 +36,55 @@ class Clip:
     is_adaptive: ClassVar[bool] = False
 
     def weights(self, limit: Any) -> Weights:
-        """`norms_B -> c_B`, float32, with c * norm <= `limit`: a number, or a traced float32 []. Runs under jit."""
+        """Returns the function that gives each example its factor in the sum.
+
+        Args:
+            limit: The largest norm of a contribution: a number, or a traced float32 []. It is the clipping norm less a margin for rounding.
+
+        Returns:
+            A function of norms, float32 [B], to factors, float32 [B], with factor times norm at most `limit` for every norm. It runs under
+            jit.
+        """
         raise NotImplementedError
 
     def initial_state(self) -> Any:
-        """The clip's state before the first step, as an array; `None` if it has no state."""
+        """Returns the state before the first step, an array; `None` for a clip without state."""
         return None
 
     def in_force(self, state: Any) -> Any:
-        """The norm that the next step clips to, float32 []: a device scalar, not waited for, where it adapts."""
+        """Returns the norm that the next step clips to, float32 []. Where it adapts it is a device scalar, which is not waited for."""
         return np.float32(self.clipping_norm) if state is None else state
 
     def draw(self, secret: RootSecret, step: int, state: Any) -> np.ndarray | None:
-        """The key for what the clip releases in addition to a step's sum, under its own purpose; `None` if it releases nothing."""
+        """Returns the key for what the clip releases in addition to the step's sum, derived from `secret` under its own purpose; `None` if
+        it releases nothing."""
         return None
 
     def next_clipping_norm(self, state: Any, counts: dict[str, Any], key: Any, expected_batch: Any) -> Any:
-        """The state of the next step, from this step's counts (float32 [] each), under jit. Without a key the state does not change."""
+        """Returns the state of the next step, under jit. Without a key the state does not change.
+
+        Args:
+            state: The state of this step.
+            counts: Sums over this step's examples by name, float32 [] each, without noise.
+            key: What `draw` returned.
+            expected_batch: The expected batch size, float32 [].
+        """
         return state
 
     def ledger_fields(self) -> dict[str, Any]:
-        """The clip's fields in a ledger entry: its norm, if that is known before the step, and the noise of the clip's release."""
+        """Returns the clip's fields of a ledger entry: its norm, if it is known before the step, and the noise of what it releases."""
         return {"clipping_norm": self.clipping_norm, "count_noise_multiplier": None}
 
     def step_metrics(self, state: Any) -> dict[str, Any]:
-        """Metrics of a step that the claim covers, by name."""
+        """Returns metrics of a step that the claim covers, by name."""
         return {}
 
     def published(self) -> list[str]:
-        """What the run publishes of the clip, covered by its claim, as text."""
+        """Returns, as text, what the run publishes of the clip; the claim covers it."""
         return []
 
     def explanation(self) -> str:
-        """The norm to which gradients are clipped, as text."""
+        """Returns the norm to which gradients are clipped, as text for `job=explain`."""
         return f"norm {self.clipping_norm:.4g}"
 
     def __post_init__(self) -> None:

@@ -53,8 +53,14 @@ class Declared(Protocol):
 
 
 class NoisySum(NamedTuple):
-    """The result of `noisy_sum`. `total` and `noisy` are trees like the parameters, float32, in the gradient's units; `noise_squares` is
-    the sum of squares of the noise, float32 []; `state` is the mechanism's state for the next step."""
+    """The result of `Mechanism.noisy_sum`.
+
+    Attributes:
+        total: The sum without noise, a tree like the parameters, float32, in the units of the gradient.
+        noisy: The sum with noise, as `total`.
+        noise_squares: The sum of squares of the noise over all parameters, float32 [].
+        state: The mechanism's state for the next step.
+    """
 
     total: Any
     noisy: Any
@@ -63,8 +69,11 @@ class NoisySum(NamedTuple):
 
 
 class Mechanism:
-    """The base of every mechanism. Its defaults hold for float32 noise that is independent from step to step; every private mechanism
-    defines its own `ledger_fields`, `draw` and `noisy_sum`."""
+    """The base class of mechanisms: how noise is drawn and added to the clipped sum of a step.
+
+    A private mechanism must define `ledger_fields`, `draw` and `noisy_sum`. The other methods have defaults that are right for float32
+    noise which is independent from step to step.
+    """
 
     if TYPE_CHECKING:
 
@@ -86,63 +95,99 @@ class Mechanism:
     )
 
     def check(self, declared: Declared) -> None:
-        """Raises `ConfigError` for declarations that the proof does not cover."""
+        """Refuses declarations that the mechanism's proof does not cover; called before anything is computed.
+
+        Args:
+            declared: Privacy, sampler, clip, telemetry, accountant and the lengths of rows.
+
+        Raises:
+            ConfigError: For a declaration that the proof does not cover.
+        """
 
     def ledger_fields(self) -> dict[str, Any]:
-        """The mechanism's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`): the distribution of its noise.
+        """Returns the distribution of the noise, as the mechanism's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`).
 
-        Every private mechanism defines this itself, since a claim is not inherited: raises `ConfigError` if it does not.
+        A mechanism of a package must define this or `event` itself, also if it inherits from one of dpx.
+
+        Returns:
+            `{"noise": "gaussian"}` for Gaussian noise, or another name that the table of events has (`dpx.privacy.events`).
+
+        Raises:
+            ConfigError: If the class does not define it.
         """
-        reason = "does not say what a step of it costs: it has no ledger_fields"
-        raise ConfigError(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Give it ledger_fields() (dpx/docs/extending.md)")
+        reason = "does not state the privacy cost of its steps: it does not define ledger_fields"
+        raise ConfigError(f"{type(self).__module__}.{type(self).__qualname__}", reason, "Define ledger_fields() (dpx/docs/extending.md)")
 
     def event(self, noise_multiplier: float, adjacency: str) -> "DpEvent | None":
-        """The dp-accounting event of one step in which every example takes part, between neighbours under `adjacency` that differ in one
-        example, which moves the clipped sum by at most the clipping norm, or by twice that under `replace_one`.
+        """Returns the dp-accounting event of one step in which every example takes part.
 
-        `None` for the distributions that `ledger_fields` can name. An event given here is composed unchanged and not checked: the claim
-        then relies on the mechanism's package, which must vouch for it.
+        An event is composed unchanged and is not checked: the claim then trusts the mechanism's package.
+
+        Args:
+            noise_multiplier: The standard deviation of the noise divided by the clipping norm.
+            adjacency: The neighbouring relation. Neighbours differ in one example, which moves the clipped sum by at most the clipping
+                norm, or by twice the norm under "replace_one".
+
+        Returns:
+            The event, or `None` for noise that `ledger_fields` names.
         """
         return None
 
     def require_library(self, private: Path) -> None:
-        """Raises `ConfigError` if a library that `load_strategy` needs is missing: before any work, not after data was prepared."""
+        """Raises `ConfigError` if a library that `load_strategy` needs is missing. It is called before data is prepared."""
 
     def load_strategy(self, steps: int, private: Path) -> np.ndarray | None:
-        """The strategy that is chosen once for the whole run and kept under `private`; `None` if there is nothing to choose."""
+        """Returns the strategy that is chosen once for a run of `steps` steps and stored in `private`; `None` if there is none."""
         return None
 
     def initial_state(self, params: Any) -> Any:
-        """The mechanism's state before the first step, as a tree; `None` for noise without state. A new noise epoch starts at zeros."""
+        """Returns the state before the first step, a tree of arrays; `None` for noise without state. A new noise epoch starts at zeros."""
         return None
 
     def draw(
         self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: np.ndarray | None
     ) -> Any:
-        """The host arrays from which `noisy_sum` makes a step's noise; only shapes and paths of `params` are read.
+        """Returns the host arrays from which `noisy_sum` makes the noise of one step: keys, or numbers.
 
-        `clipping_norm` is the declared one. Keys come from `secret` by (purpose, step, parameter path, slice).
+        Args:
+            secret: The run's root secret. Keys are derived from it by (purpose, step, parameter path, slice).
+            step: The number of the step, from 0.
+            params: The trained parameters; only their paths and shapes may be read.
+            noise_multiplier: The standard deviation of the noise divided by the clipping norm.
+            clipping_norm: The declared clipping norm.
+            strategy: What `load_strategy` returned.
+
+        Returns:
+            A tree of NumPy arrays, which depends on nothing but the arguments.
         """
         raise NotImplementedError
 
     def summand(self, total: Any, clipping_norm: float) -> Any:
-        """What is added up for one microbatch's clipped sum (a float32 tree): a tree of `sum_dtype`. Runs under jit."""
+        """Returns what is added up over microbatches: `total`, the float32 clipped sum of one, as a tree of `sum_dtype`. Runs under jit."""
         return total
 
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
-        """The sum over all examples with its noise, under jit.
+        """Adds the noise of one step to the sum over all its examples; runs under jit.
 
-        `total` is a tree of `sum_dtype`, `drawn` what `draw` gave, `deviation` a float32 []: the noise multiplier times the norm of this
-        step. `clipping_norm` is the declared one.
+        Args:
+            total: The sum of all summands, a tree of `sum_dtype`.
+            drawn: What `draw` returned for the step.
+            deviation: The standard deviation of the noise, float32 []: the noise multiplier times the clipping norm of this step.
+            state: The state that the step before returned, or `initial_state`.
+            clipping_norm: The declared clipping norm.
+
+        Returns:
+            The sum without and with noise, and the new state.
         """
         raise NotImplementedError
 
     def extra_memory_bytes(self, parameters: int) -> int:
-        """Bytes that the mechanism holds while a step is finished, in addition to one noisy sum."""
+        """Returns the bytes that the mechanism holds at the end of a step, in addition to one noisy sum; `parameters` counts numbers."""
         return 0
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
-        """How the noise is drawn, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
+        """Returns what the statement says about the noise: its generator, how many deviations it reaches, and what a grid adds to the
+        sensitivity, relative to the clipping norm."""
         return {
             "grid_margin": 0.0,
             "generator": "threefry2x32 keys derived by keyed BLAKE2b from one root secret",
@@ -151,5 +196,5 @@ class Mechanism:
         }
 
     def explanation(self) -> list[str]:
-        """What is particular about the noise, in sentences for a lay reader."""
+        """Returns sentences for `job=explain` about what is special in this noise, for a reader who is not an expert."""
         return []

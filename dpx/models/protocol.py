@@ -13,10 +13,10 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class ExampleModel:
-    """The base of such models. A model defines `init` and the logits of one example; the other methods have defaults for most models.
+    """The base class of models of packages: initial parameters, and the logits of one example, in any JAX code.
 
-    Parameters are a nested dict of float32 arrays. A path below `layers/` is a stack, whose first axis is the layer, if layers are
-    clipped separately or chosen by number (`clip=per_layer`, `train=top`).
+    A model must define `init`, and `token_logits` or `class_logits`. Parameters are a nested dict of float32 arrays. A path below `layers/`
+    is a stack, whose first axis is the layer, if layers are clipped separately or chosen by number (`clip=per_layer`, `train=top`).
     """
 
     if TYPE_CHECKING:
@@ -39,22 +39,47 @@ class ExampleModel:
     vocabulary_size: int | None = None
 
     def init(self, key: Any, vocabulary_size: int, outputs: int) -> Any:
-        """New parameters: with a classifier of `outputs` values, or, if that is 0, with a head over the vocabulary.
+        """Returns new parameters.
 
-        `key` is uint32 [2].
+        Args:
+            key: A random key, uint32 [2].
+            vocabulary_size: V.
+            outputs: K, the number of values of the classifier; 0 for a head over the vocabulary.
+
+        Returns:
+            A nested dict of float32 arrays.
         """
         raise NotImplementedError
 
     def token_logits(self, params: Any, tokens_T: Any, length: Any) -> Any:
-        """float [T, V], at every position; positions from `length` on (int32 []) are padding."""
+        """Returns the logits of every position of one example; runs under jit and is differentiated.
+
+        Args:
+            params: Parameters as `init` makes them.
+            tokens_T: Token ids, int32 [T].
+            length: int32 []; the positions from `length` on are padding.
+
+        Returns:
+            Logits, float [T, V]. If `causal`, those of a position depend only on it and the positions before it.
+        """
         raise NotImplementedError
 
     def class_logits(self, params: Any, tokens_T: Any, segment_T: Any, length: Any) -> Any:
-        """float [K] of one text, or of a pair: `segment_T` is 1 within its second segment."""
+        """Returns the logits of the classes for one text or one pair of texts; runs under jit and is differentiated.
+
+        Args:
+            params: Parameters as `init` makes them.
+            tokens_T: Token ids, int32 [T].
+            segment_T: int32 [T]; 1 within the second text of a pair, 0 elsewhere.
+            length: int32 []; the positions from `length` on are padding.
+
+        Returns:
+            Logits, float [K].
+        """
         raise NotImplementedError
 
     def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
-        """Every parameter's path and shape, as `init` makes them; nothing is computed. Starts jax, so a plan does too."""
+        """Returns the path and shape of every parameter that `init` makes, without computing any. It starts jax, so a plan does too."""
         import jax
         import jax.numpy as jnp
 
@@ -65,11 +90,12 @@ class ExampleModel:
         return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
     def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
-        """Operations of one example's forward pass; by default every parameter counts in every token's product."""
+        """Returns the FLOPs of one example's forward pass; by default every parameter takes part in a product for every token."""
         return 2 * count(self.parameter_shapes(vocabulary_size, outputs=outputs)) * sequence_length
 
     def activations(self, vocabulary_size: int, sequence_length: int) -> int:
-        """Numbers that one example keeps for the backward pass; by default a copy of what `clipping_method=traced` may copy, and logits."""
+        """Returns how many numbers one example keeps for the backward pass; by default one copy of all parameters, which
+        `clipping_method=traced` may need, and logits."""
         return count(self.parameter_shapes(vocabulary_size)) + 2 * vocabulary_size * sequence_length
 
 

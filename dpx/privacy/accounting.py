@@ -28,11 +28,15 @@ SMALLEST_DELTA = {"pld": 1e-13, "rdp": 0.0, "deterministic": 0.0}
 
 @runtime_checkable
 class Composition(Protocol):
-    """All charges of a run, composed once: epsilon at any delta, and delta at any epsilon."""
+    """The composition of all charges of a run: epsilon at any delta, and delta at any epsilon."""
 
-    def epsilon(self, delta: float, /) -> float: ...
+    def epsilon(self, delta: float, /) -> float:
+        """An upper bound on epsilon at `delta`; `math.inf` if no finite bound is found."""
+        ...
 
-    def delta(self, epsilon: float, /) -> float: ...
+    def delta(self, epsilon: float, /) -> float:
+        """An upper bound on delta at `epsilon`, at most 1."""
+        ...
 
 
 class _Renyi(rdp.RdpAccountant):
@@ -163,9 +167,22 @@ def compose(
     orders: Sequence[Real] | None = None,
     interval: float | None = None,
 ) -> Composition:
-    """Composes `(release, count)` charges; raises `ConfigError` if `accountant` has no bound for them.
+    """Composes the charges of a run by one accountant.
 
-    `interval` overrides the PLD grid (`loss_grid.grid`): a coarser grid is faster, and its epsilon is never below the exact value.
+    Args:
+        charges: Pairs of a `dpx.privacy.events.Release` and the number of steps that made it.
+        accountant: "pld" (privacy loss distributions, Koskela et al. 2020), "rdp" (Renyi divergences, Mironov 2017, converted by Canonne
+            et al. 2020) or "deterministic" (Gaussian profiles without sampling, Balle and Wang 2018).
+        adjacency: "zero_out", "add_remove" or "replace_one".
+        orders: Renyi orders above 1, for "rdp"; `None` for those of dp-accounting.
+        interval: The width of the grid of privacy losses, for "pld". A coarser grid is faster, and its epsilon is never below the exact
+            value; `None` chooses the width (`loss_grid.grid`).
+
+    Returns:
+        Epsilon and delta as functions of each other, both upper bounds.
+
+    Raises:
+        ConfigError: If the accountant has no bound for such a release under this adjacency.
     """
     if any(release.event is not None for release, _ in charges):
         _check_known(charges, accountant, adjacency)
@@ -291,10 +308,28 @@ def epsilon(
     sampler: str = "poisson",
     adjacency: str = "zero_out",
 ) -> float:
-    """An upper bound on epsilon at `delta` of noisy clipped sums.
+    """Computes an upper bound on epsilon of a sequence of noisy clipped sums.
 
-    `stages` holds `(sampling probability, steps)`; `noise_multiplier` is the noise's standard deviation on the sum over the
-    clipping norm. `orders` are Renyi orders (rdp). `math.inf` when no finite bound is found.
+    Args:
+        stages: Pairs (q, steps): the probability with which a step draws a given unit, and how many steps have it.
+        noise_multiplier: The standard deviation of the noise on the sum, divided by the clipping norm.
+        delta: The probability with which the bound may fail, above 0 and below 1; it should be far below one over the number of units.
+        accountant: "pld", "rdp" or "deterministic", as for `compose`.
+        orders: Renyi orders above 1, for "rdp"; `None` for those of dp-accounting.
+        sampler: "poisson", if each unit is drawn independently, or "gaussian", if every unit takes part in every step.
+        adjacency: "zero_out", "add_remove" or "replace_one".
+
+    Returns:
+        Epsilon; `math.inf` if no finite bound is found.
+
+    Raises:
+        ConfigError: For a delta that the accountant cannot resolve, for another sampler, and if the accountant has no bound.
+
+    Example:
+        >>> import dpx
+        >>> stages = [(0.01, 1000)]
+        >>> round(dpx.privacy.epsilon(stages, noise_multiplier=1.0, delta=1e-5, accountant="rdp"), 2)
+        2.1
     """
     check_delta(delta, accountant)
     return compose(charges_of(stages, noise_multiplier, sampler), accountant, adjacency, orders).epsilon(delta)

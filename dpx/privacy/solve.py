@@ -28,9 +28,25 @@ def noise_multiplier(
     sampler: str = "poisson",
     adjacency: str = "zero_out",
 ) -> float:
-    """Smallest noise multiplier (to 2e-5 relative, on the safe side) whose epsilon at `delta` is at most `epsilon`.
+    """Solves for the smallest noise multiplier whose epsilon at `delta` is at most `epsilon`.
 
-    Arguments as in `dpx.privacy.epsilon`. The result is stored on disk (`dpx.privacy.cache`); a stored value is checked before it is used.
+    The result is stored on disk (`dpx.privacy.cache`); a stored value is checked before it is used.
+
+    Args:
+        stages: Pairs (q, steps), as for `dpx.privacy.epsilon`, and so are all arguments that are not listed here.
+        epsilon: The target, above 0.
+
+    Returns:
+        The standard deviation of the noise divided by the clipping norm: at most 2e-5, relative, above the smallest one, never below it.
+
+    Raises:
+        ConfigError: For an invalid target or delta, and if no noise multiplier below 1e7 reaches the target.
+
+    Example:
+        >>> import dpx
+        >>> sigma = dpx.privacy.noise_multiplier([(0.01, 1000)], epsilon=2.0, delta=1e-5, accountant="rdp")
+        >>> round(sigma, 2), dpx.privacy.epsilon([(0.01, 1000)], noise_multiplier=sigma, delta=1e-5, accountant="rdp") <= 2.0
+        (1.02, True)
     """
     charges = accounting.charges_of(stages, 1.0, sampler)
     return solve(charges, epsilon=epsilon, delta=delta, accountant=accountant, orders=orders, adjacency=adjacency)
@@ -46,10 +62,14 @@ def solve(
     adjacency: str = "zero_out",
     interval: float | None = None,
 ) -> float:
-    """As `noise_multiplier`, for any charges; their own noise multipliers count relative to one another.
+    """Solves for the smallest factor on the noise multipliers of `charges` whose epsilon at `delta` is at most `epsilon`.
 
-    `interval` is the PLD grid if losses are large relative to it (finer otherwise, `loss_grid.grid`): with a coarse grid the result errs
-    upward, and a large sweep takes minutes.
+    Args:
+        charges: As for `dpx.privacy.compose`; their noise multipliers count relative to one another.
+        interval: The width of the PLD grid if losses are large relative to it (finer otherwise, `loss_grid.grid`). With a coarse grid the
+            result errs upward, and a large sweep takes minutes.
+
+    All other arguments, what is returned and what is raised are as for `noise_multiplier`.
     """
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
     require(bool(charges), "stages=[]", "no step is charged", "Give at least one stage")

@@ -22,8 +22,11 @@ Assumed = Literal["poisson"] | None
 
 
 class Sampler:
-    """The base of every sampler, with the defaults that most samplers share. N is the number of rows (or units) from which it draws, B is
-    the expected batch size, q = B/N."""
+    """The base class of samplers: which rows or units take part in a step.
+
+    A sampler must define `draw` and `explanation`; one of a package also `ledger_fields` or `event`. N is the number of rows (or units)
+    that it draws from, B the expected batch size, q = B/N.
+    """
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -51,25 +54,50 @@ class Sampler:
         return None
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
-        """Distinct `int64` indices below `size`: one step's batch. Time and memory are proportional to the batch, not to `size`."""
+        """Draws the batch of one step. Time and memory should be proportional to the batch, not to `size`.
+
+        Args:
+            size: N.
+            sampling_probability: q.
+            generator_for: `generator_for(step, purpose)` returns the NumPy generator of that step and purpose, from the run's secret.
+            step: The number of the step, from 0.
+
+        Returns:
+            Distinct int64 indices below N, in any order.
+        """
         raise NotImplementedError
 
     def largest_batch(self, size: int) -> int:
-        """The largest expected batch that N = `size` allows."""
+        """Returns the largest expected batch size for N = `size`."""
         return size
 
     def check(self, privacy: Privacy, accountant: Accountant) -> None:
-        """Raises `ConfigError` for declarations that the proof of its release does not cover."""
+        """Raises `ConfigError` for declarations that the sampler's proof does not cover."""
 
     def ledger_fields(self, size: int, batch: int) -> dict[str, Any]:
-        """The sampler's fields in a ledger entry (`dpx.privacy.ledger.LedgerEntry`), at N and B."""
+        """Returns the sampler's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`): which event of dpx's table describes the draw.
+
+        Args:
+            size: N.
+            batch: B.
+
+        Returns:
+            `{"sampler": kind, "q": q}`, with a kind that the table of events has (`dpx.privacy.events`), and its other parameters.
+        """
         return {"sampler": self.name, "q": batch / size}
 
     def event(self, noisy: "DpEvent", size: int, batch: int, adjacency: str) -> "DpEvent | None":
-        """The dp-accounting event of one whole step at N and B; `noisy` is the event of a step in which every example takes part.
+        """Returns the dp-accounting event of one whole step, for a draw that the table of events does not have.
 
-        `None` if `ledger_fields` names a kind that the table of events knows. For a mechanism with its own event only Poisson sampling
-        is known there (`dpx.claim.calibration`).
+        Args:
+            noisy: The event of a step in which every example takes part.
+            size: N.
+            batch: B.
+            adjacency: The neighbouring relation.
+
+        Returns:
+            The event, or `None` if `ledger_fields` names a kind of the table. For a mechanism with its own event the table knows Poisson
+            sampling alone (`dpx.claim.calibration`).
         """
         return None
 

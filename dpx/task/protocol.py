@@ -10,18 +10,26 @@ from dpx.data.schema import Schema, require_gives, texts
 
 @runtime_checkable
 class Objective(Protocol):
-    """A task for a model, as pure functions of their arguments. It also has `model`, `task` and `vocabulary_size`.
+    """A task for one model, as pure functions. It also has the attributes `model`, `task` and `vocabulary_size`."""
 
-    `init(key)` returns new parameters, a nested dict of float32 arrays. `batch(key, rows)` makes a batch from the rows of a store: arrays
-    [B, ...], including `record`. `losses(params, batch, dropout_key)` returns (losses_B, counts): the losses, float [B], and the task's
-    `counts`, float [B] each; an example's loss depends on its own row alone, and not on how far a row was padded. `answers(batch)` returns
-    the correct answers, int [B, M], and a mask of the places that have an answer, bool [B, M].
-    """
+    def init(self, key: Any) -> Any:
+        """Returns new parameters, a nested dict of float32 arrays; `key` is a random key, uint32 [2]."""
+        ...
 
-    def init(self, key: Any) -> Any: ...
-    def batch(self, key: Any, rows: Any) -> Any: ...
-    def losses(self, params: Any, batch: Any, dropout_key: Any = None) -> Any: ...
-    def answers(self, batch: Any) -> Any: ...
+    def batch(self, key: Any, rows: Any) -> Any:
+        """Makes a batch from rows of a store: arrays [B, ...], including `record`. `key` decides what is random in it, such as masks."""
+        ...
+
+    def losses(self, params: Any, batch: Any, dropout_key: Any = None) -> Any:
+        """Returns (losses_B, counts): the losses, float [B], and the task's `counts`, a dict of float [B].
+
+        The loss of an example depends on its own row alone, and not on how far the row was padded.
+        """
+        ...
+
+    def answers(self, batch: Any) -> Any:
+        """Returns the correct answers, int [B, M], and which places have an answer, bool [B, M]."""
+        ...
 
 
 @runtime_checkable
@@ -64,7 +72,10 @@ class OneText:
 
 
 class PackageTask(OneText):
-    """A task from another package: it makes its own objective, for the models that `require_fits` accepts."""
+    """The base class of tasks of packages: it makes an objective, for the models that `require_fits` accepts.
+
+    A task must define `metric`, `counts`, `accuracy_counts`, `metrics` and `objective`.
+    """
 
     if TYPE_CHECKING:
 
@@ -86,20 +97,28 @@ class PackageTask(OneText):
             ...
 
     def baselines(self, answers: Any, frequent_token: int | None) -> dict[str, float]:
-        """Accuracies, by name, of answers without a model. `answers`, int [values], counts how often each value was correct among held-out
-        rows; `frequent_token` is the most frequent token of the public split."""
+        """Returns the accuracies, by name, of answers that need no model: what a model should exceed.
+
+        Args:
+            answers: int [values]; how often each value was the correct answer among the held-out rows.
+            frequent_token: The id of the most frequent token of the public split, if known.
+        """
         return {}
 
     def masked_positions(self, sequence_length: int) -> int:
-        """Positions of a row that are decoded over the vocabulary."""
+        """Returns how many positions of a row are decoded over the vocabulary."""
         return sequence_length
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """The reported metrics, from sums over examples of `loss`, of `examples` and of every count."""
+        """Returns the reported metrics, by name.
+
+        Args:
+            totals: Sums over all examples of `loss`, of every count, and of `examples` (their number).
+        """
         raise NotImplementedError
 
     def parameter_shapes(self, model: Any, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-        """Every parameter's path and shape for `model`."""
+        """Returns the path and shape of every parameter of `model` for this task."""
         return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
     def require_fits(self, model: Any, data: Any) -> None:
@@ -107,5 +126,11 @@ class PackageTask(OneText):
         require_columns(self, data)
 
     def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:
-        """The task for `model`; `special` has the ids `pad_id`, `unk_id`, `cls_id`, `sep_id` and `mask_id`."""
+        """Returns the task for `model`.
+
+        Args:
+            model: The declared model.
+            vocabulary_size: V.
+            special: The ids of special tokens, as attributes: `pad_id`, `unk_id`, `cls_id`, `sep_id` and `mask_id`.
+        """
         raise NotImplementedError
