@@ -137,7 +137,7 @@ class Mechanism:
         """Raises `ConfigError` if a library that `load_strategy` needs is missing. It is called before data is prepared."""
 
     def load_strategy(self, steps: int, private: Path) -> np.ndarray | None:
-        """Returns the strategy that is chosen once for a run of `steps` steps and stored in `private`; `None` if there is none."""
+        """Returns the strategy that is chosen once for a run of `steps` steps and stored in `private`; `None` if it needs none."""
         return None
 
     def initial_state(self, params: Any) -> Any:
