@@ -235,7 +235,7 @@ def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:
         return dataclasses.replace(experiment, noise=Multiplier(noise_multiplier=noise), steps=steps)
 
     settings = [
-        ("as it is", changed(sigma, experiment.steps)),
+        ("as declared", changed(sigma, experiment.steps)),
         ("stronger: noise x 1.5", changed(1.5 * sigma, experiment.steps)),
         ("stronger: half the steps", changed(sigma, max(1, experiment.steps // 2))),
         ("weaker: noise / 1.5", changed(sigma / 1.5, experiment.steps)),

@@ -86,6 +86,8 @@ def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
     table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))
     if "verdict" in claim.get("audit", {}):
         table.add_row("audit", claim["audit"]["verdict"])
+    for line in _hints(claim):
+        table.add_row("hint", line)
     for accountant, epsilon in claim.get("epsilon", {}).items():
         table.add_row(f"epsilon ({accountant})", f"{figure(epsilon)} at delta {claim['delta']:.2e}")
     if outside_code.packages_of_guarantee(claim["guarantee"]):
@@ -93,3 +95,13 @@ def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
             value = "infinite" if one["value"] is None else figure(one["value"])
             table.add_row(f"not a bound: {one['name']}", f"{value} at delta {claim['delta']:.2e}, on {one['reason']}")
     Console().print(table)
+
+
+def _hints(claim: dict[str, Any]) -> list[str]:
+    """What the plan would have hinted at: too little data for the claim of the run."""
+    if "sampler" not in claim:
+        return []
+    from dpx.claim.caveats import little_data
+
+    drawn = "row" if claim["unit_mode"] == "group" else claim["unit"]
+    return little_data(claim["declared_size"], drawn, claim["sampler"]["expected_batch_size"]["largest"], claim["delta"])

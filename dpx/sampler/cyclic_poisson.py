@@ -24,7 +24,7 @@ class CyclicPoisson(Sampler):
     needs_one_batch_size: ClassVar[bool] = True
     needs_fixed_numbers: ClassVar[bool] = True
     explanation: ClassVar[str] = (
-        "rows are dealt into groups that take turns; a row of the group is drawn independently, and the draw stays hidden"
+        "rows are divided into groups that take turns; each row of the group is drawn independently, and the draw must stay secret"
     )
 
     def __post_init__(self) -> None:

@@ -17,9 +17,7 @@ class Poisson(Sampler):
 
     assumed: None = None
     name: Literal["poisson"] = "poisson"
-    explanation: ClassVar[str] = (
-        "each {drawn} is drawn independently at each step, and that the draw stays hidden is part of the protection"
-    )
+    explanation: ClassVar[str] = "each {drawn} is drawn independently at each step, and the protection needs the draw to stay secret"
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
         return independent(size, sampling_probability, generator_for, step)

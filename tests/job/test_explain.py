@@ -13,6 +13,7 @@ from dpx.init.parent import _claim
 from dpx.interop.card import card
 from dpx.job.explain import Explain, explain, public_size
 from dpx.job.plan import Plan
+from dpx.job.train import _hints
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, in_words
 from dpx.run_folder import RunFolder
@@ -142,3 +143,13 @@ def test_an_unknown_size_is_asked_for():
 def test_what_is_particular_about_a_mechanism_is_said(overrides, words):
     experiment = config.build(recipes.compose([*QUICK, *overrides, "data.declared_size=10000"]))[0]
     assert words in "\n".join(explain(experiment, 10_000, None)["words"])
+
+
+def test_little_data_is_hinted_at_where_the_claim_is_shown(experiment):
+    """In the explanation and in the table at the end of a run; a run without privacy has no claim that could mislead."""
+    few = config.build(recipes.compose([*QUICK, "data.declared_size=355"]))[0]
+    stated = statement.build(few, None, calibrate(few, 355))
+    (hint,) = [line for line in explain(few, 355, stated)["words"] if line.startswith("Hint: ")]
+    assert hint.removeprefix("Hint: ") in _hints(stated) and "only 355 rows" in hint
+    assert _hints(statement.build(experiment, None, calibrate(experiment, 10_000))) == []
+    assert _hints({"guarantee": "not_private"}) == []
