@@ -15,7 +15,7 @@ from jax.extend.random import threefry2x32_p
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from dpx.mechanism.protocol import REACH as REACH
+from dpx.mechanism.tail import REACH as REACH
 
 
 def _minus_log_uniform(high: UInt32[Array, "..."], low: UInt32[Array, "..."]) -> Float[Array, "..."]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import Clip
+from dpx.mechanism.tail import REACH
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.randomness import RootSecret
@@ -28,10 +29,6 @@ from dpx.sampler import Sampler
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-
-# The largest absolute value of a Gaussian draw (`dpx.mechanism.gaussian`), in deviations: sqrt(2 ln 2^64), rounded down.
-REACH = 9.41
 
 
 @runtime_checkable
