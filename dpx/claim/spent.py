@@ -61,9 +61,8 @@ class Spent:
         return [{"event": describe(events.event(release, self._adjacency, own)), "count": count} for release, count in self._charges]
 
 
-def spent_facts(experiment: Experiment, segments: Segments, own: Segments) -> dict[str, Any]:
-    """What the ledger holds so far, and when that is a claim; `own` are the run's own steps in `segments`."""
-    spent = Spent(experiment.accountant, experiment.privacy, segments)
+def spent_facts(spent: "Spent", own: Segments) -> dict[str, Any]:
+    """What the ledger holds so far, `spent`, and when that is a claim; `own` are the run's own steps in it."""
     return {
         "steps": len({step for _, step, _ in ledger.decode(own)}),
         "charged_steps": spent.steps,

@@ -97,6 +97,7 @@ def _claim(
     """Guarantee and epsilon: of the planned end, at several deltas, and of what the ledger holds so far."""
     privacy = experiment.privacy
     segments = entered.segments() if entered is not None else ledger.join(*origins.charged(begins_from))
+    spent = Spent(experiment.accountant, privacy, segments)
     whole_segments = planned_end(experiment, calibrated, entered, begins_from)
     whole = Spent(experiment.accountant, privacy, whole_segments)
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
@@ -119,7 +120,7 @@ def _claim(
             "steps": experiment.steps,
             "epsilon": {} if by else {name: accounting.finite(value) for name, value in calibrated.epsilon.items()},
         },
-        "spent": spent_facts(experiment, segments, entered.own_segments() if entered is not None else []) | ({"epsilon": {}} if by else {}),
+        "spent": spent_facts(spent, entered.own_segments() if entered is not None else []) | ({"epsilon": {}} if by else {}),
         "ledger": ledger_facts(entered, segments, whole),
     }
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dpx import packages
 from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
-from dpx.data.declarations import Source as Declared
+from dpx.data.declarations import Source as DeclaredSource
 from dpx.data.documents import Document, Example, Source
 from dpx.data.embedded import EmbeddedSource
 from dpx.data.hub import HubSource
@@ -31,7 +31,7 @@ class _OfPackage:
         return f"{kind.__module__}.{kind.__qualname__} {version} {self._source.fingerprint()}"
 
 
-def open_source(declared: Declared) -> Source:
+def open_source(declared: DeclaredSource) -> Source:
     """The reader of a declared source."""
     match declared:
         case Embedded():

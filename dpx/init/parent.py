@@ -89,7 +89,8 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             data=entered.data,
             is_checked=True,
         )
-        return Parent(asked, *_trained(experiment), (origin, *entered.origins), folder.private, place, init.step, entered.plan)
+        trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size)
+        return Parent(asked, *trained, (origin, *entered.origins), folder.private, place, init.step, entered.plan)
 
 
 def _found(named: str) -> tuple[Path, RunFolder | None]:
@@ -123,7 +124,8 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         raise
     except Exception as error:
         raise ConfigError(release / STATEMENT, "holds no statement of a run that can be read", agreement.OR_COPY) from error
-    return Parent(asked, *_trained(experiment), origins, None, place, None)
+    trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size)
+    return Parent(asked, *trained, origins, None, place, None)
 
 
 def _stated_origin(name: str, data: Data, privacy: Privacy, document: dict[str, Any]) -> Origin:
@@ -150,11 +152,6 @@ def _stated_origin(name: str, data: Data, privacy: Privacy, document: dict[str, 
 def _stated_further(document: dict[str, Any]) -> list[Origin]:
     """The earlier runs and files that a statement names."""
     return [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
-
-
-def _trained(declared: Experiment) -> tuple[AnyModel, Task, Trained, int]:
-    """Model, task, trained part and vocabulary size of its weights."""
-    return declared.model, declared.task, declared.train, declared.vocabulary_size
 
 
 def _declared(asked: str, place: Path) -> Experiment:

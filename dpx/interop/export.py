@@ -49,7 +49,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     RunFolder(folder).require_no_links()
     release = folder / "release"
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
-    store = store_of(experiment, release / PARAMS)
+    store = store_of(experiment.data, experiment.privacy, release / PARAMS)
     special = SpecialIds.from_ids(store.manifest)
     if format == "peft":
         converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id)

@@ -61,9 +61,7 @@ class Launcher:
         self._job = ""
 
     def __call__(self, cfg: DictConfig) -> float:
-        """One job of one config; returns the score that a search maximises.
-
-        Failed points score 0, the worst possible accuracy, so that the search continues.
+        """One job of one config; returns the score that a search maximises: 0, the worst possible accuracy, for failed points.
 
         Errors are kept: if they were raised here, Hydra would add lines to the output, and the other points of a sweep would not run.
         """
@@ -72,13 +70,10 @@ class Launcher:
         path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
         self._job = job = str(settings.runtime.choices.get("job"))
         status, is_left_alone = Status(path, job), False
-        if job in finished.JOBS:
-            try:
-                require_one_process()
-            except ConfigError as refused:
-                # Nothing is written, not even a log: another process of the same job may be writing here.
-                self.failures.append(refused)
-                return self._record(path, point, "failed", error=str(refused))
+        if job in finished.JOBS and (refused := _of_several_processes()):
+            # Nothing is written, not even a log: another process of the same job may be writing here.
+            self.failures.append(refused)
+            return self._record(path, point, "failed", error=str(refused))
         try:
             # A point that was complete when the signal came has finished; the next one does not begin.
             if interruption.is_requested():
@@ -92,8 +87,7 @@ class Launcher:
                 if is_left_alone:
                     self._adopt(cfg, path, status, point)
                     return self._record(path, point, "finished before", status.read().get("score"))
-            if self.is_sweep:
-                self._check_sweep(cfg, settings, point)
+            self._check_sweep(cfg, settings, point)
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
@@ -114,8 +108,7 @@ class Launcher:
             raise
         except Exception as error:
             # A finished run that a search may not count has still finished, and a run that another process trains has not failed.
-            words = self._note_failed(error, path, None if is_left_alone else status)
-            return self._record(path, point, "failed", error=words)
+            return self._record(path, point, "failed", error=self._note_failed(error, path, None if is_left_alone else status))
         return self._record(path, point, "finished", status.read().get("score"))
 
     def _note_failed(self, error: Exception, path: Path, status: Status | None) -> str:
@@ -215,6 +208,8 @@ class Launcher:
 
     def _check_sweep(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
         """Raises `ConfigError` for a recipe's own sweep as a point of another one, and for a second mesh in one process."""
+        if not self.is_sweep:
+            return
         keys = {override.lstrip("+").partition("=")[0] for override in point}
         own = set(settings.sweeper.get("params") or {})
         if own and not own & keys:
@@ -264,6 +259,15 @@ class CloseStudy(Callback):
             stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
         sweep.show(shown, wide_console())
+
+
+def _of_several_processes() -> ConfigError | None:
+    """The refusal of a launch of several processes; `None` for one process."""
+    try:
+        require_one_process()
+    except ConfigError as refused:
+        return refused
+    return None
 
 
 def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None:

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.data import length_buckets
+from dpx.data.declarations import Data
 from dpx.data.keyed import Split
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import require
 from dpx.experiment import Experiment
+from dpx.privacy.declarations import Privacy
 from dpx.run_folder import read_json
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
@@ -99,10 +101,10 @@ def spread(there: int, count: int) -> np.ndarray:
     return start_n[:-1] + (np.random.RandomState(_SPREAD).random_sample(count) * np.diff(start_n)).astype(np.int64)
 
 
-def store_of(experiment: Experiment, params: Path) -> Store:
+def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
     """The prepared data of a run, whose vocabulary the weights in `params` use. Raises `ConfigError` if the vocabulary is not the one
     that the statement next to the weights names: every token would be read as another token."""
-    store = prepare(experiment.data, experiment.privacy)
+    store = prepare(data, privacy)
     statement = params.parent / "privacy.json"
     stated = (read_json(statement).get("vocabulary") or {}).get("sha256") if statement.is_file() else None
     require(
@@ -117,7 +119,7 @@ def store_of(experiment: Experiment, params: Path) -> Store:
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:
     """Metrics of the parameters in `release/params` on `rows` of a split (by default as many as in the run's own evaluation), with the
     task's baselines."""
-    store = store_of(experiment, params)
+    store = store_of(experiment.data, experiment.privacy, params)
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)
     return evaluate(checkpoint.released(params)) | {f"{name}_accuracy": value for name, value in evaluate.baselines.items()}

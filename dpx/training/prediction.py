@@ -77,7 +77,7 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
     task = experiment.task
     if not isinstance(task, Classification | MultipleChoice):
         raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
-    store = store_of(experiment, params)
+    store = store_of(experiment.data, experiment.privacy, params)
     objective: Any = make_objective(experiment.model, task, experiment.vocabulary_size, store.manifest)
     definition = store.folder / DEFINITION
     tokenizer = of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)

@@ -1,6 +1,7 @@
 """The parts of an experiment that decide how the trials of its search are charged."""
 
 import dataclasses
+from typing import Any
 
 from dpx.claim import outside_code
 from dpx.claim.caveats import of_table
@@ -12,7 +13,8 @@ from dpx.tuning.declarations import Tune
 @dataclasses.dataclass(frozen=True)
 class Search:
     """`by` are the external packages that a trial trusts. `score` names what is compared, and `uncovered` the rows that it may read in
-    addition to the protected ones."""
+    addition to the protected ones. `declared` is the whole experiment as plain data, with its external classes by config key, if any: two
+    classes may hold the same values."""
 
     tune: Tune
     privacy: Privacy
@@ -21,11 +23,13 @@ class Search:
     by: tuple[str, ...]
     score: str
     uncovered: tuple[str, ...]
+    declared: dict[str, Any]
 
     @classmethod
     def from_experiment(cls, experiment: Experiment) -> "Search":
         """The search of an experiment that declares one."""
         assert experiment.tune is not None
+        classes = {part.key: part.kind for part in outside_code.parts(experiment)}
         return cls(
             experiment.tune,
             experiment.privacy,
@@ -34,4 +38,5 @@ class Search:
             outside_code.packages_of(experiment),
             experiment.task.metric,
             tuple(of_table(experiment.data)),
+            dataclasses.asdict(experiment) | ({"outside_code": classes} if classes else {}),
         )

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import agreement, outside_code
+from dpx.claim import agreement
 from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.durable import not_following, put_in_place
@@ -137,7 +137,7 @@ class Study:
         with opened(self.outputs, self.path) as record:
             trial = record.trial_in(folder)
             left = _left(record, search.tune)
-            shared = _check_same(record, search.tune, dataclasses.asdict(experiment) | _classes(experiment))
+            shared = _check_same(record, search)
             if trial is not None:
                 record.begin_again(trial)
                 _note_in_ledger(folder, experiment.name, search.tune.charge)
@@ -176,7 +176,7 @@ class Study:
         with opened(self.outputs, self.path) as record:
             if record.began_with is not None:
                 # The statement uses the settings that the trials began with, not those of this launch, since the search may be over.
-                _check_same(record, search.tune, dataclasses.asdict(experiment) | _classes(experiment))
+                _check_same(record, search)
             for trial in record.trials:
                 self._end_killed(record, search, trial)
             trials, secret = record.trials, search.tune.charge == "repeat_and_select"
@@ -282,18 +282,12 @@ def _came_to(folder: Path) -> dict[str, Any] | None:
     return next((one for one in noted if one.get("state") == "finished"), None)
 
 
-def _classes(experiment: Experiment) -> dict[str, Any]:
-    """The external classes by config key, if any: two classes may hold the same values."""
-    parts = outside_code.parts(experiment)
-    return {"outside_code": {part.key: part.kind for part in parts}} if parts else {}
-
-
-def _check_same(record: Record, tune: Tune, declared: dict[str, Any]) -> dict[str, Any]:
+def _check_same(record: Record, search: Search) -> dict[str, Any]:
     """One study has one charge, one corpus and one claim; a repeated mechanism is the same in every repetition.
 
-    `declared` is an experiment as plain data. Returns everything that the trials must share; raises `ConfigError` if it differs from that
-    of the first trial.
+    Returns everything that the trials must share; raises `ConfigError` if it differs from that of the first trial.
     """
+    tune, declared = search.tune, search.declared
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
     plain: dict[str, Any] = _search_of(tune) | {name: declared[name] for name in fields}
     plain |= {"outside_code": declared["outside_code"]} if "outside_code" in declared else {}

@@ -74,7 +74,7 @@ def test_weights_are_never_read_by_another_vocabulary(trained):
             use(dataclasses.replace(experiment, data=changed), folder)
     path = prepare(data, experiment.privacy).folder / VOCABULARY
     restored = dataclasses.replace(changed, vocabulary=dataclasses.replace(data.vocabulary, path=str(path)))
-    assert store_of(dataclasses.replace(experiment, data=restored), folder.release / "params").manifest.rows["heldout"] > 0
+    assert store_of(restored, experiment.privacy, folder.release / "params").manifest.rows["heldout"] > 0
 
 
 def test_what_a_file_is_sorted_by_does_not_choose_the_rows_that_are_measured():
