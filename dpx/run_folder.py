@@ -5,12 +5,13 @@ import dataclasses
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError, require
-from dpx.durable import locked, make_folder, make_private, not_following, write_durably
+from dpx.durable import held, locked, make_folder, make_private, not_following, write_durably
 from dpx.places import without_places
 
 CONFIG = "config.yaml"
@@ -134,3 +135,29 @@ def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` to `path` as indented JSON, keys in the order given; durable when this returns."""
     write_durably(path, json.dumps(value, indent=2) + "\n")
+
+
+class Status:
+    """One job's entry in a run's `private/status.json`: `state` (`running`, `finished`, `failed`, `interrupted`), times, the error and the
+    score that a search maximises. After a kill the last state remains, and the entries of jobs in other processes do not change."""
+
+    def __init__(self, folder: Path, job: str):
+        self._folder, self.job = RunFolder(folder), job
+        self._path = self._folder.private / "status.json"
+
+    def read(self) -> dict[str, Any]:
+        """This job's entry; empty if it has never run here, or if the file cannot be read."""
+        entry = self._all().get(self.job)
+        return entry if isinstance(entry, dict) else {}
+
+    def write(self, state: str, **facts: Any) -> None:
+        entry = {"state": state, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | facts
+        with held(self._folder.made_private()):
+            write_json(self._path, self._all() | {self.job: entry})
+
+    def _all(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}

@@ -57,6 +57,8 @@ def _reached(start: str) -> set[str]:
         ("dpx.mechanism", ("hydra", "dpx.experiment", "dpx.training")),
         ("dpx.clipping", ("hydra", "dpx.experiment", "dpx.models", "dpx.mechanism", "dpx.training")),
         ("dpx.models", ("hydra", "dpx.experiment", "dpx.training")),
+        ("dpx.data", ("dpx.interop", "dpx.training", "dpx.launch")),
+        ("dpx.tuning", ("dpx.launch", "dpx.job")),
     ],
 )
 def test_a_room_reaches_nothing_that_it_must_not_know(room, forbidden):

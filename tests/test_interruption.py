@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
+from dpx.run_folder import Status
 from tests.processes import MAIN, environment, micro_run
 
 STEPS = 400

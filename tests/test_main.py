@@ -11,8 +11,7 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.durable import write_durably
-from dpx.launch.sweep import Status
-from dpx.run_folder import RunFolder
+from dpx.run_folder import RunFolder, Status
 from dpx.tuning.record import opened
 from tests.processes import Answer, answers, environment
 

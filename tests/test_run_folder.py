@@ -26,11 +26,10 @@ from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.launch.launcher import _require_same_run
 from dpx.launch.resolvers import _hydra_files
-from dpx.launch.sweep import Status
 from dpx.places import without_places
 from dpx.privacy.chain import Chain
 from dpx.report import pictures
-from dpx.run_folder import RunFolder
+from dpx.run_folder import RunFolder, Status
 from dpx.training.metrics import MetricsWriter
 from dpx.training.released import Released
 from dpx.tuning.record import opened

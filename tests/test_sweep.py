@@ -5,7 +5,8 @@ import threading
 from pathlib import Path
 
 from dpx.console import Console
-from dpx.launch.sweep import Outcome, Status, show
+from dpx.launch.sweep import Outcome, show
+from dpx.run_folder import Status
 
 
 def _shown(*outcomes: Outcome) -> str:

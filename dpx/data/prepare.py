@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dpx.checkpoint_folder import folder_of, is_hub_id
 from dpx.console import stage
 from dpx.data import unit_names
 from dpx.data.declarations import Data
@@ -30,7 +31,6 @@ from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_of, make_private, put_in_place
-from dpx.interop.folder import folder_of, is_hub_id
 from dpx.privacy.declarations import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from dpx.checkpoint_folder import is_hub_id
 from dpx.data import tokenizer
 from dpx.data.declarations import Data
 from dpx.data.store import VOCABULARY, Store
@@ -16,7 +17,6 @@ from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, of_fork, open_parent
 from dpx.init.relation import contradictions, declared_disjoint, is_same_data, learnt_from_protected, noted_alone, relation
 from dpx.interop.checkpoint import Checkpoint, Taken
-from dpx.interop.folder import is_hub_id
 from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import require, several
 from dpx.init.weights import Leaves, Shapes
-from dpx.interop.folder import CONFIG, config_of, folder_of
 from dpx.interop.layouts import LAYOUTS, Layout, Part
 from dpx.interop.shape import model_of
 from dpx.interop.tensors import Tensors

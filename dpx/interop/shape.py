@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import ConfigError, declaration, require
-from dpx.interop.folder import CONFIG, config_of, folder_of
 from dpx.models.shape import Bert, Decoder, Model
 
 _FIX = "Correct the value, or copy the file again"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from dpx.checkpoint_folder import weight_files
 from dpx.declaration import ConfigError, require
-from dpx.interop.folder import weight_files
 
 _FLOATS = ("F32", "F16", "BF16")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from dpx.checkpoint_folder import CONFIG, WEIGHTS
 from dpx.declaration import ConfigError, require
 from dpx.init.weights import Leaves
-from dpx.interop.folder import CONFIG, WEIGHTS
 from dpx.interop.layouts import LAYOUTS
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task, label_names

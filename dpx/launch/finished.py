@@ -7,9 +7,8 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.claim.seals import STATEMENT
-from dpx.launch.sweep import Status
 from dpx.places import without_places
-from dpx.run_folder import read_json
+from dpx.run_folder import Status, read_json
 
 # The files that a run writes at its end; if one of them is removed, the same command makes it again.
 _LEFT = ("release/params", f"release/{STATEMENT}", "private/results.json")

@@ -34,11 +34,11 @@ from dpx.job.train import Train
 from dpx.launch import finished, search_space, sweep
 from dpx.launch.commit import commit
 from dpx.launch.refused import remove_if_new
-from dpx.launch.sweep import Outcome, Status
+from dpx.launch.sweep import Outcome
 from dpx.mechanism.protocol import Mechanism
 from dpx.mesh import simulate_devices
 from dpx.one_process import require_one_process
-from dpx.run_folder import RunFolder
+from dpx.run_folder import RunFolder, Status
 from dpx.tuning.rules import check_charge, check_fork, check_init
 from dpx.tuning.study import Study
 

@@ -1,22 +1,15 @@
 """The points of a sweep that can be launched again: the result of each is stored in its folder, finished points are skipped, and a table
 shows all.
-
-`private/status.json` of a run holds, by job, `state` (`running`, `finished`, `failed`, `interrupted`), times, the error and the
-score that a search maximises.
 """
 
 import dataclasses
-import json
-import time
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from dpx.console import Console
-from dpx.durable import held
-from dpx.run_folder import RunFolder, read_json, write_json
+from dpx.run_folder import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,32 +22,6 @@ class Outcome:
     score: float | None = None
     error: str | None = None
     job: str = "train"
-
-
-class Status:
-    """One job's entry in a run's `private/status.json`; after a kill the last state remains, and the entries of jobs in other processes do
-    not change."""
-
-    def __init__(self, folder: Path, job: str):
-        self._folder, self.job = RunFolder(folder), job
-        self._path = self._folder.private / "status.json"
-
-    def read(self) -> dict[str, Any]:
-        """This job's entry; empty if it has never run here, or if the file cannot be read."""
-        entry = self._all().get(self.job)
-        return entry if isinstance(entry, dict) else {}
-
-    def write(self, state: str, **facts: Any) -> None:
-        entry = {"state": state, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | facts
-        with held(self._folder.made_private()):
-            write_json(self._path, self._all() | {self.job: entry})
-
-    def _all(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self._path.read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
 
 def varying(points: list[tuple[str, ...]]) -> list[str]:

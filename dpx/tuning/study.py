@@ -19,9 +19,8 @@ from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.durable import not_following, put_in_place
 from dpx.experiment import Experiment
-from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import CONFIG, LOCK, RunFolder, read_json, write_json
+from dpx.run_folder import CONFIG, LOCK, RunFolder, Status, read_json, write_json
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution
 from dpx.tuning.record import CHAIN, TRIAL, Record, Trial, opened

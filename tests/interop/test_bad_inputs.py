@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dpx.checkpoint_folder import WEIGHTS
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.interop import tensors
-from dpx.interop.folder import WEIGHTS
 from tests.processes import Answer, answers
 
 from . import cases

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dpx import config
+from dpx.checkpoint_folder import INDEX, WEIGHTS
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.interop import tensors
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.folder import INDEX, WEIGHTS
 from dpx.interop.shape import model_of
 from dpx.models.shape import Bert
 

@@ -11,9 +11,8 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.released import Evaluate
 from dpx.job.report import Report
-from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import RunFolder
+from dpx.run_folder import RunFolder, Status
 from tests.outside.made_up import on_path, pond
 
 BY = "dp_by_dpx_pond"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
+from dpx.run_folder import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import check_fork
 from dpx.tuning.study import Study

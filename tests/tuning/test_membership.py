@@ -17,8 +17,8 @@ from dpx.experiment import Experiment
 from dpx.job.released import Evaluate
 from dpx.job.train import Resume, Train
 from dpx.launch import launcher as launch
-from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger
+from dpx.run_folder import Status
 from dpx.tuning.study import Study
 from tests.tuning.made_up import BATCH, DRAWN, SIGMA, SIZE, STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
 

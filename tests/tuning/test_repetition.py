@@ -16,9 +16,8 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.launch import launcher as launch
-from dpx.launch.sweep import Status
 from dpx.privacy.ledger import Ledger, TrialOf
-from dpx.run_folder import write_json
+from dpx.run_folder import Status, write_json
 from dpx.tuning.study import Study
 from tests.tuning.made_up import DRAWN, STEPS, begin, enter, experiment, folder_of, stated, trial, units_of
 

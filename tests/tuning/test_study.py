@@ -9,7 +9,7 @@ from dp_accounting import dp_event, pld, rdp
 
 from dpx.claim import calibration
 from dpx.declaration import ConfigError
-from dpx.launch.sweep import Status
+from dpx.run_folder import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import _SAMPLER, _SWEEPER, check_charge
 from dpx.tuning.study import Study
