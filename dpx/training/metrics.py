@@ -11,8 +11,7 @@ from tensorboardX import summary
 
 from dpx.console import stage
 from dpx.durable import write_durably
-from dpx.training.event_file import EventFile
-from dpx.training.lossy_file import LossyFile
+from dpx.training.lossy_file import EventFile, LossyFile
 
 LINES = "metrics.jsonl"
 

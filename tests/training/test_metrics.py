@@ -14,8 +14,7 @@ from dpx.config.command_line import as_refused
 from dpx.durable import write_durably
 from dpx.privacy.ledger import Ledger
 from dpx.training import lossy_file
-from dpx.training.event_file import EventFile
-from dpx.training.lossy_file import LossyFile
+from dpx.training.lossy_file import EventFile, LossyFile
 from dpx.training.metrics import MetricsWriter
 from dpx.training.released import Released
 
