@@ -89,7 +89,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         runtime = Runtime(experiment, ready.calibrated, store, step, ledger, ready.strategy, run_start.frozen, job)
         evaluate = held_out(ready.objective, ready.store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
         test_set = partial(held_out, ready.objective, ready.store, None, BATCH_ROWS, experiment.widths, "test")
-        evaluations = Evaluations(evaluate, test_set if "test" in store.manifest.splits else None)
+        evaluations = Evaluations(evaluate, test_set if "test" in ready.store.manifest.splits else None)
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude)
 
 
