@@ -170,7 +170,7 @@ class Launcher:
             prepare(experiment.data, experiment.privacy)
             self.study = study
         else:
-            experiment = study.resumed(experiment)
+            experiment = dataclasses.replace(experiment, tune=study.first_tune(experiment.tune))
         study.begin(experiment, path, point, search_space.composed)
         # The same command draws new trials and does not resume this one.
         self._is_draw = experiment.tune is not None and experiment.tune.charge == "repeat_and_select"

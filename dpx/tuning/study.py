@@ -71,10 +71,10 @@ class Study:
         )
         return study
 
-    def resumed(self, experiment: Experiment) -> Experiment:
-        """`experiment` with the search that its study began with, whatever search the command declares."""
+    def first_tune(self, declared: Tune | None) -> Tune | None:
+        """The search that the study began with, whatever search the command has `declared`; `declared` for a study without a trial."""
         with opened(self.outputs, self.path) as record:
-            return dataclasses.replace(experiment, tune=record.tune or experiment.tune)
+            return record.tune or declared
 
     def settle(self, tune: Tune, distribution: TrialDistribution) -> None:
         """Fixes, before the first trial of a `repeat_and_select`, the distribution of its trials, their number, and the distribution of
