@@ -71,7 +71,6 @@ class Launcher:
         self._job = job = str(settings.runtime.choices.get("job"))
         status, is_left_alone = Status(path, job), False
         if job in finished.JOBS and (refused := _of_several_processes()):
-            # Nothing is written, not even a log: another process of the same job may be writing here.
             self.failures.append(refused)
             return self._record(path, point, "failed", error=str(refused))
         try:
@@ -87,7 +86,8 @@ class Launcher:
                 if is_left_alone:
                     self._adopt(cfg, path, status, point)
                     return self._record(path, point, "finished before", status.read().get("score"))
-            self._check_sweep(cfg, settings, point)
+            if self.is_sweep:
+                self._check_sweep(cfg, settings, point)
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
@@ -208,8 +208,6 @@ class Launcher:
 
     def _check_sweep(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
         """Raises `ConfigError` for a recipe's own sweep as a point of another one, and for a second mesh in one process."""
-        if not self.is_sweep:
-            return
         keys = {override.lstrip("+").partition("=")[0] for override in point}
         own = set(settings.sweeper.get("params") or {})
         if own and not own & keys:
@@ -262,7 +260,8 @@ class CloseStudy(Callback):
 
 
 def _of_several_processes() -> ConfigError | None:
-    """The refusal of a launch of several processes; `None` for one process."""
+    """The refusal of a launch of several processes, after which nothing is written, not even a log: another process of the same job may be
+    writing there. `None` for one process."""
     try:
         require_one_process()
     except ConfigError as refused:
