@@ -67,7 +67,7 @@ THREADS_PER_DEVICE = 4
 
 
 def simulate_devices(mesh: Mesh, devices: int | None) -> None:
-    """Tells jax, which must not have started, how many devices to make of one CPU; `None` leaves it as it is."""
+    """Tells jax, which must not have looked for devices yet, how many to make of one CPU; `None` leaves it as it is."""
     if devices is None:
         return
     # A simulated device may wait for others in several collectives at once, each on a thread. XLA makes one thread per device, so all can
@@ -78,7 +78,20 @@ def simulate_devices(mesh: Mesh, devices: int | None) -> None:
     if flag in flags:
         return
     if "jax" in sys.modules:
-        raise ConfigError(f"mesh={mesh.name}", "this process began with another number of devices", "Run each mesh in its own process")
+        _tell_imported_jax(mesh, devices)
     kept = [other for other in flags if not other.startswith(flag.partition("=")[0])]
     os.environ["XLA_FLAGS"] = " ".join([*kept, flag])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _tell_imported_jax(mesh: Mesh, devices: int) -> None:
+    """The same for a jax that was imported to trace shapes, which looks for no devices. Raises `ConfigError` if it has found them."""
+    import jax
+
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError as error:
+        reason = "this process began with another number of devices"
+        raise ConfigError(f"mesh={mesh.name}", reason, "Run each mesh in its own process") from error
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")

@@ -4,7 +4,7 @@ With P trained and R frozen parameters, b examples of a microbatch on a device, 
 l differentiated layers (1, the current layer, if no layer is differentiated), M masked positions and V words; `shards` devices share the
 stored state:
 
-    stored        (4 + 8) P / shards           float32 parameters and Adam's two moments
+    stored        4 P / shards + state         float32 parameters and the optimiser's state (Adam's: 8 P / shards)
     gathered      s P where shards > 1 or s = 2, and s R: the whole parameters during accumulation, s bytes each in the compute type
     accumulator   4 P                          float32 sum on every device
     mechanism     what it holds beyond one noisy sum, over shards
@@ -79,8 +79,10 @@ def step_memory(
     shards: int,
     method: Method,
     mechanism_bytes: int = 0,
+    optimizer_bytes: int | None = None,
 ) -> Memory:
-    """Memory of one device with `microbatch` rows at a time. `mechanism_bytes`: of the whole mesh."""
+    """Memory of one device with `microbatch` rows at a time. `mechanism_bytes`: of the whole mesh; `optimizer_bytes`: the optimiser's state
+    on one device (`dpx.training.update.state_bytes`), `None` for Adam's two moments."""
     number, parameters = 2 if model.dtype == "bfloat16" else FLOAT32, trains.parameters
     example = number * activations(model, trains, vocabulary_size, sequence_length, masked_positions)
     if method == "vmap":
@@ -90,13 +92,20 @@ def step_memory(
         example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
     gathered = parameters if shards > 1 or number < FLOAT32 else 0
     return Memory(
-        stored=3 * FLOAT32 * parameters // shards,
+        stored=_stored(parameters, shards, optimizer_bytes),
         gathered=number * (gathered + trains.frozen),
         accumulator=FLOAT32 * parameters,
         mechanism=mechanism_bytes // shards,
         microbatch=FLOAT32 * parameters + microbatch * example,
         update=3 * FLOAT32 * parameters // shards,
     )
+
+
+def _stored(parameters: int, shards: int, optimizer_bytes: int | None) -> int:
+    """Parameters and the optimiser's state on one device."""
+    if optimizer_bytes is None:
+        return 3 * FLOAT32 * parameters // shards
+    return FLOAT32 * parameters // shards + optimizer_bytes
 
 
 def _differentiated(model: Model, trains: Trains) -> int:

@@ -21,6 +21,7 @@ from dpx.init.declarations import FromRun
 from dpx.init.weights import PARAMS, Shapes
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
+from dpx.optimizer import Optimizer
 from dpx.privacy import ledger
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
@@ -44,6 +45,7 @@ class Parent:
     task: Task
     train: Trained
     vocabulary_size: int
+    optimizer: Optimizer
     origins: tuple[Origin, ...]
     private: Path | None
     place: Path
@@ -89,7 +91,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             data=entered.data,
             is_checked=True,
         )
-        trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size)
+        trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size, experiment.optimizer)
         return Parent(asked, *trained, (origin, *entered.origins), folder.private, place, init.step, entered.plan)
 
 
@@ -124,7 +126,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         raise
     except Exception as error:
         raise ConfigError(release / STATEMENT, "holds no statement of a run that can be read", agreement.OR_COPY) from error
-    trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size)
+    trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size, experiment.optimizer)
     return Parent(asked, *trained, origins, None, place, None)
 
 

@@ -20,6 +20,7 @@ from dpx.interop.checkpoint import Checkpoint, Taken
 from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
+from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.origins import UNREAD, Origin, require_same_relation, unit_mismatch
 from dpx.privacy.unit_facts import UnitFacts
@@ -35,6 +36,7 @@ class Receiver:
     model: AnyModel
     task: Task
     train: Trained
+    optimizer: Optimizer
     data: Data
     privacy: Privacy
     is_private: bool
@@ -186,7 +188,7 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     """The common check of a run that another run starts from, by a fork or by its weights: its origins, and the run as `Parent`."""
     parent, is_fork = open_parent(init, asked), asked.startswith("fork=")
     if is_fork:
-        _require_same_state(parent, receiver.train)
+        _require_same_state(parent, receiver)
     head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
@@ -203,11 +205,20 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     return origins, parent
 
 
-def _require_same_state(parent: Parent, train: Trained) -> None:
-    """Raises `ConfigError` if a fork would train other parameters than the ones whose moments are in its parent's checkpoint."""
-    theirs = parent.train.kind
-    fix = f"Use train={theirs} as its parent, or init=run init.run=... init.step=..., which takes the weights alone"
-    require(parent.train == train, parent.asked, f"its state is that of train={theirs}, and this run trains otherwise", fix)
+def _require_same_state(parent: Parent, receiver: Receiver) -> None:
+    """Raises `ConfigError` if a fork would train other parameters than the ones whose state is in its parent's checkpoint, or with another
+    optimiser than the one whose state it is."""
+    for key, theirs, is_same in (
+        ("train", parent.train.kind, parent.train == receiver.train),
+        ("optimizer", parent.optimizer.name, _is_same_optimizer(parent.optimizer, receiver.optimizer)),
+    ):
+        fix = f"Use {key}={theirs} as its parent, or init=run init.run=... init.step=..., which takes the weights alone"
+        require(is_same, parent.asked, f"its state is that of {key}={theirs}, and this run trains otherwise", fix)
+
+
+def _is_same_optimizer(one: Optimizer, other: Optimizer) -> bool:
+    """Whether two optimisers have the same formula; their arguments may differ. dpx's Adam and optax's have states of different forms."""
+    return type(one) is type(other) and one.name == other.name
 
 
 def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None) -> Origin:

@@ -1,4 +1,4 @@
-"""`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated, and jax does not start unless
+"""`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated, and jax looks for no devices unless
 `plan.compile=true` asks for the real step to be compiled on simulated devices of the declared mesh."""
 
 import json
@@ -22,6 +22,7 @@ from dpx.init.start import planned_start, receiver_of
 from dpx.job.analyse import inputs
 from dpx.mesh import simulate_devices
 from dpx.models.shape import count
+from dpx.optimizer import Adam
 from dpx.privacy import ledger, origins
 from dpx.privacy.origins import Origin
 from dpx.run_folder import RunFolder, write_json
@@ -87,11 +88,27 @@ def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
 def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
     if experiment.train.is_all:
         return Trains(parameters)
-    from dpx.task.mlm import Special
-    from dpx.task.objective import objective
     from dpx.training.frozen import trains
 
-    return trains(experiment.train, objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4)))
+    return trains(experiment.train, _objective(experiment, vocabulary))
+
+
+def _objective(experiment: Experiment, vocabulary: int) -> Any:
+    """The run's objective, of which only shapes are read."""
+    from dpx.task.mlm import Special
+    from dpx.task.objective import objective
+
+    return objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4))
+
+
+def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int | None:
+    """Bytes of the optimiser's state on one device, from its shapes; `None` for Adam, whose two moments are counted without jax."""
+    if isinstance(experiment.optimizer, Adam):
+        return None
+    from dpx.training.frozen import shapes
+    from dpx.training.update import state_bytes
+
+    return state_bytes(experiment.optimizer, shapes(experiment.train, _objective(experiment, vocabulary))[0], experiment.mesh)
 
 
 def _compiled(experiment: Experiment, planned: dict[str, Any]) -> dict[str, Any]:
@@ -151,8 +168,10 @@ def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: in
 
 def _memory(experiment: Experiment, trains: Trains, vocabulary: int) -> dict[str, Any]:
     limit = experiment.mesh.memory_bytes
-    microbatch = experiment.microbatch if isinstance(experiment.microbatch, int) else largest_microbatch(experiment, trains, vocabulary)
-    peak = _step_memory(experiment, trains, vocabulary, microbatch).peak
+    state, microbatch = _optimizer_bytes(experiment, vocabulary), experiment.microbatch
+    if not isinstance(microbatch, int):
+        microbatch = largest_microbatch(experiment, trains, vocabulary, state)
+    peak = _step_memory(experiment, trains, vocabulary, microbatch, state).peak
     return {
         "microbatch": microbatch,
         "memory_bytes_per_device": peak,
@@ -161,7 +180,7 @@ def _memory(experiment: Experiment, trains: Trains, vocabulary: int) -> dict[str
     }
 
 
-def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microbatch: int) -> Memory:
+def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microbatch: int, optimizer_bytes: int | None) -> Memory:
     return step_memory(
         experiment.model,
         trains,
@@ -172,13 +191,16 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
         shards=experiment.mesh.shards,
         method=experiment.clipping_method.name if experiment.is_private else "plain",
         mechanism_bytes=experiment.mechanism.extra_memory_bytes(trains.parameters),
+        optimizer_bytes=optimizer_bytes,
     )
 
 
-def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int) -> int:
-    """The largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1."""
+def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int, optimizer_bytes: int | None = None) -> int:
+    """The largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1.
+
+    `optimizer_bytes`: the optimiser's state on one device, `None` for Adam's (`dpx.cost.memory.step_memory`)."""
     size = LARGEST_MICROBATCH
-    while size > 1 and _step_memory(experiment, trains, vocabulary, size).peak > 0.8 * experiment.mesh.memory_bytes:
+    while size > 1 and _step_memory(experiment, trains, vocabulary, size, optimizer_bytes).peak > 0.8 * experiment.mesh.memory_bytes:
         size //= 2
     return size
 

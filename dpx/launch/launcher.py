@@ -133,6 +133,9 @@ class Launcher:
             _check_noise(experiment.mechanism, point)
             experiment.lr_schedule.require_fits(experiment.steps)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
+        if cfg.run is None:
+            # Only now: it may import jax.
+            experiment.optimizer.require_usable()
         began, code = time.monotonic(), commit()
         with self._trial(experiment, job, path, status, point, cfg.get("fork")) as experiment:
             status.write("running", pid=os.getpid(), commit=code)

@@ -144,7 +144,9 @@ class Checkpoints:
         facts = _facts(place)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like.saved())
         # Files that are unchanged since they were written cannot be the cause.
-        unlike = ConfigError(place, "holds no state of the form that this run has", "Use the version of dpx that wrote it")
+        unlike = ConfigError(
+            place, "holds no state of the form that this run has", "Use the version of dpx and the optimizer.arguments that wrote it"
+        )
         with _reading(place, unlike if (place / FILES).exists() else _damaged(place)):
             saved: Any = ocp.load(str(place), abstract)
         _require_saved(place, saved, facts)

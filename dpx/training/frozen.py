@@ -42,9 +42,14 @@ def draw(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[A
     return trained | canaries, frozen
 
 
+def shapes(train: Trained, objective: Any) -> tuple[Any, Any]:
+    """The shapes of an objective's parameters, as two trees (trained, frozen). Allocates nothing."""
+    return jax.eval_shape(lambda key: draw(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
+
+
 def trains(train: Trained, objective: Any) -> Trains:
     """The numbers of an objective's trained and frozen parameters, from their shapes alone."""
-    trained, frozen = jax.eval_shape(lambda key: draw(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    trained, frozen = shapes(train, objective)
     layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
     depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
     kernels = any(path_name(path).endswith("/kernel") for path, _ in layers)

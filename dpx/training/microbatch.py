@@ -28,8 +28,9 @@ from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Mechanism
 from dpx.mesh import Mesh
 from dpx.models.trained import Trained
+from dpx.optimizer import Optimizer
 from dpx.task.declarations import Task
-from dpx.training import frozen
+from dpx.training import frozen, update
 from dpx.training.gradient_sum import GradientSum
 
 logger = logging.getLogger(__name__)
@@ -47,12 +48,14 @@ class Workload:
     sequence_length: int
     mechanism: Mechanism
     mesh: Mesh
+    optimizer: Optimizer
 
     @classmethod
     def from_experiment(cls, experiment: Experiment, objective: Any) -> "Workload":
         """The workload of `experiment` with its `objective` (`dpx.task.objective`)."""
         gradient_sum = GradientSum.build(experiment.mechanism, experiment.clip, experiment.clipping_method, experiment.privacy)
-        return cls(objective, gradient_sum, experiment.train, experiment.data.sequence_length, experiment.mechanism, experiment.mesh)
+        length, optimizer = experiment.data.sequence_length, experiment.optimizer
+        return cls(objective, gradient_sum, experiment.train, length, experiment.mechanism, experiment.mesh, optimizer)
 
     def batch(self, examples: int) -> dict[str, jax.Array]:
         """A batch of `examples` synthetic examples, as the loss takes it."""
@@ -74,6 +77,7 @@ class Workload:
             shards=self.mesh.shards,
             method=self.gradient_sum.method,
             mechanism_bytes=self.mechanism.extra_memory_bytes(trains.parameters),
+            optimizer_bytes=update.state_bytes(self.optimizer, frozen.shapes(self.train, self.objective)[0], self.mesh),
         )
 
     def sum(self, params: Any, batch: Any) -> Any:
@@ -159,6 +163,7 @@ def _key(workload: Workload, candidates: Sequence[int]) -> str:
         summed.rows_per_unit,
         workload.mesh,
         tuple(candidates),
+        workload.optimizer,
     )
     facts += (device.device_kind, os.cpu_count(), jax.__version__)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

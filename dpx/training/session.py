@@ -143,9 +143,7 @@ class Session:
             "steps": experiment.steps,
             "batch_size": experiment.batch_schedule.at(experiment.steps - 1),
             "learning_rate": experiment.lr_schedule.learning_rate,
-            "beta1": experiment.optimizer.beta1,
-            "beta2": experiment.optimizer.beta2,
-            "weight_decay": experiment.optimizer.weight_decay,
+            **_shown(experiment.optimizer.knobs),
             "clipping_norm": experiment.clip.clipping_norm,
             "noise_multiplier": self.runtime.calibrated.noise_multiplier or 0.0,
             "mechanism": experiment.mechanism.name,
@@ -207,3 +205,8 @@ def _claimed(stated: dict[str, Any]) -> dict[str, Any]:
     """The claim next to the knobs: epsilon, by the run's own accountant, only if the statement has one."""
     epsilon = stated["epsilon"].get(stated.get("accountant"))
     return {"guarantee": stated["guarantee"], "epsilon": epsilon, "delta": stated.get("delta")}
+
+
+def _shown(knobs: dict[str, Any]) -> dict[str, Any]:
+    """The values that TensorBoard's table can hold: numbers, flags and texts; `null` is left out."""
+    return {name: value if isinstance(value, int | float | str) else str(value) for name, value in knobs.items() if value is not None}

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
@@ -71,7 +71,7 @@ class Layout:
         return jax.lax.psum(jax.lax.psum_scatter(total, "fsdp", scatter_dimension=last, tiled=True), "data")
 
 
-def layout(path: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+def layout(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Layout:
     """The layout of a parameter; axes that do not divide it leave it whole."""
     shards = _shards(shape, mesh)
     axis = None
@@ -90,7 +90,7 @@ def _split_over_tensor(names: list[str], ndim: int) -> int | None:
     return ndim - (2 if reads else 1)
 
 
-def _shards(shape: tuple[int, ...], mesh: Mesh) -> tuple[str, ...]:
+def _shards(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     wanted = tuple(axis for axis in ("tensor", "fsdp") if mesh.shape[axis] > 1)
     for axes in (wanted, ("fsdp",) if "fsdp" in wanted else ()):
         if shape and shape[-1] % math.prod(mesh.shape[axis] for axis in axes) == 0:
@@ -98,12 +98,12 @@ def _shards(shape: tuple[int, ...], mesh: Mesh) -> tuple[str, ...]:
     return ()
 
 
-def layouts(params: Any, mesh: Mesh) -> Any:
+def layouts(params: Any, mesh: Mesh | AbstractMesh) -> Any:
     """A tree of `Layout` like `params`, or like any tree with leaves of their shapes (Adam's moments)."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: layout(path_name(path), leaf.shape, mesh), params)
 
 
-def storage_shardings(tree: Any, mesh: Mesh) -> Any:
+def storage_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """A tree of `NamedSharding`, parameters' own layout."""
     return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.storage), layouts(tree, mesh))
 

@@ -123,9 +123,9 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
     Raises `ConfigError` where jax runs in several processes."""
     require_one_jax_process()
-    shapes, frozen_shapes = jax.eval_shape(lambda key: frozen.draw(experiment.train, objective, key), KEY)
+    shapes, frozen_shapes = frozen.shapes(experiment.train, objective)
     layouts, frozen_layouts = sharding.layouts(shapes, mesh), sharding.layouts(frozen_shapes, mesh)
-    transform, dtype = update.transformation(experiment.optimizer), experiment.model.dtype
+    optimizer, dtype = update.make_update(experiment.optimizer), experiment.model.dtype
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     parts = _Parts(experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task)
     gradient_sum = GradientSum.build(parts.mechanism, parts.clip, experiment.clipping_method, experiment.privacy)
@@ -134,7 +134,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     def init(key: Array, start: Any) -> State:
         params, _ = frozen.draw(experiment.train, objective, key, start)
         norm = parts.clip.initial_state() if parts.mechanism.is_private else None
-        return State(params, transform.init(params), norm, parts.mechanism.initial_state(params))
+        return State(params, optimizer.init(params), norm, parts.mechanism.initial_state(params))
 
     def draw_frozen(key: Array, start: Any) -> Any:
         return frozen.draw(experiment.train, objective, key, start)[1]
@@ -151,7 +151,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         zero=_zero(shapes, names, devices, parts.mechanism.sum_dtype, sum_shardings),
         accumulate=_accumulate(objective, gradient_sum, MARGINS[dtype], parts, mesh, sum_shardings),
         reduce=_reduce(mesh, layouts, summed),
-        finish=_finish(transform, parts, mesh, state_shardings),
+        finish=_finish(optimizer, parts, mesh, state_shardings),
         draw_frozen=jax.jit(draw_frozen, out_shardings=sharding.storage_shardings(frozen_shapes, mesh)),
         place_frozen=_gather(mesh, frozen_layouts, jnp.dtype(dtype)),
         has_frozen=bool(jax.tree.leaves(frozen_shapes)),
@@ -248,9 +248,9 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[[Sums, Any], Redu
 
 
 def _finish(
-    transform: Any, parts: _Parts, mesh: Mesh, state_shardings: Any
+    optimizer: update.Update, parts: _Parts, mesh: Mesh, state_shardings: Any
 ) -> Callable[[State, Reduced, UpdateInputs], tuple[State, dict[str, Array]]]:
-    """The end of a step: noise once, division by the expected batch size, and the update of `transform`."""
+    """The end of a step: noise once, division by the expected batch size, and the update of `optimizer`."""
     clip, mechanism, telemetry, task = parts
 
     def finish(state: State, reduced: Reduced, inputs: UpdateInputs) -> tuple[State, dict[str, Array]]:
@@ -261,8 +261,7 @@ def _finish(
                 reduced["gradient"], drawn, deviation, state.noise, clip.clipping_norm
             )
         gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
-        direction, moments = transform.update(gradient, state.moments, state.params)
-        params = update.with_canaries(update.apply(state.params, direction, learning_rate), state.params, gradient)
+        params, moments = optimizer.apply(state.params, state.moments, gradient, learning_rate)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
         metrics |= clip.step_metrics(state.clip)
         metrics |= telemetry.step_metrics(task.metric, counts, keys.get("telemetry"), expected_batch)

@@ -1,24 +1,43 @@
-"""The optimiser's update as an optax transformation; the learning rate is given at each step."""
+"""The update of the parameters by a noisy gradient, as the optimiser was declared; the learning rate is given at each step.
 
-from typing import Any
+It is post-processing: it reads the noisy gradient, its own state and the parameters, all of which the claim covers.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh
 from jaxtyping import Array, Float
 
-from dpx.optimizer import Adam
+from dpx.clipping.groups import LAYERS
+from dpx.mesh import Mesh
+from dpx.optimizer import Adam, Optax, Optimizer
+from dpx.optimizer.arguments import LEARNING_RATE
+from dpx.optimizer.decay_mask import BERT, decay_mask
+from dpx.optimizer.from_optax import transformation as of_optax
+from dpx.training import sharding
 
 # The parameter of an audit's gradient canaries (`dpx.audit.objective`), in addition to the model's parameters.
 CANARIES = "canaries"
 
-# Official BERT code exempts LayerNorm parameters and every bias from decay.
-_EXEMPT = ("bias", "scale", "output_bias")
+
+class Update(NamedTuple):
+    """`init` makes the optimiser's state from parameters; `apply` makes the next parameters and the next state from (parameters, state,
+    noisy gradient, learning rate). Both run under jit."""
+
+    init: Callable[[Any], Any]
+    apply: Callable[[Any, Any, Any, Float[Array, ""]], tuple[Any, Any]]
 
 
-def decay_mask(params: Any) -> Any:
-    """True where weight decay applies under `decay_mask="bert"`: everything but LayerNorm parameters and biases."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in _EXEMPT, params)
+def make_update(optimizer: Optimizer) -> Update:
+    """The update that `optimizer` declares. Canaries (if any) are moved by the unchanged noisy gradient, whatever the optimiser.
+
+    Raises `ConfigError` for an optimiser of optax that cannot be used (`dpx.optimizer.from_optax`)."""
+    return _of_adam(optimizer) if isinstance(optimizer, Adam) else _of_optax(optimizer)
 
 
 def transformation(optimizer: Adam) -> optax.GradientTransformation:
@@ -27,7 +46,7 @@ def transformation(optimizer: Adam) -> optax.GradientTransformation:
     The caller multiplies by the learning rate (`apply`)."""
     return optax.chain(
         optax.scale_by_adam(b1=optimizer.beta1, b2=optimizer.beta2, eps=optimizer.eps),
-        optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask if optimizer.decay_mask == "bert" else None),
+        optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask if optimizer.decay_mask == BERT else None),
     )
 
 
@@ -36,8 +55,66 @@ def apply(params: Any, direction: Any, learning_rate: Float[Array, ""]) -> Any:
     return jax.tree.map(lambda p, d: p - learning_rate * d.astype(jnp.float32), params, direction)
 
 
+def _of_adam(optimizer: Adam) -> Update:
+    transform = transformation(optimizer)
+
+    def moved(params: Any, moments: Any, gradient: Any, learning_rate: Float[Array, ""]) -> tuple[Any, Any]:
+        direction, moments = transform.update(gradient, moments, params)
+        return with_canaries(apply(params, direction, learning_rate), params, gradient), moments
+
+    return Update(transform.init, moved)
+
+
+def _of_optax(optimizer: Optax) -> Update:
+    """Optax is given each layer of a stack as a parameter of its own, so that what it computes for one parameter (a trust ratio, a factored
+    moment) is of one layer. It is not given the canaries, which would change what it computes over all parameters."""
+    transform = of_optax(optimizer.name, optimizer.arguments)
+
+    def init(params: Any) -> Any:
+        own = _by_layer(_without_canaries(params))
+        return transform.init(own) if own else ()
+
+    def moved(params: Any, moments: Any, gradient: Any, learning_rate: Float[Array, ""]) -> tuple[Any, Any]:
+        own, rest = _without_canaries(params), {name: leaf for name, leaf in params.items() if name == CANARIES}
+        if own:
+            parts = _by_layer(own)
+            moments = moments._replace(hyperparams=moments.hyperparams | {LEARNING_RATE: learning_rate})
+            updates, moments = transform.update(_by_layer(_without_canaries(gradient)), moments, parts)
+            own = _stacked(optax.apply_updates(parts, updates))
+        return with_canaries(own | rest, params, gradient), moments
+
+    return Update(init, moved)
+
+
+def _without_canaries(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: leaf for name, leaf in tree.items() if name != CANARIES}
+
+
+def _by_layer(tree: dict[str, Any]) -> dict[str, Any]:
+    """`tree` with every stack [L, ...] under `layers` as a tuple of L arrays."""
+    if LAYERS not in tree:
+        return tree
+    return tree | {LAYERS: jax.tree.map(lambda leaf: tuple(leaf[layer] for layer in range(leaf.shape[0])), tree[LAYERS])}
+
+
+def _stacked(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree whose `_by_layer` this is."""
+    if LAYERS not in tree:
+        return tree
+    return tree | {LAYERS: jax.tree.map(jnp.stack, tree[LAYERS], is_leaf=lambda node: isinstance(node, tuple))}
+
+
 def with_canaries(moved: Any, before: Any, gradient: Any) -> Any:
     """`moved`, except that canaries (if any) are updated from `before` by the unchanged released gradient, at rate 1."""
     if CANARIES not in before:
         return moved
     return moved | {CANARIES: jax.tree.map(jnp.subtract, before[CANARIES], gradient[CANARIES])}
+
+
+def state_bytes(optimizer: Optimizer, trained: Any, mesh: Mesh) -> int:
+    """Bytes of the optimiser's state on one device of `mesh`; `trained` is a tree of the trained parameters' shapes. Allocates nothing."""
+    state = jax.eval_shape(make_update(optimizer).init, trained)
+    devices = AbstractMesh((mesh.data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor"))
+    stored = sharding.storage_shardings(state, devices)
+    parts = zip(jax.tree.leaves(state), jax.tree.leaves(stored), strict=True)
+    return sum(math.prod(layout.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, layout in parts)

@@ -37,12 +37,12 @@ COMMAND = (
 )
 
 
-def _command(folder: Path) -> list[str]:
-    return [*COMMAND, f"hydra.run.dir={folder}/run", f"data.directory={folder.parent}/data"]
+def _command(folder: Path, *more: str) -> list[str]:
+    return [*COMMAND, *more, f"hydra.run.dir={folder}/run", f"data.directory={folder.parent}/data"]
 
 
-def _start(folder: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", f"{MAIN}; main()", *_command(folder)]
+def _start(folder: Path, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", f"{MAIN}; main()", *_command(folder, *more)]
     return subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -73,21 +73,28 @@ def _leaves(tree, path=""):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, kills):
+@pytest.mark.parametrize(
+    ("kills", "more"),
+    [
+        pytest.param(1, (), id="1"),
+        pytest.param(4, (), id="4", marks=pytest.mark.slow),
+        *(pytest.param(2, (f"optimizer={name}",), id=name, marks=pytest.mark.slow) for name in ("sgd", "lion", "adafactor")),
+    ],
+)
+def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, kills, more):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
     moments = random.Random(1)
     for _ in range(kills):
-        process = _start(killed)
+        process = _start(killed, *more)
         before, target = _steps_seen(killed), moments.randint(1, STEPS // (kills + 1))
         while process.poll() is None and _steps_seen(killed) < before + target:
             time.sleep(0.005)
         time.sleep(moments.random() * 0.05)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    for ended in answers([(folder, _command(folder)) for folder in (killed, whole)], trains_alike=True):
+    for ended in answers([(folder, _command(folder, *more)) for folder in (killed, whole)], trains_alike=True):
         assert ended.returncode == 0, ended.stderr[-2000:]
 
     (params, runs), (expected_params, expected_runs) = _ending(killed), _ending(whole)

@@ -1,6 +1,7 @@
 """DP-Adam's update as printed in Anil et al. 2021, Algorithm 1."""
 
-from typing import Literal
+import dataclasses
+from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration, require
 
@@ -12,6 +13,8 @@ class Adam:
     `eps` is the paper's xi. `decay_mask="bert"` exempts LayerNorm parameters and biases as BERT's code does;
     `"none"` decays every parameter, as the formula is printed.
     """
+
+    name: ClassVar[str] = "adam"
 
     beta1: float
     beta2: float
@@ -26,5 +29,10 @@ class Adam:
         require(self.eps > 0, f"optimizer.eps={self.eps}", "the divisor could be zero", "Use a small positive value")
         require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}", "decay cannot be negative", "Use 0 or more")
 
+    def require_usable(self) -> None:
+        """Does nothing: whatever could be wrong was refused when it was declared."""
 
-Optimizer = Adam
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Its name and its values, for a table of runs."""
+        return {"optimizer": self.name} | dataclasses.asdict(self)

@@ -1,0 +1,40 @@
+"""An optimiser that optax has, declared by its name and its arguments."""
+
+import dataclasses
+from typing import Any
+
+from dpx.declaration import declaration, require
+
+
+@declaration
+class Optax:
+    """The function `name` of `optax` or `optax.contrib`. Its update is given the noisy gradient, its own state and the parameters.
+
+    `arguments` are those of that function; an argument that is left out has optax's default. The learning rate is not among them, since
+    `lr_schedule` gives it at each step. A mask (`mask`, `weight_decay_mask`) may be `bert`: all parameters but biases and LayerNorm's.
+    """
+
+    name: str
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.name.isidentifier(), f"optimizer.name={self.name}", "not a name of a function", "Write a name of optax, such as lion")
+        require(
+            "learning_rate" not in self.arguments,
+            "optimizer.arguments.learning_rate",
+            "lr_schedule gives the learning rate of each step",
+            "Set lr_schedule.learning_rate",
+        )
+
+    def require_usable(self) -> None:
+        """Raises `ConfigError` where optax has no such optimiser or no such arguments, or where its update needs more than it is given.
+
+        This imports jax, so the number of simulated devices must be set before; it allocates no array."""
+        from dpx.optimizer.from_optax import transformation
+
+        transformation(self.name, self.arguments)
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Its name and its declared arguments, for a table of runs."""
+        return {"optimizer": self.name} | self.arguments
