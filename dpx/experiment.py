@@ -9,7 +9,7 @@ from dpx.data.declarations import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, require
 from dpx.init.declarations import Init, RandomStart
-from dpx.lr_schedule import WarmUpThen
+from dpx.lr_schedule import LrSchedule
 from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.mesh import Mesh
 from dpx.models.shape import AnyModel
@@ -54,7 +54,7 @@ class Experiment:
     clipping_method: ClippingMethod
     accountant: Accountant
     optimizer: Optimizer
-    lr_schedule: WarmUpThen
+    lr_schedule: LrSchedule
     mesh: Mesh
     schedule: Schedule
     microbatch: int | Literal["auto"]

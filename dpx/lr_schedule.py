@@ -1,30 +1,50 @@
-"""Learning rate as a function of the step: linear warm-up from zero, then a decay (Anil et al. 2021, section 4.2)."""
+"""Learning rate as a function of the step: the papers' own schedule (Anil et al. 2021, section 4.2), and some of optax's.
 
-from typing import Literal
+A duration is a whole number of steps, or a fraction below 1 of the run's steps.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
 from dpx.declaration import declaration, require
 
 
+def in_steps(duration: int | float, steps: int) -> int:
+    """A declared duration in a run of `steps`, rounded to whole steps."""
+    return duration if isinstance(duration, int) else round(duration * steps)
+
+
+def _require_duration(name: str, duration: int | float) -> None:
+    value = f"lr_schedule.{name}={duration}"
+    require(duration >= 0, value, "warm-up cannot be negative" if name == "warmup_steps" else "cannot be negative", "Use 0 for none")
+    require(
+        isinstance(duration, int) or duration < 1, value, "a fraction of the run is below 1", "Use a fraction, or a whole number of steps"
+    )
+
+
+def _require_peak(learning_rate: float) -> None:
+    require(learning_rate > 0, f"lr_schedule.learning_rate={learning_rate}", "the peak rate must be positive", "Give a rate above 0")
+
+
+def _require_final(final_fraction: float) -> None:
+    require(0 <= final_fraction <= 1, f"lr_schedule.final_fraction={final_fraction}", "not a fraction of the peak", "Use 0..1")
+
+
 @declaration
 class WarmUpThen:
-    """`learning_rate` is reached after `warmup_steps`; `decay` then brings it to `final_fraction` of it at the last step."""
+    """`learning_rate` is reached after `warmup_steps`, from zero along a line; `decay` then brings it to `final_fraction` of it at the last
+    step."""
 
     learning_rate: float
-    warmup_steps: int
+    warmup_steps: int | float
     decay: Literal["quadratic", "linear", "exponential", "constant"]
     final_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            self.learning_rate > 0,
-            f"lr_schedule.learning_rate={self.learning_rate}",
-            "the peak rate must be positive",
-            "Give a rate above 0",
-        )
-        require(self.warmup_steps >= 0, f"lr_schedule.warmup_steps={self.warmup_steps}", "warm-up cannot be negative", "Use 0 for none")
-        require(
-            0 <= self.final_fraction <= 1, f"lr_schedule.final_fraction={self.final_fraction}", "not a fraction of the peak", "Use 0..1"
-        )
+        _require_peak(self.learning_rate)
+        _require_duration("warmup_steps", self.warmup_steps)
+        _require_final(self.final_fraction)
         require(
             self.decay != "exponential" or self.final_fraction > 0,
             f"lr_schedule.final_fraction={self.final_fraction}",
@@ -35,7 +55,7 @@ class WarmUpThen:
     def require_fits(self, steps: int) -> None:
         """Raises `ConfigError` where a run of `steps` would never reach the peak rate."""
         require(
-            self.warmup_steps <= steps,
+            in_steps(self.warmup_steps, steps) <= steps,
             f"lr_schedule.warmup_steps={self.warmup_steps}",
             f"the run of {steps} steps would end before its warm-up",
             f"Set lr_schedule.warmup_steps={steps} or less, or raise steps",
@@ -43,10 +63,10 @@ class WarmUpThen:
 
     def at(self, step: int, steps: int) -> float:
         """Rate of update `step` (from 0) in a run of `steps`: the paper's eta_t with t = step + 1."""
-        t = step + 1
-        if t < self.warmup_steps:
-            return self.learning_rate * t / self.warmup_steps
-        left = max(steps - t, 0) / max(steps - self.warmup_steps, 1)
+        t, warmup_steps = step + 1, in_steps(self.warmup_steps, steps)
+        if t < warmup_steps:
+            return self.learning_rate * t / warmup_steps
+        left = max(steps - t, 0) / max(steps - warmup_steps, 1)
         return self.learning_rate * self._decayed(left)
 
     def _decayed(self, left: float) -> float:
@@ -56,3 +76,164 @@ class WarmUpThen:
         if self.decay == "exponential":
             return end ** (1.0 - left)
         return end + (1.0 - end) * left ** (2 if self.decay == "quadratic" else 1)
+
+
+class OfOptax:
+    """A schedule that optax computes. A subclass is a declaration with a peak `learning_rate` and `warmup_steps`."""
+
+    learning_rate: float
+    warmup_steps: int | float
+
+    def curve(self, steps: int) -> Callable[[Any], Any]:
+        """Optax's schedule for a run of `steps`: the rate as a function of the count."""
+        raise NotImplementedError
+
+    def require_fits(self, steps: int) -> None:
+        """Raises `ConfigError` where a run of `steps` would end at the peak rate, or before it."""
+        require(
+            in_steps(self.warmup_steps, steps) < steps,
+            f"lr_schedule.warmup_steps={self.warmup_steps}",
+            f"the run of {steps} steps would end before its decay",
+            f"Use fewer than {steps}, or more steps",
+        )
+
+    def at(self, step: int, steps: int) -> float:
+        """Rate of update `step` (from 0) in a run of `steps`: optax's value at count step + 1, so that a warm-up from zero does not spend
+        its first step on a rate of zero."""
+        return _rates(self, steps)[min(step, steps - 1)]
+
+
+@functools.lru_cache(maxsize=8)
+def _rates(schedule: OfOptax, steps: int) -> list[float]:
+    """The rate of every update of a run, computed at once: step by step, each would wait for the device.
+
+    On the host, and not under jit: a division that is only nearly exact makes the last root of a polynomial one of a negative number.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        # The environment allows jax an accelerator alone.
+        host = None
+    with jax.default_device(host):
+        return np.asarray(jax.vmap(schedule.curve(steps))(jnp.arange(1, steps + 1)), np.float32).tolist()
+
+
+@declaration
+class Cosine(OfOptax):
+    """`optax.warmup_cosine_decay_schedule`: a line from zero, then half a cosine to `final_fraction` of the peak, to the power
+    `exponent`."""
+
+    learning_rate: float
+    warmup_steps: int | float
+    final_fraction: float = 0.0
+    exponent: float = 1.0
+    kind: Literal["cosine"] = "cosine"
+
+    def __post_init__(self) -> None:
+        _require_peak(self.learning_rate)
+        _require_duration("warmup_steps", self.warmup_steps)
+        _require_final(self.final_fraction)
+        require(self.exponent > 0, f"lr_schedule.exponent={self.exponent}", "the rate would not decay", "Give a number above 0")
+
+    def curve(self, steps: int) -> Callable[[Any], Any]:
+        import optax
+
+        peak, warmup_steps = self.learning_rate, in_steps(self.warmup_steps, steps)
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup_steps, steps, peak * self.final_fraction, self.exponent)
+
+
+@declaration
+class WarmUpStableDecay(OfOptax):
+    """A line from zero, the peak rate, and over the last `decay_steps` a line to `final_fraction` of it (Hu et al. 2024), joined by
+    `optax.join_schedules`."""
+
+    learning_rate: float
+    warmup_steps: int | float
+    decay_steps: int | float
+    final_fraction: float = 0.0
+    kind: Literal["warm_up_stable_decay"] = "warm_up_stable_decay"
+
+    def __post_init__(self) -> None:
+        _require_peak(self.learning_rate)
+        _require_duration("warmup_steps", self.warmup_steps)
+        _require_duration("decay_steps", self.decay_steps)
+        _require_final(self.final_fraction)
+
+    def require_fits(self, steps: int) -> None:
+        """Raises `ConfigError` where warm-up and decay are together longer than a run of `steps`."""
+        OfOptax.require_fits(self, steps)
+        require(
+            in_steps(self.warmup_steps, steps) + in_steps(self.decay_steps, steps) <= steps,
+            f"lr_schedule.warmup_steps={self.warmup_steps}, lr_schedule.decay_steps={self.decay_steps}",
+            f"together they are longer than the run of {steps} steps",
+            "Shorten one of them, or use more steps",
+        )
+
+    def curve(self, steps: int) -> Callable[[Any], Any]:
+        import optax
+
+        peak, warmup_steps, decay_steps = self.learning_rate, in_steps(self.warmup_steps, steps), in_steps(self.decay_steps, steps)
+        parts = [
+            optax.linear_schedule(0.0, peak, warmup_steps),
+            optax.constant_schedule(peak),
+            optax.linear_schedule(peak, peak * self.final_fraction, decay_steps),
+        ]
+        return optax.join_schedules(parts, [warmup_steps, steps - decay_steps])
+
+
+@declaration
+class OneCycle(OfOptax):
+    """`optax.cosine_onecycle_schedule` (Smith & Topin 2018): up from the peak over `div_factor`, then down to that over
+    `final_div_factor`, each along half a cosine."""
+
+    learning_rate: float
+    warmup_steps: int | float
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    kind: Literal["one_cycle"] = "one_cycle"
+
+    def __post_init__(self) -> None:
+        _require_peak(self.learning_rate)
+        _require_duration("warmup_steps", self.warmup_steps)
+        for name in ("div_factor", "final_div_factor"):
+            value = getattr(self, name)
+            require(value >= 1, f"lr_schedule.{name}={value}", "the rate would end or begin above its peak", "Use 1 or more")
+
+    def curve(self, steps: int) -> Callable[[Any], Any]:
+        import optax
+
+        # Optax takes a fraction and rounds it down to steps.
+        fraction = (in_steps(self.warmup_steps, steps) + 0.5) / steps
+        return optax.cosine_onecycle_schedule(steps, self.learning_rate, fraction, self.div_factor, self.final_div_factor)
+
+
+@declaration
+class Polynomial(OfOptax):
+    """A line from zero, then `optax.polynomial_schedule`: the remaining part of the run to the power `power`, down to `final_fraction` of
+    the peak."""
+
+    learning_rate: float
+    warmup_steps: int | float
+    power: float = 1.0
+    final_fraction: float = 0.0
+    kind: Literal["polynomial"] = "polynomial"
+
+    def __post_init__(self) -> None:
+        _require_peak(self.learning_rate)
+        _require_duration("warmup_steps", self.warmup_steps)
+        _require_final(self.final_fraction)
+        require(self.power > 0, f"lr_schedule.power={self.power}", "the rate would not decay", "Give a number above 0")
+
+    def curve(self, steps: int) -> Callable[[Any], Any]:
+        import optax
+
+        peak, warmup_steps = self.learning_rate, in_steps(self.warmup_steps, steps)
+        decay = optax.polynomial_schedule(peak, peak * self.final_fraction, self.power, steps - warmup_steps)
+        return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), decay], [warmup_steps])
+
+
+LrSchedule = WarmUpThen | Cosine | WarmUpStableDecay | OneCycle | Polynomial
