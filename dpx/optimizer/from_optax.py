@@ -14,7 +14,7 @@ from dpx.declaration import ConfigError, require
 from dpx.optimizer.arguments import LEARNING_RATE, checked, nearest
 
 _READS_LOSS = "its update reads the loss of the examples, which is not released"
-_EVALUATES_OTHERS = "the parameters to evaluate are not those that it updates"
+_EVALUATES_OTHERS = "the parameters to evaluate differ from the ones that it updates"
 _IS_MECHANISM = "it clips and adds noise itself, and mechanism=dp_sgd does that"
 # What a trial cannot find, or can find only with a worse reason.
 _REFUSED = {
@@ -43,7 +43,8 @@ def transformation(name: str, arguments: Mapping[str, Any]) -> optax.GradientTra
     """The optimiser `name` with its learning rate in its state, as `hyperparams["learning_rate"]`, and all other arguments fixed.
 
     Only the learning rate is injected: any other argument would become an array, and the same formula would give other bits.
-    Raises `ConfigError` for a name or an argument that optax does not have, and if the update needs more than gradient, state and parameters.
+    Raises `ConfigError` for a name or an argument that optax does not have, and for an update that needs more than gradient, state and
+    parameters.
     """
     function = _function(name)
     given = checked(function, arguments)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state of a run after a step. `params` and `noise` (the mechanism's state) are trees, `moments` is the optimiser's state, `clip` is an
-    array, the clip's state.
+    """The state of a run after a step. `params` and `noise` (the mechanism's state) are trees, `moments` is the optimiser's state, `clip`
+    is an array, the clip's state.
 
     `None` means that the mechanism or the clip has no state (`Mechanism.initial_state`, `Clip.initial_state`).
     """

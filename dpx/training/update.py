@@ -80,7 +80,8 @@ def _of_optax(optimizer: Optax) -> Update:
             parts = _by_layer(own)
             moments = moments._replace(hyperparams=moments.hyperparams | {LEARNING_RATE: learning_rate})
             updates, moments = transform.update(_by_layer(_without_canaries(gradient)), moments, parts)
-            own = _stacked(optax.apply_updates(parts, updates))
+            stepped: Any = optax.apply_updates(parts, updates)
+            own = _stacked(stepped)
         return with_canaries(own | rest, params, gradient), moments
 
     return Update(init, moved)

@@ -126,6 +126,13 @@ def test_book_keeping_keeps_three_cotangents_of_a_layer_more() -> None:
     assert kept - ghost == 2 * 4 * (2 * 3 * (4 + 4 + 8))
 
 
+def test_the_state_of_an_optimiser_of_optax_is_counted_from_its_shapes() -> None:
+    line = ("model=tiny", "mesh=h200_8", "microbatch=4", "noise=multiplier", "noise.noise_multiplier=1.0", "data.declared_size=100000")
+    adam, lion = _plan(*line), _plan(*line, "optimizer=lion")
+    moment = 4 * adam["parameters"] // config.build(recipes.compose(list(line)))[0].mesh.shards
+    assert lion["memory_bytes_per_device"] == pytest.approx(adam["memory_bytes_per_device"] - moment, rel=1e-3)
+
+
 def test_memory_does_not_grow_with_the_logical_batch(headline: dict) -> None:
     small = _plan("+experiment=anil_2m_batch", "batch_schedule.size=65536")
     assert small["memory_bytes_per_device"] == headline["memory_bytes_per_device"]

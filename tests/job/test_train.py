@@ -90,6 +90,14 @@ def test_tensorboard_has_one_run_of_a_short_name_with_one_row_of_hparams(trained
     claim = json.loads((folder.release / "privacy.json").read_text())
     assert values["guarantee"].string_value == "dp" and values["delta"].number_value == claim["delta"]
     assert values["epsilon"].number_value == claim["epsilon"]["rdp"]
+    adam = trained[0].optimizer
+    assert values["optimizer"].string_value == "adam" and values["decay_mask"].string_value == adam.decay_mask
+    assert {name: values[name].number_value for name in ("beta1", "beta2", "eps", "weight_decay")} == {
+        "beta1": adam.beta1,
+        "beta2": adam.beta2,
+        "eps": adam.eps,
+        "weight_decay": adam.weight_decay,
+    }
 
 
 def test_evaluate_repeats_the_runs_own_figures(trained):
