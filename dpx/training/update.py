@@ -66,7 +66,7 @@ def _of_adam(optimizer: Adam) -> Update:
 
 
 def _of_optax(optimizer: Optax) -> Update:
-    """Optax is given each layer of a stack as a parameter of its own, so that what it computes for one parameter (a trust ratio, a factored
+    """Optax is given each layer of a stack as a separate parameter, so that what it computes for one parameter (a trust ratio, a factored
     moment) is of one layer. It is not given the canaries, which would change what it computes over all parameters."""
     transform = of_optax(optimizer.name, optimizer.arguments)
 

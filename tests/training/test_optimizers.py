@@ -23,7 +23,7 @@ from dpx.optimizer import Adam, Optax
 from dpx.parameter_path import path_name
 from dpx.randomness import RootSecret
 from dpx.training import frozen, session, sharding, update
-from dpx.training.step import as_chunk, make_step
+from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
 from tests.composed import composed
 
 from .conftest import declare, make_rows
@@ -75,7 +75,7 @@ def assert_same(found, wanted) -> None:
 
 @pytest.mark.parametrize("optimizer", [*map(named, NAMED), *OTHERS], ids=lambda optimizer: optimizer.name)
 def test_an_update_is_optaxs_own_with_the_rate_of_each_step(optimizer):
-    """Each layer of a stack is a parameter of its own; the rate is optax's schedule of the same values."""
+    """Each layer of a stack is a separate parameter; the rate is optax's schedule of the same values."""
     params = parameters()
     rates = jnp.asarray([RATE, 2 * RATE, RATE])
     arguments = {name: update.decay_mask if value == "bert" else value for name, value in optimizer.arguments.items()}
@@ -163,13 +163,13 @@ def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro):
     experiment = declare(optimizer=named(name), mesh=mesh, train=Adapters(rank=2, alpha=4.0))
     step = make_step(experiment, Audited(micro[1], 30, 1.0), mesh.make(), microbatch=1, chunk=2)
     key = np.zeros(2, np.uint32)
-    state = step.init(key)
-    before, placed = jax.tree.map(np.array, state.params), step.place_frozen(step.draw_frozen(key))
+    state = step.init(key, None)
+    before, placed = jax.tree.map(np.array, state.params), step.place_frozen(step.draw_frozen(key, None))
     form = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), state.moments)
-    padded, is_padding, count = as_chunk(make_rows(6) | {"canary": np.asarray([-1, -1, 3, -1, 29, -1], np.int32)}, step)
-    sums = step.accumulate(step.gather(state.params), step.zero(), padded, is_padding, np.int32(count), key, key, frozen=placed)
+    chunk = as_chunk(make_rows(6) | {"canary": np.asarray([-1, -1, 3, -1, 29, -1], np.int32)}, step)
+    sums = step.accumulate(step.zero(), chunk, StepInputs(step.gather(state.params), key, key, frozen=placed))
     keys = slice_keys(RootSecret.from_seed(0), 0, state.params)
-    state, metrics = step.finish(state, step.reduce(sums), keys, np.float32(0.05), np.float32(10), RATE)
+    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), RATE))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), state.moments) == form
     assert state.params.keys() == {"layers", update.CANARIES}
     assert all("lora" in path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.params["layers"]))
