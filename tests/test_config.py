@@ -42,6 +42,7 @@ GIVEN = {
     "job=predict": ["job.input=rows.csv", "job.output=predictions"],
     "model=decoder": ["task=causal_lm"],
     "model=gemma": ["task=causal_lm", "clipping_method=traced"],
+    "optimizer=optax": ["optimizer.name=yogi", "+optimizer.arguments.b1=0.8"],
     "model=vaultgemma": ["task=causal_lm", "clipping_method=traced"],
 }
 

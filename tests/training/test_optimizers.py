@@ -30,7 +30,7 @@ from .conftest import declare, make_rows
 from .sharing import run_job
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
-NAMED = tuple(name for name in packages.names_in("optimizer") if name != "adam")
+NAMED = tuple(name for name in packages.names_in("optimizer") if name not in ("adam", "optax"))
 # Optimisers that compute something over all parameters, or keep a state of another form.
 OTHERS = (Optax(name="prodigy"), Optax(name="muon"), Optax(name="sgd", arguments={"momentum": 0.9, "nesterov": True}))
 RATE = np.float32(1e-2)
