@@ -19,7 +19,7 @@ from dpx.init import weights
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
 from dpx.parameter_path import path_name
-from dpx.training.checkpoint import export, released
+from dpx.training.checkpoint import export, on_host
 from dpx.training.update import CANARIES
 
 FOLDER = "resting"
@@ -88,12 +88,13 @@ def placed(private: Path, step: Any) -> Any:
 
 
 def loaded(private: Path) -> Any:
-    """The frozen parameters, unchanged since they were drawn. Raises `ConfigError` if they are lost or damaged."""
+    """The frozen parameters as NumPy arrays, unchanged since they were drawn, so that they may be placed on any devices. Raises
+    `ConfigError` if they are lost or damaged."""
     path = private / FOLDER
     require(
         path.is_dir(), path, "this run's frozen parameters are missing, and cannot be drawn again", "Restore the folder, or begin a new run"
     )
-    return released(path)
+    return on_host(path)
 
 
 def all_parameters(private: Path, step: Any, trained: Any) -> Any:

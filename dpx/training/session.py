@@ -136,7 +136,7 @@ class Session:
         return stated
 
     def _hparams(self) -> dict[str, Any]:
-        """The knobs that the papers vary."""
+        """The knobs that the papers vary, and all that the optimiser declares."""
         experiment = self.runtime.experiment
         return {
             "model": experiment.model.name,
