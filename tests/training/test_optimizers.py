@@ -158,7 +158,8 @@ def test_bytes_of_a_state_are_those_of_its_shapes():
 @needs_8
 @pytest.mark.parametrize("name", quickly(NAMED, "lamb"))
 def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro, tmp_path):
-    """A whole step, with frozen parameters as a run keeps them: frozen parameters have no state, adapters move, canaries take minus the noisy gradient, and the state stays sharded."""
+    """A whole step, with frozen parameters as a run keeps them: these have no state, adapters and canaries move, and the state stays
+    sharded."""
     mesh = Mesh(name="m", data=4, fsdp=2, flops_per_s=1e10, memory_bytes=1 << 30)
     experiment = declare(optimizer=named(name), mesh=mesh, train=Adapters(rank=2, alpha=4.0))
     step = make_step(experiment, Audited(micro[1], 30, 1.0), mesh.make(), microbatch=1, chunk=2)
