@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import ConfigError, require
-from dpx.privacy import closed_form, event_json, events, loss_grid
+from dpx.privacy import closed_form, event_json, events, loss_grid, revealed
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -81,7 +81,10 @@ class _Losses(pld.PLDAccountant):
         self._margin = margin
 
     def _maybe_compose(self, event, count, do_compose):
-        if not do_compose or not isinstance(event, _SAMPLED) or not _is_noisy(event):
+        is_revealed = isinstance(event, revealed.RevealedGaussianDpEvent)
+        if is_revealed and not do_compose:
+            return None
+        if not do_compose or not (is_revealed or isinstance(event, _SAMPLED) and _is_noisy(event)):
             return super()._maybe_compose(event, count, do_compose)
         one = _losses_of_one(event, self._value_discretization_interval, self.neighboring_relation)
         self._pld = self._pld.compose((_dense(one) if count > _FEW else one).self_compose(count))
@@ -135,6 +138,8 @@ def _dense(losses: Any) -> Any:
 @functools.lru_cache(maxsize=40)
 def _losses_of_one(event: Any, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
     """The privacy losses of one sampled release on a grid of `interval`, from dp-accounting with the arguments that it uses itself."""
+    if isinstance(event, revealed.RevealedGaussianDpEvent):
+        return revealed.losses_of_one(event, interval)
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
             event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=interval
@@ -294,7 +299,7 @@ def charges_of(stages: Iterable[Sequence[Real]], noise_multiplier: Real, sampler
     """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes; a long ramp of q is rounded up (`bucketed`)."""
     kind: Any = sampler
     fix = "Use sampler=poisson, or dpx.privacy.compose"
-    require(sampler in ("poisson", "gaussian"), f"sampler={sampler}", "is not described by (q, steps) alone", fix)
+    require(sampler in ("poisson", "gaussian", "slot_revealed"), f"sampler={sampler}", "is not described by (q, steps) alone", fix)
     return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in stages])
 
 

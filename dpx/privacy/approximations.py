@@ -7,6 +7,7 @@ mu_total = sqrt(sum_t q_t^2 (exp(1 / sigma_t^2) - 1)). It can report a tenth of 
 import math
 from collections.abc import Iterable, Sequence
 
+from dpx.declaration import require
 from dpx.privacy import closed_form
 from dpx.privacy.accounting import Charges, Real
 from dpx.privacy.events import Release
@@ -27,13 +28,26 @@ def gdp_clt_epsilon(charges: Charges, delta: Real) -> float:
     return closed_form.epsilon(mu, delta) if math.isfinite(mu) else math.inf
 
 
-def gdp_clt_noise_multiplier(stages: Iterable[Sequence[Real]], *, epsilon: Real, delta: Real) -> float:
-    """Sigma at which the limit reads `epsilon`, by bisection: for reproducing papers, never for a run."""
-    target = closed_form.mu(float(epsilon), float(delta))
-    low, high = 0.04, 1e4
+# The noise multipliers between which the limit is solved: with less noise exp(1 / sigma^2) is above 1e271.
+SMALLEST, LARGEST = 0.04, 1e4
+
+
+def gdp_clt_noise_multiplier(stages: Iterable[Sequence[Real]], *, epsilon: Real, delta: Real, value: str = "epsilon") -> float:
+    """The noise multiplier at which the limit gives `epsilon`: sigma = (ln(1 + mu_total^2 / sum_t q_t^2))^-1/2 (Du and Mi 2021, eq. 11).
+
+    For reproducing papers; it bounds nothing. Raises `ConfigError`, with `value` as the name of the target, for a target that the limit
+    reaches with no noise multiplier between 0.04 and 1e4.
+    """
     stages = list(stages)
-    while high / low > 1 + 1e-12:
-        middle = math.sqrt(low * high)
-        reached = gdp_clt_mu([(Release(noise_multiplier=middle, sampling_probability=q), int(steps)) for q, steps in stages])
-        low, high = (middle, high) if reached > target else (low, middle)
-    return high
+    low, high = (
+        gdp_clt_epsilon([(Release(noise_multiplier=end, sampling_probability=q), int(steps)) for q, steps in stages], delta)
+        for end in (LARGEST, SMALLEST)
+    )
+    require(
+        low <= epsilon <= high,
+        f"{value}={epsilon:g}",
+        f"the central limit reaches it with no noise multiplier from {SMALLEST:g} to {LARGEST:g}",
+        f"Use a target from {low:.3g} to {high:.3g}, or noise=multiplier",
+    )
+    rates = math.fsum(int(steps) * q * q for q, steps in stages)
+    return math.log1p(closed_form.mu(float(epsilon), float(delta)) ** 2 / rates) ** -0.5

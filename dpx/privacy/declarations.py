@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from dpx.declaration import declaration, require
 
-Adjacency = Literal["zero_out", "add_remove", "replace_one"]
+Adjacency = Literal["zero_out", "zero_out_text", "add_remove", "replace_one"]
 
 
 @declaration

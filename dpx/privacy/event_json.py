@@ -7,6 +7,10 @@ import dp_accounting
 from dp_accounting import dp_event
 
 from dpx.declaration import ConfigError
+from dpx.privacy.revealed import RevealedGaussianDpEvent
+
+# Events that dp-accounting does not have.
+_OWN = {kind.__name__: kind for kind in (RevealedGaussianDpEvent,)}
 
 
 def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -20,8 +24,9 @@ def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
 
 
 def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
-    """The event that `describe` was given; raises `ConfigError` for a class that is not an event of dp-accounting."""
-    kind = getattr(dp_event, str(described.get("class")), None)
+    """The event that `describe` was given; raises `ConfigError` for a class that is not an event of dp-accounting or of dpx."""
+    named = str(described.get("class"))
+    kind = _OWN.get(named) or getattr(dp_event, named, None)
     if not isinstance(kind, type) or not issubclass(kind, dp_accounting.DpEvent):
         raise ConfigError(
             f"event={described.get('class')}", "is not an event of dp-accounting", "Restore the file, or use the version that wrote it"

@@ -15,12 +15,26 @@ from scipy.stats import binom
 
 from dpx.declaration import ConfigError, declaration, require
 from dpx.privacy import event_json
+from dpx.privacy.revealed import RevealedGaussianDpEvent
 
-Kind = Literal["poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins", "package"]
+Kind = Literal[
+    "poisson",
+    "gaussian",
+    "truncated_poisson",
+    "fixed_size",
+    "group",
+    "shuffled",
+    "deterministic",
+    "balls_in_bins",
+    "slot_revealed",
+    "package",
+]
 ACCOUNTANTS = ("pld", "rdp", "deterministic")
 
 RELATION = {
     "zero_out": NeighboringRelation.REPLACE_SPECIAL,
+    # The text of a unit is blanked, and contributes zero wherever it is read; its label and its presence stay, and are not protected.
+    "zero_out_text": NeighboringRelation.REPLACE_SPECIAL,
     "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace_one": NeighboringRelation.REPLACE_ONE,
 }
@@ -32,9 +46,10 @@ class Release:
 
     `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes part
     with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole epoch; "group" is Poisson over rows of which
-    one unit owns at most `rows_per_unit`. `size`, `cap` and `sample_size` count rows, for the kinds that depend on them. `is_discrete`: sum
-    and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external package defined it
-    (`dpx.privacy.event_json`); the noise multiplier then only sets how fine the grid of the composition is.
+    one unit owns at most `rows_per_unit`; "slot_revealed" one draw of rows whose noisy vectors are released one by one, so that everyone
+    sees who takes part (`dpx.privacy.revealed`). `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
+    `is_discrete`: sum and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external
+    package defined it (`dpx.privacy.event_json`); the noise multiplier then only sets how fine the grid of the composition is.
     """
 
     noise_multiplier: float
@@ -97,6 +112,12 @@ def _without_replacement(release: Release) -> Event:
     if release.size is None or release.sample_size is None:
         raise ConfigError("fixed_size", "its event needs N and the batch size", "Give both")
     return dp_accounting.SampledWithoutReplacementDpEvent(release.size, release.sample_size, _gaussian_twice(release))
+
+
+def _revealed(release: Release) -> Event:
+    if release.sampling_probability == 1:
+        return _gaussian(release)
+    return RevealedGaussianDpEvent(float(release.sampling_probability), float(release.noise_multiplier))
 
 
 def _mixture(release: Release) -> Event:
@@ -164,8 +185,24 @@ for _kind in ("poisson", "truncated_poisson", "fixed_size"):
     TABLE[(_kind, "replace_one", "deterministic")] = _gaussian_twice
 for _kind in ("truncated_poisson", "fixed_size"):
     TABLE[(_kind, "add_remove", "deterministic")] = TABLE[(_kind, "add_remove", "pld")]
-for _adjacency in RELATION:
+for _adjacency in ("zero_out", "add_remove", "replace_one"):
     TABLE[("group", _adjacency, "deterministic")] = _group_gaussian(2.0 if _adjacency == "replace_one" else 1.0)
+# A unit whose text is blanked contributes zero to a sum, as one that is zeroed out does, so each event that is known under zero_out is
+# true.
+for (_kind, _adjacency, _accountant), _cell in list(TABLE.items()):
+    if _adjacency == "zero_out":
+        TABLE[(_kind, "zero_out_text", _accountant)] = _cell
+# Rows are released one by one, each in its own place and with its label: only their texts are protected.
+for _accountant in ACCOUNTANTS:
+    for _adjacency in RELATION:
+        TABLE[("slot_revealed", _adjacency, _accountant)] = (
+            "each row's label and place are released beside its noisy vector",
+            "Use privacy.adjacency=zero_out_text",
+        )
+TABLE[("slot_revealed", "zero_out_text", "pld")] = _revealed
+TABLE[("slot_revealed", "zero_out_text", "rdp")] = ("no Renyi bound is built in for rows released one by one", _USE_PLD)
+# As if every draw took every row.
+TABLE[("slot_revealed", "zero_out_text", "deterministic")] = _gaussian
 
 
 def event(release: Release, adjacency: str, accountant: str) -> Event:
@@ -176,7 +213,7 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
         "is not an accountant that proves a bound",
         "Use pld or rdp",
     )
-    require(adjacency in RELATION, f"adjacency={adjacency}", "is not a neighbouring relation", "Use zero_out, add_remove or replace_one")
+    require(adjacency in RELATION, f"adjacency={adjacency}", "is not a neighbouring relation", f"Use one of {', '.join(RELATION)}")
     # A shift of the discrete Gaussian by whole steps has the Gaussian's moments of the density ratio at integer orders (Canonne,
     # Kamath, Steinke 2020, proposition 5 and its proof), and so the same Poisson-sampled divergences there; nothing else is proved.
     require(

@@ -24,7 +24,7 @@ from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint
 from dpx.privacy.origins import Origin, charged, merged
-from dpx.privacy.segments import LedgerEntry, Segments, encode, join
+from dpx.privacy.segments import LedgerEntry, Segments, encode, is_forward, join
 from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
 from dpx.privacy.segments import until as until
@@ -277,6 +277,8 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
     for segment in segments:
         if segment.get("event") is not None:
             charges.append((_of_package(segment), sum(count for _, count in segment["steps"])))
+        elif is_forward(segment):
+            charges.append((_of_rows(segment), segment["micro_batches"] * sum(count for _, count in segment["steps"])))
         elif segment["sampler"] in IN_EPOCHS:
             _enter_epochs(segment, by_epoch)
         elif segment["sampler"] == "cyclic_poisson":
@@ -298,6 +300,19 @@ def _of_package(segment: dict[str, Any]) -> Release:
         "Use privacy.unit=row or privacy.unit_mode=sample_units, telemetry=secret and a clip that releases nothing",
     )
     return Release(noise_multiplier=segment["noise_multiplier"], kind="package", event=segment["event"])
+
+
+def _of_rows(segment: dict[str, Any]) -> Release:
+    """One micro-batch's draw of a step whose rows are released one by one."""
+    is_known = segment["sampler"] == "poisson" and segment["rows_per_unit"] == 1 and all(segment.get(name) is None for name in AUXILIARY)
+    require(
+        is_known,
+        f"noise=forward_gaussian with sampler={segment['sampler']}",
+        "rows released one by one are accounted for independent draws of single rows, and no other release beside them",
+        "Use sampler=poisson, privacy.rows_per_unit_max=1, telemetry=secret and clip=flat",
+    )
+    q = segment["q"] / segment["micro_batches"]
+    return Release(noise_multiplier=segment["noise_multiplier"], sampling_probability=q, kind="slot_revealed")
 
 
 def _most_of_a_group(segment: dict[str, Any]) -> int:

@@ -83,12 +83,13 @@ def sketch(charges: list[tuple[Release, int]], adjacency: str = "zero_out") -> f
 
 
 def rounding(charges: list[tuple[Release, int]]) -> float:
-    """How far the deltas of `charges` may be off by float64's rounding, either way: 1.5e-16 per composed step.
+    """How far the deltas of `charges` may be off by float64's rounding, either way: 1.5e-16 per composed step, 4e-16 where draws are seen.
 
     A Fourier transform near 1 is raised to the number of steps. The measured error is at most 1.4e-16 per step in the worse of the two
-    directions, on any grid, for 1e3 to 1e6 steps.
+    directions, on any grid, for 1e3 to 1e6 steps; 3.3e-16 where draws are seen, for 2e5 to 1.2e6 draws of three uses in all.
     """
-    return 1.5 * _ROUNDING * sum(_joined(release, count)[1] for release, count in charges)
+    of_one = {"slot_revealed": 4 * _ROUNDING}
+    return math.fsum(of_one.get(release.kind, 1.5 * _ROUNDING) * _joined(release, count)[1] for release, count in charges)
 
 
 def _coarsest(charges: list[tuple[Release, int]]) -> float:
@@ -111,6 +112,10 @@ def _seen(release: Release, count: int, adjacency: str) -> tuple[float, float, i
     one, times = _joined(release, count)
     rows = one.rows_per_unit if one.kind == "group" else 1
     sigma = one.noise_multiplier / (2 if adjacency == "replace_one" else 1)
+    if one.kind == "slot_revealed":
+        # Who takes part is seen, so a use is not hidden among draws that do not take the row: their losses are 0.
+        reach, variance = _loss(sigma, 1.0, 1)
+        return reach, one.sampling_probability * variance, times
     reach, variance = _loss(sigma, one.sampling_probability, rows)
     return max(reach, _reach_when_truncated(one)), variance, times
 

@@ -9,19 +9,23 @@ from typing import Any
 
 from dpx.declaration import require
 from dpx.privacy.events import RELATION
-from dpx.privacy.segments import Segments, rows_clipped_apart
+from dpx.privacy.segments import Segments, is_forward, rows_clipped_apart
 
 # By kind of step and stated relation: the other relations under which it is also proved. Every draw of dpx depends on N and on positions in
 # the data, never on contents. A unit that is blanked or replaced moves no other unit, and moves the sum by C or 2C, which the cells of the
 # table of events know. So each of the two proofs uses the draw alone.
 ALSO_UNDER: dict[tuple[str, str], tuple[str, ...]] = {}
 for _kind in ("poisson", "truncated_poisson", "fixed_size", "cyclic_poisson", "shuffled", "deterministic", "balls_in_bins"):
-    ALSO_UNDER[(_kind, "zero_out")] = ("replace_one",)
-    ALSO_UNDER[(_kind, "replace_one")] = ("zero_out",)
+    ALSO_UNDER[(_kind, "zero_out")] = ("zero_out_text", "replace_one")
+    ALSO_UNDER[(_kind, "zero_out_text")] = ("zero_out", "replace_one")
+    ALSO_UNDER[(_kind, "replace_one")] = ("zero_out", "zero_out_text")
 # N was declared, so a blanked or replaced unit leaves q as it is.
-ALSO_UNDER[("poisson", "add_remove")] = ("zero_out", "replace_one")
+ALSO_UNDER[("poisson", "add_remove")] = ("zero_out", "zero_out_text", "replace_one")
 # A replaced unit may have more or fewer rows than the one before, and no event covers that.
-ALSO_UNDER[("group", "add_remove")] = ("zero_out",)
+ALSO_UNDER[("group", "add_remove")] = ("zero_out", "zero_out_text")
+# Blanking a unit's text leaves as many rows as zeroing out the unit does, and moves the sum by no more.
+ALSO_UNDER[("group", "zero_out")] = ("zero_out_text",)
+ALSO_UNDER[("group", "zero_out_text")] = ("zero_out",)
 
 _WHY_NOT = {
     "add_remove": "their sampling probability follows from a number of units that was counted, and add_remove protects that number",
@@ -29,11 +33,19 @@ _WHY_NOT = {
 }
 
 
+_OF_KIND = {
+    "package": "a package gave their event for that relation alone",
+    "slot_revealed": "each row's label and place are released beside its noisy vector",
+}
+
+
 def kind_of(segment: dict[str, Any]) -> str:
     """The kind of a charged step, which decides under which relations it is proved: its sampler, "group" if a unit can be in several
-    clipped gradients, "package" if a package defined its event."""
+    clipped gradients, "slot_revealed" if its rows were released one by one, "package" if a package defined its event."""
     if segment.get("event") is not None:
         return "package"
+    if is_forward(segment):
+        return "slot_revealed"
     return "group" if rows_clipped_apart(segment) > 1 else segment["sampler"]
 
 
@@ -48,7 +60,7 @@ def require_proved(segments: Segments, stated: str, adjacency: str, source: Any)
         return
     for segment in segments:
         kind = kind_of(segment)
-        why = "a package gave their event for that relation alone" if kind == "package" else _WHY_NOT.get(adjacency, "no proof is known")
+        why = _OF_KIND.get(kind) or _WHY_NOT.get(adjacency, "no proof is known")
         require(
             adjacency in ALSO_UNDER.get((kind, stated), ()),
             f"job.adjacency={adjacency}",

@@ -9,8 +9,8 @@ from dpx.declaration import declaration, require
 # One dictionary per event, with the steps that it cost.
 Segments = list[dict[str, Any]]
 
-# Fields of an entry that exist only if code from outside the tree takes part.
-_OF_PACKAGES = ("event", "by")
+# Fields of an entry that exist only where they say something: if code from outside the tree takes part, and for rows released one by one.
+_ONLY_IF_SET = ("event", "by", "micro_batches")
 
 
 @declaration
@@ -22,7 +22,8 @@ class LedgerEntry:
     `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units"). `epoch_name` is
     that of the noise epoch (`NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names are unique. `event` is the
     whole step's event if an external package defines one (`dpx.privacy.event_json`), and `by` names the packages that the step trusts
-    (`dpx.claim.outside_code`); `None` if all of it is dpx's own.
+    (`dpx.claim.outside_code`); `None` if all of it is dpx's own. With `noise` "forward_gaussian" a step is `micro_batches` independent
+    draws, each at q / `micro_batches`, whose rows' vectors are released one by one with noise (`dpx.privacy.revealed`).
     """
 
     epoch: int
@@ -37,15 +38,16 @@ class LedgerEntry:
     unit_mode: str = "group"
     count_noise_multiplier: float | None = None
     telemetry_noise_multiplier: float | None = None
-    noise: Literal["gaussian", "discrete_gaussian"] = "gaussian"
+    noise: Literal["gaussian", "discrete_gaussian", "forward_gaussian"] = "gaussian"
     cycle: int | None = None
     epoch_name: str = ""
     event: str | None = None
     by: str | None = None
+    micro_batches: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Every field by name, without the fields that only an external package sets."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in _OF_PACKAGES}
+        """Every field by name, without the `_ONLY_IF_SET` ones that are not set."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _ONLY_IF_SET}
 
 
 def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Segments:
@@ -87,6 +89,11 @@ def join(*branches: Segments) -> Segments:
 def rows_clipped_apart(segment: dict[str, Any]) -> int:
     """The number of clipped gradients that one unit can be in: one if whole units were drawn and clipped."""
     return 1 if segment.get("unit_mode") == "sample_units" else segment["rows_per_unit"]
+
+
+def is_forward(segment: dict[str, Any]) -> bool:
+    """Whether a step added its noise to each row's vector in the forward pass, and none to a sum."""
+    return segment.get("noise") == "forward_gaussian"
 
 
 def left(plan: Segments, entered: Segments, ignored: Collection[str] = ("by",)) -> Segments:

@@ -73,7 +73,9 @@ class UnitFacts:
     def in_words(self) -> str:
         """The unit and its neighbouring relation, as text for people."""
         most = f" of at most {self.rows_per_unit_max} rows" if self.unit != "row" else ""
-        return f"one {self.unit}{most}, under {self.adjacency}"
+        whole = f"one {self.unit}{most}"
+        what = f"the text of {whole}, not its label or that it is there" if self.adjacency == "zero_out_text" else whole
+        return f"{what}, under {self.adjacency}"
 
     def differences(self, other: "UnitFacts") -> list[str]:
         """What differs or is unknown: each config key with both values; empty if the charges of both may be added up."""

@@ -61,6 +61,13 @@ SUPPORTED = {
     ("fixed_size", "zero_out"): {"deterministic"},
     ("fixed_size", "replace_one"): {"rdp", "deterministic"},
     **{(name, adjacency): {"pld", "rdp", "deterministic"} for name in IN_EPOCHS for adjacency in ("zero_out", "replace_one")},
+    # A blanked text moves no sum by more than a blanked row; rows released one by one protect the text alone.
+    ("poisson", "zero_out_text"): {"pld", "rdp", "deterministic"},
+    ("group", "zero_out_text"): {"pld", "deterministic"},
+    ("truncated_poisson", "zero_out_text"): {"pld", "deterministic"},
+    ("fixed_size", "zero_out_text"): {"deterministic"},
+    **{(name, "zero_out_text"): {"pld", "rdp", "deterministic"} for name in IN_EPOCHS},
+    ("slot_revealed", "zero_out_text"): {"pld", "deterministic"},
 }
 
 Unit = tuple[Literal["row", "document"], int, Literal["group", "sample_units"]]

@@ -10,9 +10,9 @@ from dpx.declaration import ConfigError
 from dpx.privacy import accounting, closed_form, events, loss_grid
 from dpx.privacy.events import Release
 
-ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+ADJACENCIES = ("zero_out", "zero_out_text", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "deterministic")
-KINDS = ("poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins")
+KINDS = ("poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins", "slot_revealed")
 SIGMA, STEPS, DELTA = 8.0, 10, 1e-6
 
 
