@@ -142,6 +142,11 @@ class Experiment:
         return widths_of(self.length_buckets, self.data.sequence_length)
 
     @property
+    def trained(self) -> Trained:
+        """What is trained: `train`, of which the mechanism may leave out what its noise does not cover."""
+        return self.mechanism.trained(self.train)
+
+    @property
     def is_private(self) -> bool:
         return self.mechanism.is_private
 

@@ -13,10 +13,10 @@ from dpx.declaration import ConfigError, at_default, require
 from dpx.experiment import Experiment
 from dpx.mechanism import places
 from dpx.mechanism.clip import Clip
-from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
 from dpx.mechanism.protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
-from dpx.privacy import accounting, event_json, ledger, solve
+from dpx.privacy import accounting, approximations, event_json, ledger, solve
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
 from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
@@ -243,6 +243,8 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
         return noise.noise_multiplier
     if isinstance(noise, NoiseBatchRatio):
         return noise.noise_batch_ratio * batch_stages[0][0]
+    if isinstance(noise, TargetClt):
+        return _noise_by_limit(experiment.mechanism, noise, experiment.privacy.delta, batch_stages, size)
     assert isinstance(noise, TargetEpsilon)
     require(
         event_of_step(experiment, 1.0, size, batch_stages[0][0]) is None,
@@ -271,6 +273,19 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
         adjacency=adjacency,
     )
     return remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
+
+
+def _noise_by_limit(mechanism: Mechanism, noise: TargetClt, delta: float, batch_stages: BatchStages, size: int) -> float:
+    """The noise multiplier at which the central limit gives the target for a step's draws, as if they were hidden."""
+    require(
+        mechanism.is_forward,
+        f"noise=target_clt with mechanism={mechanism.name}",
+        "an approximation that can under-report is the calibration of mechanism=dp_fp alone",
+        "Use noise=target_epsilon",
+    )
+    draws = mechanism.draws_per_step
+    stages = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
+    return approximations.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=delta, value="noise.epsilon")
 
 
 # Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.

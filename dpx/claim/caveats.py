@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from dpx.audit.declarations import Canaries
@@ -14,6 +15,7 @@ from dpx.privacy import accounting, approximations, ledger, origins
 from dpx.privacy.declarations import Accountant, GdpClt
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.origins import Origin
+from dpx.privacy.segments import is_forward
 from dpx.privacy.unit_facts import vocabulary_source as vocabulary_source
 from dpx.sampler import Sampler
 
@@ -39,8 +41,10 @@ TWO_PASSES = (
 
 def not_covered(experiment: Experiment) -> list[str]:
     """What the guarantee does not cover."""
-    uncovered = [*NOT_COVERED, *of_table(experiment.data), f"floating point: {experiment.mechanism.floating_point}", MARGIN_COVERS]
-    if experiment.is_private and experiment.clipping_method.name == "ghost":
+    mechanism = experiment.mechanism
+    rounded = [f"floating point: {mechanism.floating_point}", *([] if mechanism.is_forward else [MARGIN_COVERS])]
+    uncovered = [*NOT_COVERED, *mechanism.not_covered(), *of_table(experiment.data), *rounded]
+    if mechanism.clips_gradients and experiment.clipping_method.name == "ghost":
         uncovered.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":
         size = experiment.data.declared_size
@@ -104,6 +108,8 @@ def assumptions(
     }
     size_known = {
         "zero_out": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit's content zeroed out",
+        "zero_out_text": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit's text blanked, which then "
+        "contributes zero wherever it is read, and the same label in the same place",
         "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
         "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
@@ -146,12 +152,35 @@ def unsupported(
     numbers = [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in against.items()]
     if sampler.assumed is not None:
         numbers += _under_assumed_sampler(sampler, delta, segments)
-    if isinstance(accountant, GdpClt):
+    numbers += as_if_hidden(delta, segments)
+    if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
         known = [segment | {"sampler": "poisson"} for segment in segments]
         value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
         why = "the central limit of Gaussian DP is an approximation and can under-report"
         numbers.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
     return numbers
+
+
+def as_if_hidden(delta: float, segments: Segments) -> list[dict[str, Any]]:
+    """What is published of rows released one by one: epsilon as if it stayed hidden who is drawn. Empty for other steps."""
+    if not any(map(is_forward, segments)):
+        return []
+    charges = [
+        (replace(release, kind="poisson") if release.kind == "slot_revealed" else release, count)
+        for release, count in accounting.bucketed(ledger.releases(segments))
+    ]
+    why = "assumes that a row's taking part stays hidden (amplification by sampling), but its noisy vector is released in its own place"
+    numbers = []
+    for accountant in ("pld", "rdp"):
+        with suppress(ConfigError):
+            value = accounting.compose(charges, accountant, "zero_out_text").epsilon(delta)
+            numbers.append({"name": f"epsilon/{accountant}/poisson", "value": accounting.finite(value), "reason": why})
+    limit = (
+        "assumes a limit of many small privacy losses (p sqrt(T M) constant at a fixed mu), but p is far smaller and single losses are "
+        "large; it can under-report, and it assumes hidden participation too"
+    )
+    value = accounting.finite(approximations.gdp_clt_epsilon(charges, delta))
+    return [*numbers, {"name": "epsilon/gdp_clt", "value": value, "reason": limit}]
 
 
 def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -> list[dict[str, Any]]:

@@ -31,7 +31,8 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
             f"assumed: the values of {', '.join(privacy.assumed)} are not known (privacy.assumed)",
         ),
     ]
-    return [reason for holds, reason in checks if holds]
+    of_mechanism = experiment.mechanism.reasons_against(experiment.train, lambda: experiment.task.parameter_shapes(experiment.model, 1))
+    return [reason for holds, reason in checks if holds] + of_mechanism
 
 
 def refuted(verdict: dict[str, Any] | None) -> list[str]:

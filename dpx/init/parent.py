@@ -91,7 +91,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             data=entered.data,
             is_checked=True,
         )
-        trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size, experiment.optimizer)
+        trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
         return Parent(asked, *trained, (origin, *entered.origins), folder.private, place, init.step, entered.plan)
 
 
@@ -126,7 +126,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         raise
     except Exception as error:
         raise ConfigError(release / STATEMENT, "holds no statement of a run that can be read", agreement.OR_COPY) from error
-    trained = (experiment.model, experiment.task, experiment.train, experiment.vocabulary_size, experiment.optimizer)
+    trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
     return Parent(asked, *trained, origins, None, place, None)
 
 

@@ -19,7 +19,7 @@ from dpx.init.relation import contradictions, declared_disjoint, is_same_data, l
 from dpx.interop.checkpoint import Checkpoint, Taken
 from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
-from dpx.models.trained import Trained
+from dpx.models.trained import OutputLayer, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.origins import UNREAD, Origin, require_same_relation, unit_mismatch
@@ -48,7 +48,8 @@ class Receiver:
 
 
 def receiver_of(experiment: Experiment) -> Receiver:
-    return Receiver(**{field.name: getattr(experiment, field.name) for field in dataclasses.fields(Receiver)})
+    fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(Receiver)}
+    return Receiver(**(fields | {"train": experiment.trained}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +248,7 @@ def _require_trained(selected: Taken, train: Trained) -> None:
     """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the model would be read out by random numbers."""
     frozen = [path for path in selected.made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
+    fix = "Begin from weights that hold it, or use model.classifier=linear" if isinstance(train, OutputLayer) else fix
     require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be made new, and stay untrained", fix)
 
 

@@ -22,6 +22,7 @@ POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 NEIGHBOURS = {
     "zero_out": "with the content of one {unit} blanked out; the number of {drawn}s is public",
+    "zero_out_text": "with the text of one {unit} blanked out; its label, and that it is there, stay as they are",
     "add_remove": "with one {unit} taken away or added; only the declared size is public",
     "replace_one": "with one {unit} replaced by any other; the number of {drawn}s is public",
 }
@@ -144,8 +145,8 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
     unit = document["unit"] if document["unit"] == "row" else f"{document['unit']} (at most {document['rows_per_unit_max']} rows)"
     spent = document["spent"]
     neighbour = NEIGHBOURS[document["adjacency"]].format(unit=document["unit"], drawn=drawn)
-    clipped = "each row's gradient" if document["unit_mode"] == "group" else f"the sum of the gradients of a {document['unit']}'s rows"
-    lines = [f"What is protected: one {unit} of the training text."]
+    is_text = document["adjacency"] == "zero_out_text"
+    lines = [f"What is protected: {f'the text of one {unit}, not its label' if is_text else f'one {unit} of the training text'}."]
     if document["guarantee"] == "none":
         lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
     if by := outside_code.packages_of_guarantee(document["guarantee"]):
@@ -157,14 +158,27 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
         f"  except with probability at most delta = {document['delta']:.3g} (accountant {own}, all {document['steps']:,} steps).",
-        f"How: {clipped} is clipped to {experiment.clip.explanation()};",
-        f"  noise with standard deviation {sigma:.4g} times that norm is added to each sum.",
+        f"How: {_clipped(experiment, document)} is clipped to {experiment.clip.explanation()};",
+        f"  noise with standard deviation {sigma:.4g} times that norm is added to "
+        f"{'each of them, before the loss' if experiment.mechanism.is_forward else 'each sum'}.",
         *(f"  {line}" for line in experiment.mechanism.explanation()),
-        f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}.",
+        *_sampling(experiment, drawn),
         *_audit(document.get("audit", {"canaries": "none"})),
         f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
         *(f"Hint: {line}" for line in little_data(document["declared_size"], drawn, batch, document["delta"])),
     ]
+
+
+def _clipped(experiment: Experiment, document: dict[str, Any]) -> str:
+    if experiment.mechanism.is_forward:
+        return "the pooled vector of each drawn row"
+    return "each row's gradient" if document["unit_mode"] == "group" else f"the sum of the gradients of a {document['unit']}'s rows"
+
+
+def _sampling(experiment: Experiment, drawn: str) -> list[str]:
+    if experiment.mechanism.is_forward:
+        return [f"Sampling ({experiment.sampler.name}): each {drawn} is drawn independently by each micro-batch."]
+    return [f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}."]
 
 
 def _stated_epsilon(document: dict[str, Any], accountant: str) -> float:

@@ -10,9 +10,9 @@ from rich.table import Table
 from dpx.audit.declarations import Canaries
 from dpx.claim import outside_code, statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
-from dpx.claim.caveats import assumptions, little_data, not_covered
+from dpx.claim.caveats import as_if_hidden, assumptions, little_data, not_covered
 from dpx.claim.reasons import late_choices, reasons_against
-from dpx.claim.spent import planned_epsilon
+from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.console import Console
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
@@ -90,7 +90,7 @@ def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
         return Trains(parameters)
     from dpx.training.frozen import trains
 
-    return trains(experiment.train, _objective(experiment, vocabulary))
+    return trains(experiment.trained, _objective(experiment, vocabulary))
 
 
 def _objective(experiment: Experiment, vocabulary: int) -> Any:
@@ -108,7 +108,7 @@ def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int | None:
     from dpx.training.frozen import shapes
     from dpx.training.update import state_bytes
 
-    return state_bytes(experiment.optimizer, shapes(experiment.train, _objective(experiment, vocabulary))[0], experiment.mesh)
+    return state_bytes(experiment.optimizer, shapes(experiment.trained, _objective(experiment, vocabulary))[0], experiment.mesh)
 
 
 def _compiled(experiment: Experiment, planned: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: in
     from dpx.cost.frozen import products
 
     reads_once = not isinstance(experiment.audit, Canaries)
-    each = products(model, task, experiment.train, vocabulary, length, reads_once=reads_once)
+    each = products(model, task, experiment.trained, vocabulary, length, reads_once=reads_once)
     return one * drawn, each.drawn_row * drawn + each.protected_row * protected
 
 
@@ -189,7 +189,7 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
         masked_positions=experiment.task.masked_positions(experiment.data.sequence_length),
         microbatch=microbatch * experiment.privacy.rows_per_example,
         shards=experiment.mesh.shards,
-        method=experiment.clipping_method.name if experiment.is_private else "plain",
+        method=experiment.clipping_method.name if experiment.mechanism.clips_gradients else "plain",
         mechanism_bytes=experiment.mechanism.extra_memory_bytes(trains.parameters),
         optimizer_bytes=optimizer_bytes,
     )
@@ -220,6 +220,8 @@ def _claim(
     # As in a statement: a number that is not proved is given with its reason, not as a bound.
     why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
     said = [{"name": f"epsilon/{name}", "value": value, "reason": why_not} for name, value in epsilon.items() if why_not]
+    if sigma is not None:
+        said += as_if_hidden(experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
@@ -228,7 +230,7 @@ def _claim(
         "canaries": experiment.audit.places(experiment.privacy),
         "noise_multiplier": sigma,
         "releases": statement.releases(experiment) if experiment.is_private else [],
-        "noise_batch_ratio": None if sigma is None else sigma / max(batch for batch, _ in calibrated.batch_stages),
+        "noise_batch_ratio": _noise_batch_ratio(experiment, calibrated),
         "delta": experiment.privacy.delta if experiment.is_private else None,
         "epsilon": {} if why_not else epsilon,
         "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),
@@ -246,6 +248,13 @@ def _hints(experiment: Experiment, calibrated: Calibrated) -> list[str]:
     largest = max(batch for batch, _ in calibrated.batch_stages)
     privacy = experiment.privacy
     return little_data(calibrated.size, privacy.drawn, largest, privacy.delta) if experiment.is_private else []
+
+
+def _noise_batch_ratio(experiment: Experiment, calibrated: Calibrated) -> float | None:
+    """Noise on the sum over the batch size; `None` where no noise is added to a sum."""
+    if calibrated.noise_multiplier is None or experiment.mechanism.is_forward:
+        return None
+    return calibrated.noise_multiplier / max(batch for batch, _ in calibrated.batch_stages)
 
 
 def show_points(plans: Iterable[tuple[str, dict[str, Any]]], console: Console) -> None:
@@ -303,7 +312,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("device hours", f"{document['device_hours']:,.2f}, so {document['hours']:,.2f} hours"),
         ("memory per device", f"{document['memory_bytes_per_device'] / 1e9:.2f} GB at microbatch {document['microbatch']}{fits}"),
         ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
-        ("noise-batch ratio", "none" if sigma is None else f"{document['noise_batch_ratio']:.4g}"),
+        ("noise-batch ratio", "none" if document["noise_batch_ratio"] is None else f"{document['noise_batch_ratio']:.4g}"),
         ("delta", "none" if document["delta"] is None else f"{document['delta']:.4g}"),
         ("epsilon", _epsilons(document["epsilon"])),
         *_start_lines(document),

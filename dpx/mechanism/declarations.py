@@ -14,6 +14,7 @@ from dpx.mechanism.clip import Flat as Flat
 from dpx.mechanism.clip import Normalised as Normalised
 from dpx.mechanism.clip import PerLayer as PerLayer
 from dpx.mechanism.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
+from dpx.mechanism.dp_fp import DpFp as DpFp
 from dpx.mechanism.dp_sgd import DpSgd as DpSgd
 from dpx.mechanism.none import NoPrivacy as NoPrivacy
 from dpx.mechanism.protocol import Mechanism as Mechanism
@@ -60,4 +61,19 @@ class TargetEpsilon:
         require(self.epsilon > 0, f"noise.epsilon={self.epsilon}", "epsilon must be positive", "Give a target above 0")
 
 
-Noise = Multiplier | NoiseBatchRatio | TargetEpsilon
+@declaration
+class TargetClt:
+    """The sigma at which the central limit of Gaussian DP gives `epsilon` (Du and Mi 2021, eq. 11): how `mechanism=dp_fp` was published.
+
+    It is an approximation, so the run's epsilon is another number, computed from what is released.
+    """
+
+    epsilon: float
+    kind: Literal["target_clt"] = "target_clt"
+
+    def __post_init__(self) -> None:
+        finite = 0 < self.epsilon < float("inf")
+        require(finite, f"noise.epsilon={self.epsilon}", "the target must be positive and finite", "Give a target above 0")
+
+
+Noise = Multiplier | NoiseBatchRatio | TargetEpsilon | TargetClt

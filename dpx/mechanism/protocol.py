@@ -10,10 +10,16 @@ which mechanisms exist. A new mechanism is such a file, a YAML that names its cl
 5. `noisy_sum`, on the device, once a step, after everything was added up over devices.
 6. `extra_memory_bytes`, `noise_facts`, `floating_point`, `explanation`: what the plan and the statement report about it.
 
+With `is_forward` noise is added to each row's vector in the forward pass, before the loss, and to no sum (`dpx.mechanism.dp_fp`):
+
+- `draws_per_step`: how many independent draws are one step. `trained`, `reasons_against`, `not_covered`: which parameters its noise covers.
+- `row_keys`, on the host, for the rows of each draw; `noisy_vectors`, on the device, for each microbatch, within the loss.
+- Gradients are neither clipped nor noised: `summand` is not called, and `noisy_sum` returns the sum that it is given.
+
 Declarations import no jax, so methods that work on arrays import it themselves and state shapes in their docstrings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -23,6 +29,7 @@ from dpx.declaration import ConfigError
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.tail import REACH
 from dpx.mechanism.telemetry import Telemetry
+from dpx.models.trained import Trained
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler import Sampler
@@ -47,6 +54,14 @@ class Declared(Protocol):
     def accountant(self) -> Accountant: ...
     @property
     def widths(self) -> tuple[int, ...]: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def task(self) -> Any: ...
+    @property
+    def train(self) -> Trained: ...
+    @property
+    def noise(self) -> Any: ...
 
 
 class NoisySum(NamedTuple):
@@ -63,6 +78,17 @@ class NoisySum(NamedTuple):
     noisy: Any
     noise_squares: Any
     state: Any
+
+
+class NoisyVectors(NamedTuple):
+    """The result of `noisy_vectors`. `noisy`, in the type of the given vectors, is what the loss reads; `clipped`, float32 [B, H], is what
+    noise was added to. `norms` float32 [B] are those before clipping, and `is_finite` bool [B] says which rows had finite ones.
+    """
+
+    noisy: Any
+    clipped: Any
+    norms: Any
+    is_finite: Any
 
 
 class Mechanism:
@@ -83,6 +109,8 @@ class Mechanism:
     # Whether the proof needs all other examples to have the same places in both neighbours (device, microbatch, row): settings that would
     # move them are then refused (`dpx.mechanism.places`). True is needed for every inexact sum, such as one rounded for each microbatch.
     needs_fixed_places: ClassVar[bool] = False
+    # Whether noise is added to each row's vector in the forward pass, and to no sum of gradients.
+    is_forward: ClassVar[bool] = False
     # The type in which clipped sums are added up.
     sum_dtype: ClassVar[str] = "float32"
     # The rounding that the proof does not cover.
@@ -130,6 +158,28 @@ class Mechanism:
         """
         return None
 
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether gradients of examples are clipped, so that noise can be added to their sum."""
+        return self.is_private and not self.is_forward
+
+    @property
+    def draws_per_step(self) -> int:
+        """The number M of independent draws that are one step; each takes an example with the M-th part of the step's q."""
+        return 1
+
+    def trained(self, train: Trained) -> Trained:
+        """Which parameters are trained where `train` is declared."""
+        return train
+
+    def reasons_against(self, train: Trained, parameters: Callable[[], Iterable[str]]) -> list[str]:
+        """Why a run has no guarantee, whatever its noise: parameters that it does not cover are trained. `parameters()` are all paths."""
+        return []
+
+    def not_covered(self) -> list[str]:
+        """What the noise does not protect, in sentences."""
+        return []
+
     def require_library(self, private: Path) -> None:
         """Raises `ConfigError` if a library that `load_strategy` needs is missing. It is called before data is prepared."""
 
@@ -156,6 +206,16 @@ class Mechanism:
 
         Returns:
             A tree of NumPy arrays, which depends on nothing but the arguments.
+        """
+        raise NotImplementedError
+
+    def row_keys(self, secret: RootSecret, step: int, draw: int, rows: int) -> np.ndarray:
+        """Keys of the noise of the `rows` rows of a step's draw number `draw`, uint32 [rows, 2]. Only with `is_forward`."""
+        raise NotImplementedError
+
+    def noisy_vectors(self, vectors: Any, keys: Any, deviation: Any, limit: Any) -> NoisyVectors:
+        """Each row's vector (float [B, H]), clipped to the norm `limit`, plus noise of standard deviation `deviation`, under jit and
+        differentiated. `keys` are uint32 [B, 2]; `deviation` and `limit` float32 []. Only with `is_forward`.
         """
         raise NotImplementedError
 

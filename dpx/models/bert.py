@@ -72,12 +72,13 @@ class DenseClassifier(nn.Module):
     outputs: int
 
     @nn.compact
-    def __call__(self, x: Array, keys_B: Array | None) -> Array:
+    def __call__(self, x: Array, keys_B: Array | None, noised: Callable[[Array], Array] | None = None) -> Array:
         model = self.model
         dense = Dense(model, model.width, name="dense")
         is_relu = model.classifier == "relu"
         hidden = jax.nn.relu(dense(x)) if is_relu else jnp.tanh(dense(drop.of_head(x, keys_B, model, 0)))
-        return Dense(model, self.outputs, name="out")(drop.of_head(hidden, keys_B, model, 1))
+        hidden = drop.of_head(hidden, keys_B, model, 1) if noised is None else noised(hidden)
+        return Dense(model, self.outputs, name="out")(hidden)
 
 
 def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
@@ -105,7 +106,8 @@ class BertFeatures(nn.Module):
 class BertForClassification(nn.Module):
     """Logits of `outputs` values from each text's `pooled` token: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
-    If `features` are given (the output of `BertFeatures` for the same texts), the texts are not read and may be `None`.
+    With `noised` the last map reads `noised(h)` in place of its input h, without dropout after it. If `features` are given (the output of
+    `BertFeatures` for the same texts), the texts are not read and may be `None`.
     """
 
     model: Bert
@@ -120,14 +122,16 @@ class BertForClassification(nn.Module):
         length: Array | None,
         keys_B: Array | None = None,
         features: Array | None = None,
+        noised: Callable[[Array], Array] | None = None,
     ) -> Array:
         model = self.model
         h = _features(self, token_BT, segment_BT, length, keys_B) if features is None else in_compute_dtype(features, model)
         if model.classifier in ("dense", "relu"):
-            return at_least_float32(DenseClassifier(model, self.outputs, name="classifier")(h, keys_B))
+            return at_least_float32(DenseClassifier(model, self.outputs, name="classifier")(h, keys_B, noised))
         if model.classifier == "pooler":
             h = jnp.tanh(Dense(model, model.width, name="pooler")(h))
-        return at_least_float32(Dense(model, self.outputs, name="classifier")(drop.of_head(h, keys_B, model, 0)))
+        h = drop.of_head(h, keys_B, model, 0) if noised is None else noised(h)
+        return at_least_float32(Dense(model, self.outputs, name="classifier")(h))
 
 
 def _features(

@@ -41,6 +41,11 @@ def _is_bias(path: str) -> bool:
     return path.split("/")[-1] in ("bias", "output_bias")
 
 
+def _is_output(path: str) -> bool:
+    names = path.split("/")
+    return names[0] == "classifier" and names[1] in ("kernel", "bias", "out")
+
+
 def top(layers: int) -> Selection:
     """The top layers, and the head."""
     require(layers > 0, f"top {layers} layers", "is not a number of layers", "Use 1 or more, or the selection last_layer")
@@ -72,6 +77,8 @@ ALL = Selection((("all", lambda path: True),))
 BIAS = Selection((("bias", _is_bias),))
 # The head: everything above the layers. The table of a tied decoder is an embedding, and is frozen.
 LAST_LAYER = Selection((("last_layer", _is_above),))
+# The last map of a classifier: what it reads is a function of the text and of frozen parameters alone.
+OUTPUT = Selection((("output", _is_output),))
 # Adapters (lora.py), and only their second factor.
 LORA = matching("layers/lora/*/a", "layers/lora/*/b")
 LORA_FFA = matching("layers/lora/*/b")

@@ -64,6 +64,19 @@ class LastLayer(Part):
 
 
 @declaration
+class OutputLayer(Part):
+    """A classifier's last map alone, without the pooler or another dense map before it: what a mechanism trains with
+    `train=last_layer` if its noise is added to what this map reads."""
+
+    kind: Literal["output_layer"] = "output_layer"
+
+    def selection(self) -> Any:
+        from dpx.models import trainable
+
+        return trainable.OUTPUT
+
+
+@declaration
 class TopLayers(Part):
     """The top `layers` layers, and the head."""
 
@@ -138,4 +151,4 @@ def _with_head(selection: Any, head: bool) -> Any:
     return trainable.either(selection, trainable.LAST_LAYER) if head else selection
 
 
-Trained = Everything | Biases | LastLayer | TopLayers | Matching | Adapters
+Trained = Everything | Biases | LastLayer | OutputLayer | TopLayers | Matching | Adapters

@@ -4,6 +4,7 @@ B: examples, C: choices of an example, S: tokens of one text, K: classes.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from dpx.models.shape import Decoder, Model
 from dpx.task.declarations import Classification, MultipleChoice
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, dropout_keys
 from dpx.task.mlm import segments
+
+Noised = Callable[[Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +51,21 @@ class Objective:
         """What has to be found, classes [B,1], and where there is something to find."""
         return batch["label"][:, None], jnp.ones_like(batch["label"], bool)[:, None]
 
-    def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
-        """Per-example cross-entropy of the label and the count `correct`, float32 or wider."""
-        losses_B, correct_B = class_losses(self.logits(params, batch, dropout_key), batch["label"])
+    def losses(
+        self, params: Params, batch: Batch, dropout_key: Key | None = None, noised: Noised | None = None
+    ) -> tuple[Float[Array, " B"], Counts]:
+        """Per-example cross-entropy of the label and the count `correct`, float32 or wider.
+
+        With `noised` the last map reads `noised(h)` in place of each text's vector h, [B,H]: for encoders (`dpx.mechanism.dp_fp`)."""
+        losses_B, correct_B = class_losses(self.logits(params, batch, dropout_key, noised), batch["label"])
         return losses_B, {"correct": correct_B}
 
-    def logits(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> Float[Array, "B K"]:
-        """Of each class, or of each choice, float32 or wider."""
+    def logits(self, params: Params, batch: Batch, dropout_key: Key | None = None, noised: Noised | None = None) -> Float[Array, "B K"]:
+        """Of each class, or of each choice, float32 or wider; `noised` as for `losses`."""
         keys_B = dropout_keys(self.model, params, dropout_key, batch["record"])
         texts = (None, None, None) if "features" in batch else _texts(batch)
-        logits: Any = self.module.apply({"params": params}, *texts, keys_B, batch.get("features"))
+        inputs = (*texts, keys_B, batch.get("features"), *(() if noised is None else (noised,)))
+        logits: Any = self.module.apply({"params": params}, *inputs)
         return logits.reshape(len(batch["label"]), -1)
 
     @property

@@ -15,7 +15,8 @@ from dpx.privacy.declarations import Privacy
 
 @dataclasses.dataclass(frozen=True)
 class GradientSum:
-    """`clip` is `None` without privacy. `clipping` says how the clipped sum is computed; `rows_per_unit` rows are clipped as one."""
+    """`clip` is `None` where gradients are not clipped. `clipping_method` says how the clipped sum is computed;
+    `rows_per_unit` rows are clipped as one."""
 
     clip: Clip | None
     clipping_method: ClippingMethod
@@ -24,11 +25,11 @@ class GradientSum:
     @classmethod
     def build(cls, mechanism: Mechanism, clip: Clip, clipping_method: ClippingMethod, privacy: Privacy) -> "GradientSum":
         """The gradient sum of a declared run."""
-        return cls(clip if mechanism.is_private else None, clipping_method, privacy.rows_per_example)
+        return cls(clip if mechanism.clips_gradients else None, clipping_method, privacy.rows_per_example)
 
     @property
     def method(self) -> Method:
-        """How the clipped sum is computed; `plain` without privacy."""
+        """How the clipped sum is computed; `plain` where gradients are not clipped."""
         return self.clipping_method.name if self.clip is not None else "plain"
 
     def __call__(

@@ -7,7 +7,8 @@ noise is drawn: one key is never used for two different sums.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.training.checksum import as_text
+from dpx.training.forward_noise import draw_rows
 from dpx.training.run_start import RunStart
 from dpx.training.state import State
 from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
@@ -143,7 +145,7 @@ def _record(runtime: Runtime, noise_epoch: NoiseEpoch, step: int, checksum: str)
 def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
     """Charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
 
-    Raises `AnotherSum`, with `state` unchanged, if the step ran before in this epoch and its sum is different now.
+    Raises `AnotherSum`, with `state` unchanged, if the step ran before in this epoch and what its noise is added to is different now.
     """
     _enter(runtime, noise_epoch, step)
     experiment, parts, clip = runtime.experiment, runtime.step, runtime.experiment.clip
@@ -151,11 +153,14 @@ def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step
     noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
     deviation = np.float32(noise_multiplier) * norm
     scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise}
-    sums, tokens = _sums(runtime, secret, step, state, norm)
-    reduced = parts.reduce(sums, scaled)
     before = runtime.ledger.sum_of(noise_epoch.name, step)
-    if before is not None and before != as_text(jax.device_get(reduced["checksum"])):
-        raise AnotherSum
+    if before is not None and experiment.mechanism.is_forward:
+        # Its noise precedes the sum, so all its rows are compared first, without noise.
+        without_noise, _ = _sums(runtime, secret, step, state, norm, None)
+        _require_same(before, parts.reduce(without_noise, scaled))
+    sums, tokens = _sums(runtime, secret, step, state, norm, deviation)
+    reduced = parts.reduce(sums, scaled)
+    _require_same(before, reduced)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
     drawn = experiment.mechanism.draw(secret, step, state.params, noise_multiplier, clip.clipping_norm, runtime.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
@@ -164,15 +169,28 @@ def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "tokens": tokens, "checksum": checksum}
 
 
-def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: Any) -> tuple[Any, Tokens]:
-    """Draws the step's rows: returns their clipped sums, still separate on each device, and their tokens."""
+def _require_same(before: str | None, reduced: Any) -> None:
+    """Raises `AnotherSum` unless the checksum of a step is the one from `before`, if there is one."""
+    if before is not None and before != as_text(jax.device_get(reduced["checksum"])):
+        raise AnotherSum
+
+
+def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
+    """Draws the step's rows: returns their sums, still separate on each device, and their tokens.
+
+    With noise in the forward pass, it is drawn here, with that `deviation`; `None` derives no key of it, and adds none."""
     experiment, parts = runtime.experiment, runtime.step
     q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
-    indices = draw(experiment.sampler, population, q, lambda *place: secret.generator("sample", *place), step)
+    mechanism, sampler, forward, beside = experiment.mechanism, experiment.sampler, None, {}
+    if mechanism.is_forward:
+        forward, is_noised = np.float32(0 if deviation is None else deviation), deviation is not None
+        indices, beside = draw_rows(mechanism, sampler, population, q, secret, step, is_noised=is_noised)
+    else:
+        indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    inputs = StepInputs(parts.gather(state.params), masks, dropout, norm, runtime.frozen)
+    inputs = StepInputs(parts.gather(state.params), masks, dropout, norm, runtime.frozen, forward)
     sums, tokens = parts.zero(), Tokens()
-    for chunk in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths):
+    for chunk in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         tokens += Tokens.count(chunk.rows_KB, chunk.is_padding_KB)
@@ -180,15 +198,25 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     return sums, tokens
 
 
-def chunks(store: Store, indices: np.ndarray, step: Step, rows_per_example: int, widths: Sequence[int]) -> Iterator[Chunk]:
+def chunks(
+    store: Store,
+    indices: np.ndarray,
+    step: Step,
+    rows_per_example: int,
+    widths: Sequence[int],
+    beside: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> Iterator[Chunk]:
     """The drawn rows (or units) in chunks of one fixed shape for each of `widths`, none dropped; an empty draw yields nothing.
 
-    The longest come first, so that a batch that does not fit the memory fails at once."""
+    `beside` holds further fields of the rows, [n, ...] for n `indices`. The longest come first, so that a batch that does not fit the
+    memory fails at once."""
     capacity = step.chunk * step.rows
     longest_n = store.lengths("protected", indices, rows_per_example) if len(widths) > 1 else np.full(len(indices), widths[0])
     for width, places in by_width(longest_n, widths):
         for start in range(0, len(places), capacity):
-            yield as_chunk(store.examples("protected", indices[places[start : start + capacity]], rows_per_example, width), step)
+            taken = places[start : start + capacity]
+            rows = store.examples("protected", indices[taken], rows_per_example, width)
+            yield as_chunk(rows | {name: values[taken] for name, values in beside.items()}, step)
 
 
 def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -205,9 +233,11 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
     }
     named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}
     named |= {"grad/norm": values["gradient_norm"]}
-    if runtime.experiment.is_private:
+    units, mechanism = max(counts["units"], 1.0), runtime.experiment.mechanism
+    if mechanism.clips_gradients:
         named |= {"grad/snr": values["snr"], "grad/noise_norm": values["noise_norm"]}
-        units = max(counts["units"], 1.0)
         named |= {"grad/clipped_fraction": counts["clipped"] / units, "grad/example_norm": counts["norm"] / units}
+    if mechanism.is_forward:
+        named |= {"forward/clipped_fraction": counts["clipped"] / units, "forward/vector_norm": counts["norm"] / units}
     named |= {name: value for name, value in values.items() if name.startswith(("weights/", "gradients/", "released/"))}
     return named

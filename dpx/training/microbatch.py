@@ -55,7 +55,7 @@ class Workload:
         """The workload of `experiment` with its `objective` (`dpx.task.objective`)."""
         gradient_sum = GradientSum.build(experiment.mechanism, experiment.clip, experiment.clipping_method, experiment.privacy)
         length, optimizer = experiment.data.sequence_length, experiment.optimizer
-        return cls(objective, gradient_sum, experiment.train, length, experiment.mechanism, experiment.mesh, optimizer)
+        return cls(objective, gradient_sum, experiment.trained, length, experiment.mechanism, experiment.mesh, optimizer)
 
     def batch(self, examples: int) -> dict[str, jax.Array]:
         """A batch of `examples` synthetic examples, as the loss takes it."""

@@ -28,13 +28,14 @@ from dpx.parameter_path import path_name
 from dpx.task.declarations import Task
 from dpx.training import frozen, sharding, update
 from dpx.training.checksum import checksum
+from dpx.training.forward_noise import noisy_gradient_sum
 from dpx.training.gradient_sum import GradientSum
 from dpx.training.state import State
 
 # The shape of every key: threefry words.
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
-Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}
+Sums = dict[str, Any]  # {"gradient": tree of [D, ...], "count": {name: f32[D]}}, and "rows": u32[D, 2] with noise in the forward pass
 Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum": u32[2]}: over all devices, what noise is added to
 
 
@@ -50,13 +51,15 @@ class Chunk(NamedTuple):
 
 class StepInputs(NamedTuple):
     """What every chunk of a step reads: `params` as `gather` and `frozen` as `place_frozen` gave them, and the keys u32[2] of masks and
-    dropout. `clipping_norm` f32[] is the norm of this step if it adapts; `None` means the declared one."""
+    dropout. `clipping_norm` f32[] is the norm of this step if it adapts; `None` means the declared one. `deviation` f32[] is that of
+    noise in the forward pass; `None` where noise is added to the sum."""
 
     params: Any
     mask_key: Any
     dropout_key: Any
     clipping_norm: Any = None
     frozen: Any = None
+    deviation: Any = None
 
 
 class UpdateInputs(NamedTuple):
@@ -123,7 +126,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
     Raises `ConfigError` where jax runs in several processes."""
     require_one_jax_process()
-    shapes, frozen_shapes = frozen.shapes(experiment.train, objective)
+    shapes, frozen_shapes = frozen.shapes(experiment.trained, objective)
     layouts, frozen_layouts = sharding.layouts(shapes, mesh), sharding.layouts(frozen_shapes, mesh)
     optimizer, dtype = update.make_update(experiment.optimizer), experiment.model.dtype
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -132,23 +135,24 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     names = (*COUNTS, *parts.task.counts, *map(count_name, parts.telemetry.ranges(parts.task.metric)))
 
     def init(key: Array, start: Any) -> State:
-        params, _ = frozen.draw(experiment.train, objective, key, start)
+        params, _ = frozen.draw(experiment.trained, objective, key, start)
         norm = parts.clip.initial_state() if parts.mechanism.is_private else None
         return State(params, optimizer.init(params), norm, parts.mechanism.initial_state(params))
 
     def draw_frozen(key: Array, start: Any) -> Any:
-        return frozen.draw(experiment.train, objective, key, start)[1]
+        return frozen.draw(experiment.trained, objective, key, start)[1]
 
     state_shardings = sharding.storage_shardings(jax.eval_shape(init, KEY, None), mesh)
     summed = {
         "gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts),
         "count": dict.fromkeys(names, P(sharding.EXAMPLE_AXES)),
+        **({"rows": P(sharding.EXAMPLE_AXES)} if parts.mechanism.is_forward else {}),
     }
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
         gather=_gather(mesh, layouts, jnp.dtype(dtype)),
-        zero=_zero(shapes, names, devices, parts.mechanism.sum_dtype, sum_shardings),
+        zero=_zero(shapes, names, devices, parts.mechanism, sum_shardings),
         accumulate=_accumulate(objective, gradient_sum, MARGINS[dtype], parts, mesh, sum_shardings),
         reduce=_reduce(mesh, layouts, summed),
         finish=_finish(optimizer, parts, mesh, state_shardings),
@@ -160,12 +164,13 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     )
 
 
-def _zero(shapes: Any, names: Sequence[str], devices: int, dtype: Any, shardings: Any) -> Callable[[], Sums]:
+def _zero(shapes: Any, names: Sequence[str], devices: int, mechanism: Mechanism, shardings: Any) -> Callable[[], Sums]:
     """Sums that start at zero, one of each on every device."""
 
     def zero() -> Sums:
-        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), dtype), shapes)
-        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}}
+        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), shapes)
+        rows = {"rows": jnp.zeros((devices, 2), jnp.uint32)} if mechanism.is_forward else {}
+        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}} | rows
 
     return jax.jit(zero, out_shardings=shardings)
 
@@ -190,12 +195,19 @@ def _accumulate(
             batch = objective.batch(inputs.mask_key, rows_B)
             losses = lambda params, batch: objective.losses(params, batch, inputs.dropout_key)  # noqa: E731
             limit = norm * (1 - margin)
-            result = gradient_sum(losses, inputs.params, batch, limit, frozen=inputs.frozen, is_padding_B=is_padding_B)
+            rows = {}
+            if mechanism.is_forward:
+                summed = noisy_gradient_sum(objective, mechanism, gradient_sum, inputs.deviation, limit, inputs.dropout_key)
+                result, of_rows = summed(inputs.params, batch, rows_B, inputs.frozen, is_padding_B)
+                rows = {"rows": checksum((sums["rows"][0], of_rows))[None]}
+            else:
+                result = gradient_sum(losses, inputs.params, batch, limit, frozen=inputs.frozen, is_padding_B=is_padding_B)
             counted = _counts(result, norm_limit, is_padding_B) | telemetry.centred_sums(task, result)
             total = mechanism.summand(result.total, clip.clipping_norm)
             return {
                 "gradient": jax.tree.map(lambda total, part: total + part[None], sums["gradient"], total),
                 "count": {name: value + counted[name] for name, value in sums["count"].items()},
+                **rows,
             }
 
         return jax.lax.fori_loop(0, chunk.count, body, sums)
@@ -237,11 +249,14 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[[Sums, Any], Redu
         return jax.tree.map(lambda total, layout: layout.reduce(total[0]), sums["gradient"], layouts), counts
 
     storage = jax.tree.map(lambda of_leaf: of_leaf.storage, layouts)
-    reduced = jax.shard_map(over_devices, mesh=mesh, in_specs=(summed,), out_specs=(storage, P()), check_vma=False)
+    added = {name: summed[name] for name in ("gradient", "count")}
+    reduced = jax.shard_map(over_devices, mesh=mesh, in_specs=(added,), out_specs=(storage, P()), check_vma=False)
 
     def reduce(sums: Sums, scaled: Any) -> Reduced:
-        total, counts = reduced(sums)
-        return {"gradient": total, "count": counts, "checksum": checksum((total, counts, scaled))}
+        total, counts = reduced({name: sums[name] for name in added})
+        # What noise is added to: the sum, or, in the forward pass, the rows before it.
+        noised = sums["rows"] if "rows" in sums else (total, counts)
+        return {"gradient": total, "count": counts, "checksum": checksum((noised, scaled))}
 
     shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), {"gradient": storage, "count": P(), "checksum": P()})
     return jax.jit(reduce, out_shardings=shardings)

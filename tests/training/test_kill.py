@@ -37,6 +37,11 @@ COMMAND = (
 )
 
 
+# What differs with noise in the forward pass: its rows are compared before their noise is drawn again.
+FORWARD = ("data=synthetic_labels", "task=classification", "mechanism=dp_fp", "mechanism.micro_batches=3", "accountant=pld")
+FORWARD += ("privacy.adjacency=zero_out_text", "data.source.examples=400", "train=last_layer")
+
+
 def _command(folder: Path, *more: str) -> list[str]:
     return [*COMMAND, *more, f"hydra.run.dir={folder}/run", f"data.directory={folder.parent}/data"]
 
@@ -79,6 +84,7 @@ def _leaves(tree, path=""):
         pytest.param(1, (), id="1"),
         pytest.param(4, (), id="4", marks=pytest.mark.slow),
         *(pytest.param(2, (f"optimizer={name}",), id=name, marks=pytest.mark.slow) for name in ("sgd", "lion", "adafactor")),
+        pytest.param(2, FORWARD, id="dp_fp", marks=pytest.mark.slow),
     ],
 )
 def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, kills, more):
