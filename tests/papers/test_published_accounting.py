@@ -76,7 +76,7 @@ def test_the_epsilon_rows_are_of_li_and_not_of_dpfp():
     assert li["clt"] == pytest.approx(1.535, rel=2e-3) and li["pld"] == pytest.approx(2.41, rel=0.005)
     (found,) = rows(own)
     assert found["sigma"] == pytest.approx(0.34614, rel=1e-3) and found["pld"] == pytest.approx(5.8987, rel=5e-3)
-    assert found["times_delta"] == pytest.approx(364, rel=0.02)
+    assert found["times_delta"] == pytest.approx(364, rel=0.02) and found["bound"] == pytest.approx(67.7, rel=2e-3)
 
 
 def test_proposition_1_counts_coordinates():
