@@ -47,6 +47,7 @@ COUNTED = "is_counted_B = is_finite_B & ~is_padding_B"
 FINITE = "is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)"
 EVENTS = "dpx/privacy/events.py"
 LEDGER, CHAIN = "dpx/privacy/ledger.py", "dpx/privacy/chain.py"
+DP_FP = "dpx/mechanism/dp_fp.py"
 ACCIDENTS = "tests/job/test_accidents.py::"
 CHARGED = 'charges.append((_release(segment), sum(count for _, count in segment["steps"])))'
 APART = """for z in [segment["noise_multiplier"], *(segment[name] for name in AUXILIARY if segment.get(name))]:
@@ -421,6 +422,41 @@ MUTANTS = (
         'segment["q"] * segment["cycle"]',
         'segment["q"]',
         "tests/mechanism/test_banded.py::test_one_release_is_charged_each_time_the_busiest_group_comes_round",
+    ),
+    Mutant(
+        "vectors noised without the clip",
+        DP_FP,
+        "return vectors_BH * factor_B[:, None],",
+        "return vectors_BH,",
+        "tests/mechanism/test_dp_fp.py::test_no_vector_is_longer_than_the_norm",
+    ),
+    Mutant(
+        "one key for the rows of all micro-batches",
+        DP_FP,
+        'secret.key("forward_noise", step, draw, row)',
+        'secret.key("forward_noise", step, row)',
+        "tests/mechanism/test_dp_fp.py::test_keys_are_those_of_step_draw_and_row_and_of_no_other_use",
+    ),
+    Mutant(
+        "the pooler trained below the noise under a guarantee",
+        DP_FP,
+        "return OutputLayer() if isinstance(train, LastLayer) else train",
+        "return train",
+        "tests/training/test_forward_noise.py::test_with_the_last_layer_alone_nothing_below_the_noise_is_trained",
+    ),
+    Mutant(
+        "rows of a replayed step noised before they are compared",
+        LOOP,
+        "if before is not None and experiment.mechanism.is_forward:",
+        "if False and experiment.mechanism.is_forward:",
+        "tests/training/test_forward_noise.py::test_vectors_that_are_others_now_meet_no_key_that_was_used",
+    ),
+    Mutant(
+        "rows released one by one charged as a hidden draw",
+        LEDGER,
+        'kind="slot_revealed")',
+        'kind="poisson")',
+        "tests/privacy/test_revealed.py::test_a_ledger_alone_gives_the_draws_of_its_steps",
     ),
     Mutant(
         "a replayed step is not compared with its entry",
