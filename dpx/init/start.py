@@ -48,8 +48,9 @@ class Receiver:
 
 
 def receiver_of(experiment: Experiment) -> Receiver:
-    fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(Receiver)}
-    return Receiver(**(fields | {"train": experiment.trained}))
+    fields: dict[str, Any] = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(Receiver)}
+    fields["train"] = experiment.trained
+    return Receiver(**fields)
 
 
 @dataclasses.dataclass(frozen=True)
