@@ -5,40 +5,50 @@ An analysis that draws has `pictures() -> list[Picture]`; `dpx.report.pictures` 
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dpx.declaration import declaration
 
 Scale = Literal["linear", "log", "category"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@declaration
 class _Axes:
     """What every panel has: the table that it draws, the column or columns across, and what is written on it."""
 
     table: str
-    x: str | tuple[str, ...]
+    x: str | Sequence[str]
     title: str = ""
     x_label: str = ""
     y_label: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@declaration
 class Lines(_Axes):
     """One line for each column of `y`, times one for each value of the column `by`. `marks` are columns drawn without a line.
 
     `where` keeps rows whose column has that value. `x` may be several columns, joined; that is a category. `names` renames columns
-    in the legend.
+    in the legend. `runs` is a column that tells replicates apart: each is drawn thin, or as a mark, and their mean thick. `values` writes
+    the value of each mark beside it, `level` is the height of a dotted line; on a page, it may be an experiment, whose
+    runs' mean is drawn.
     """
 
-    y: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
+    y: Sequence[str] = ()
+    marks: Sequence[str] = ()
     by: str = ""
-    where: tuple[str, object] | None = None
+    where: Sequence[Any] | None = None
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
-    names: tuple[tuple[str, str], ...] = ()
+    names: Sequence[Sequence[str]] = ()
+    runs: str = ""
+    values: bool = False
+    level: float | str | None = None
+    x_limits: Sequence[float] = ()
+    y_limits: Sequence[float] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@declaration
 class Arrows(_Axes):
     """An arrow at each (`x`, `y`) on doubling axes, whose parts are the columns `right` and `up`: 1 is a whole doubling."""
 
@@ -48,7 +58,7 @@ class Arrows(_Axes):
     up: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@declaration
 class Cells(_Axes):
     """`value` written and shaded at each pair of (`x`, `y`)."""
 

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{self.name}: a row of {len(row)} cells under {len(self.columns)} columns")
+
+    @classmethod
+    def from_rows(cls, name: str, rows: Sequence[Mapping[str, Any]], title: str = "", notes: Sequence[str] = ()) -> "Table":
+        """The table of rows by column, as `as_json` gives them; a row without a column has None there."""
+        columns = tuple(dict.fromkeys(column for row in rows for column in row))
+        return cls(name, columns, tuple(tuple(row.get(column) for column in columns) for row in rows), title, tuple(notes))
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -154,7 +154,7 @@ def test_what_existed_before_a_refused_command_stays_and_its_traceback_goes_to_t
 
 def test_jobs_that_only_compute_start_no_jax(tmp_path: Path) -> None:
     program = (
-        "import sys, dpx.job.account, dpx.job.explain, dpx.job.report, dpx.report.pages, dpx.report.collect, dpx.report.html; "
+        "import sys, dpx.job.account, dpx.job.explain, dpx.job.report, dpx.report.page, dpx.report.collect; "
         "import dpx.__main__ as m; sys.argv = ['dpx', '+experiment=anil_2m_batch', 'job=plan']; "
         "m.main(); assert 'jax' not in sys.modules"
     )

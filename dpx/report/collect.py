@@ -18,7 +18,8 @@ from dpx.claim import agreement
 from dpx.config import recipes
 from dpx.declaration import ConfigError, require
 from dpx.privacy.ledger import Ledger
-from dpx.report.rows import FINAL, Row, by_run, models_timed
+from dpx.report.analyses import source
+from dpx.report.rows import FINAL, Row
 
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
@@ -42,35 +43,24 @@ _SEARCHED = ("optimizer", "lr_schedule", "clip")
 
 
 def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]]:
-    """Rows of every finished run whose experiment begins with one of `match`, and a line on each that is not finished.
-
-    Of an analysis, or of a benchmark of the same models, that ran several times only the latest counts.
-    """
-    latest: dict[tuple[str, ...], list[Row]] = {}
+    """Rows of every finished training run whose folder's name begins with one of `match`, and a line on each that is not finished."""
+    rows: list[Row] = []
     left_out = []
-    for folder in sorted((path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)), key=_finished_at):
+    for folder in sorted(path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)):
         try:
-            name, rows = _folder(folder)
+            rows += _folder(folder) if source(folder) is None else ()
         except ConfigError as error:
             left_out.append(f"{folder.name}: {error}")
-            continue
         # Whatever is wrong with one folder, the others are read.
         except Exception as error:
             left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
-            continue
-        latest[name, *(models_timed(rows) if is_analysis(rows) else (folder.name,))] = rows
-    return [row for rows in latest.values() for row in rows], left_out
+    return rows, left_out
 
 
-def merged(kept: Iterable[Row], fresh: Iterable[Row]) -> tuple[list[Row], list[str]]:
-    """The rows of both; for a run or an analysis that both have, the rows of `fresh`. Runs outside their recipe's points are left out."""
-    fresh = list(fresh)
+def merged(kept: Iterable[Row], fresh: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """The rows of both; of a run that both have, the rows of `fresh`. Runs outside their recipe's points are left out, with a line each."""
     runs = {(row.experiment, row.run) for row in fresh}
-    anew = {(experiment, models_timed(rows)) for (experiment, _), rows in by_run(fresh).items() if is_analysis(rows)}
-    rows = list(fresh)
-    for (experiment, run), own in by_run(kept).items():
-        if (experiment, run) not in runs and not (is_analysis(own) and (experiment, models_timed(own)) in anew):
-            rows += own
+    rows = [*fresh, *(row for row in kept if (row.experiment, row.run) not in runs)]
     reasons = strays(rows)
     lines = [f"{experiment}-{run}: {reason}" for (experiment, run), reason in sorted(reasons.items())]
     return [row for row in rows if (row.experiment, row.run) not in reasons], lines
@@ -96,22 +86,8 @@ def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
     return {key: reason for key, reason in (reasons | others).items() if reason}
 
 
-def is_analysis(rows: Iterable[Row]) -> bool:
-    return not any(row.metric.startswith("config/") for row in rows)
-
-
-def _finished_at(folder: Path) -> float:
-    return max((path.stat().st_mtime for place in ("release", "private") for path in (folder / place).glob("*.json")), default=0.0)
-
-
-def _folder(folder: Path) -> tuple[str, list[Row]]:
-    """Rows of a run that trained, or of an analysis or a benchmark."""
-    analysis, benchmark = folder / "release" / "analysis.json", folder / "private" / "benchmark.json"
-    if analysis.exists() or benchmark.exists():
-        document = json.loads((analysis if analysis.exists() else benchmark).read_text())
-        tables = document["tables"] if analysis.exists() else [{"name": "benchmark", "rows": document["rows"]}]
-        name = document["name"]
-        return name, [Row(name, _short(folder, name), 0, metric, FINAL, value) for metric, value in _cells(tables)]
+def _folder(folder: Path) -> list[Row]:
+    """Rows of a run that trained."""
     results = json.loads((folder / "private" / "results.json").read_text())
     known = agreement.check(folder)
     require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
@@ -119,25 +95,9 @@ def _folder(folder: Path) -> tuple[str, list[Row]]:
     assert isinstance(plain, dict)
     named = {str(key): value for key, value in plain.items()}
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
-    name, run, replicate = named["name"], _short(folder, named["name"]), int(named["replicate"])
+    name, replicate = named["name"], int(named["replicate"])
     facts = [*_config(named), *_statement(folder), _corpus(known, named), *_finals(results, lines), *_curves(lines)]
-    return name, [Row(name, run, replicate, metric, step, value) for metric, step, value in facts]
-
-
-def _short(folder: Path, name: str) -> str:
-    return folder.name.removeprefix(f"{name}-")
-
-
-def _cells(tables: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """`<table>[<row>].<column>` of every cell; numbers only, text as a `fact`."""
-    for table in tables:
-        for number, row in enumerate(table["rows"]):
-            for column, value in row.items():
-                cell = f"{table['name']}[{number}].{column}"
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    yield cell, repr(value)
-                elif value is not None:
-                    yield f"fact/{cell}", str(value)
+    return [Row(name, folder.name.removeprefix(f"{name}-"), replicate, metric, step, value) for metric, step, value in facts]
 
 
 def _config(plain: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

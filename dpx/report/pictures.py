@@ -1,5 +1,6 @@
 """Pictures of tables, drawn by the helpers of every figure here: SVG that follows the reader's theme, and PNG on white."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from dpx.declaration import ConfigError
 from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.report import drawing
 from dpx.report.document import Figure
+from dpx.report.shape import mean_curve
 from dpx.report.theme import SERIES, SOFT, standalone
 from dpx.table import Table
 
@@ -54,18 +56,24 @@ def _labels(panel: Any, axes: Any) -> None:
 
 def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     kept = [row for row in rows if panel.where is None or row[panel.where[0]] == panel.where[1]]
-    names, number = dict(panel.names), 0
+    names, number = {column: shown for column, shown in panel.names}, 0
     for value in dict.fromkeys(row[panel.by] for row in kept) if panel.by else (None,):
         own = [row for row in kept if not panel.by or row[panel.by] == value]
         for column in (*panel.y, *panel.marks):
-            points = [(_place(panel, row), row[column]) for row in own if row[column] is not None]
+            drawn = [row for row in own if row[column] is not None]
+            points = [(_place(panel, row), row[column]) for row in drawn]
             if not points:
                 continue
             column_name = names.get(column, column.replace("_", " "))
             one_column = len(panel.y) + len(panel.marks) == 1
             label = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
             label = column_name if not panel.by else label if one_column else f"{column_name}, {label}"
-            if column in panel.marks:
+            if panel.values:
+                drawing.scatter(axes, 1, points)
+                drawing.values(axes, points)
+            elif panel.runs:
+                _replicates(axes, number, label, [row[panel.runs] for row in drawn], points)
+            elif column in panel.marks:
                 drawing.ring(axes, number, points, label)
             else:
                 drawing.lines(axes, number, label, [points], points, markers=len(points) <= 30)
@@ -88,8 +96,26 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
         if scale == "log" and 1e-3 < low and high < 1000:
             axis.set_major_formatter(_plain)
             axis.set_minor_formatter(lambda value, _: _plain(value) if f"{value:e}"[0] in "25" else "")
+    if isinstance(panel.level, int | float):
+        axes.axhline(panel.level, color=SOFT, linewidth=1.2, linestyle=":")
+    axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
     if number > 1:
         drawing.legend(axes, panel.by.replace("_", " "))
+
+
+def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Sequence[tuple[Any, Any]]) -> None:
+    """Curves of replicates thin and their mean thick; replicates of a single point each as marks, and the line through the means."""
+    curves: dict[Any, list[tuple[Any, Any]]] = {}
+    for run, point in zip(runs, points, strict=True):
+        curves.setdefault(run, []).append(point)
+    if max(map(len, curves.values())) > 1:
+        drawing.lines(axes, number, label, list(curves.values()), mean_curve(list(curves.values())))
+        return
+    ys: dict[Any, list[Any]] = {}
+    for x, y in points:
+        ys.setdefault(x, []).append(y)
+    drawing.scatter(axes, number, points)
+    drawing.lines(axes, number, label, [], [(x, statistics.fmean(values)) for x, values in sorted(ys.items())], markers=True)
 
 
 def _plain(value: float, _: int | None = None) -> str:
@@ -97,7 +123,7 @@ def _plain(value: float, _: int | None = None) -> str:
 
 
 def _place(panel: Lines, row: Row) -> Any:
-    if isinstance(panel.x, tuple):
+    if not isinstance(panel.x, str):
         return " ".join(f"{row[column]:g}" if isinstance(row[column], float) else str(row[column]) for column in panel.x)
     return str(row[panel.x]) if panel.x_scale == "category" else row[panel.x]
 

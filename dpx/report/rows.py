@@ -9,7 +9,7 @@ import dataclasses
 import io
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from dpx.durable import write_durably
 
 COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
 FINAL = "final"
-# A cell of a table that an analysis or a benchmark gave.
-_CELL = re.compile(r"(?P<table>\w+)\[(?P<row>\d+)\]\.(?P<column>.*)")
 # The repeat's number, and how a sum is computed, are not compared.
 _NOT_A_POINT = ("microbatch", "clipping_method.name", "clipping_method")
 
@@ -101,19 +99,11 @@ def by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
     return dict(grouped)
 
 
-def models_timed(rows: Iterable[Row]) -> tuple[str, ...]:
-    """The models of a benchmark, which a sweep takes one by one; none of an analysis or a run that trained."""
-    named = (row for row in rows if row.metric.startswith("fact/benchmark[") and row.metric.endswith("].model"))
-    return tuple(sorted({row.value for row in named}))
-
-
 def points(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """A label by (experiment, run): the knobs in which the runs of one experiment differ, or the models timed, `-` where they do not."""
+    """A label by (experiment, run): the knobs in which the runs of one experiment differ, `-` if none differs."""
     configs: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
     for (experiment, run), own in by_run(rows).items():
-        config = {row.metric.removeprefix("config/"): row.value for row in own if row.metric.startswith("config/")}
-        timed = models_timed(own)
-        configs[experiment][run] = config or ({"models": " ".join(timed)} if timed else {})
+        configs[experiment][run] = {row.metric.removeprefix("config/"): row.value for row in own if row.metric.startswith("config/")}
     labels = {}
     for experiment, of_runs in configs.items():
         keys = {key for config in of_runs.values() for key in config}
@@ -129,7 +119,12 @@ def runs_of(rows: Iterable[Row]) -> list[Run]:
     rows = list(rows)
     labels = points(rows)
     runs = [_run(key, labels[key], group) for key, group in by_run(rows).items()]
-    return sorted(runs, key=lambda run: (run.experiment, run.point, run.replicate, run.run))
+    return sorted(runs, key=lambda run: (run.experiment, _natural(run.point), run.replicate, run.run))
+
+
+def _natural(point: str) -> list[str | int]:
+    """A key by which 32 is before 128."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", point)]
 
 
 def _run(key: tuple[str, str], point: str, rows: list[Row]) -> Run:
@@ -147,14 +142,3 @@ def _run(key: tuple[str, str], point: str, rows: list[Row]) -> Run:
             curves[row.metric].append((int(row.step), float(row.value)))
     ordered = {metric: tuple(sorted(curve)) for metric, curve in curves.items()}
     return Run(key[0], key[1], point, rows[0].replicate, config, facts, finals, ordered)
-
-
-def cells(runs: Sequence[Run], experiment: str, table: str) -> list[dict[str, Any]]:
-    """The rows of an analysis' table, numbers as numbers; empty where the analysis has not run."""
-    rows: dict[int, dict[str, Any]] = defaultdict(dict)
-    for run in runs:
-        for name, value in [*run.finals.items(), *run.facts.items()] if run.experiment == experiment else []:
-            cell = _CELL.fullmatch(name)
-            if cell and cell["table"] == table:
-                rows[int(cell["row"])][cell["column"]] = value
-    return [rows[number] for number in sorted(rows)]

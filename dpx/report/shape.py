@@ -131,8 +131,25 @@ def mean_curve(curves: Sequence[Sequence[tuple[int, Number]]]) -> list[tuple[int
     return [(step, statistics.fmean(table[step] for table in tables)) for step in common]
 
 
-def spread(values: Sequence[Number], percent: bool = True) -> str:
-    """`mean ± standard deviation (n)`."""
-    scale, unit = (100, " %") if percent else (1, "")
-    deviation = f" ± {scale * statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{scale * statistics.fmean(values):.4g}{deviation}{unit} (n = {len(values)})"
+def slope(points: Sequence[tuple[Number, Number]], linear: bool = False) -> float:
+    """The least-squares slope of the second value against the first, of natural logarithms unless `linear`."""
+    xs, ys = zip(*(point if linear else tuple(map(math.log, point)) for point in points), strict=True)
+    return statistics.linear_regression(xs, ys).slope
+
+
+def is_share(column: str) -> bool:
+    """Whether a column is shown in percent: accuracies, and the baselines that they are compared with."""
+    return "accuracy" in column or column.startswith("baseline/")
+
+
+def plain(value: Number, column: str = "", digits: int = 4) -> str:
+    """A number for a reader, whole numbers from a thousand in full; in percent where `column` is a share."""
+    if is_share(column):
+        return f"{100 * value:.{digits}g} %"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 and value == round(value) else f"{value:.{digits}g}"
+
+
+def spread(values: Sequence[Number], column: str = "") -> str:
+    """`mean ± standard deviation (n)`; in percent where `column` is a share."""
+    deviation = f" ± {plain(statistics.stdev(values), column, 2)}" if len(values) > 1 else ""
+    return f"{plain(statistics.fmean(values), column).removesuffix(' %' if deviation else '')}{deviation} (n = {len(values)})"

@@ -82,6 +82,18 @@ class Measurements:
         """The rows where `chosen` (bool or indices) is true."""
         return Measurements(**{name: getattr(self, name)[chosen] for name in (*TEXT, *NUMBERS)})
 
+    def updated(self, fresh: "Measurements") -> "Measurements":
+        """These rows and those of `fresh`, in the order of runs; of a run that both have, the rows of `fresh`."""
+        new = set(fresh._runs())
+        kept = self.where(np.array([run not in new for run in self._runs()], bool))
+        both = Measurements(**{name: np.concatenate([getattr(kept, name), getattr(fresh, name)]) for name in (*TEXT, *NUMBERS)})
+        keys = ("step", "sequence_length", "batch_size", "replicate", "learning_rate", "noise_batch_ratio", "parameters")
+        return both.where(np.lexsort([getattr(both, name) for name in keys]))
+
+    def _runs(self) -> list[tuple[Any, ...]]:
+        names = ("model", "noise_batch_ratio", "learning_rate", "replicate", "batch_size", "sequence_length")
+        return list(zip(*(getattr(self, name).tolist() for name in names), strict=True))
+
     @property
     def is_noisy(self) -> np.ndarray:
         """Bool for each row: whether its run had noise, a ratio that float32 can tell from 0."""

@@ -12,20 +12,23 @@ from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.job.analyse import Analyse
-from dpx.report import pages
+from dpx.report import paper
 from dpx.run_folder import RunFolder
-from tests.outside.made_up import on_path, package, pond, record
+from tests.outside.made_up import POND, on_path, package, pond, record
 from tests.processes import environment
 
 OPTIONS = {
     *("analysis/ripples", "clip/smooth", "data/pebbles", "experiment/pond", "job/census", "mechanism/echo", "mechanism/mute"),
-    *("model/brook", "paper/pond", "sampler/coins", "task/every_other"),
+    *("model/brook", "sampler/coins", "task/every_other"),
 }
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     return pond(tmp_path_factory.mktemp("site"))
+
+
+PAPER = POND.parent / "experiments" / "pond"
 
 
 def refusal(*overrides: str) -> str:
@@ -151,7 +154,7 @@ def test_an_entry_point_names_a_package_of_its_own(tmp_path, entry):
         assert "its entry point names" in found.set_aside and packages.usable() == ()
 
 
-def test_its_job_analysis_and_page_are_declared_by_yaml(site, tmp_path):
+def test_its_job_analysis_and_paper_are_declared_by_yaml(site, tmp_path):
     with on_path(site):
         experiment, job = config.build(recipes.compose(["+experiment=pond", "job=census", "job.title=parts"]))
         job(experiment, RunFolder(tmp_path))
@@ -160,7 +163,6 @@ def test_its_job_analysis_and_page_are_declared_by_yaml(site, tmp_path):
         assert isinstance(job, Analyse)
         job(experiment, RunFolder(tmp_path))
         assert "ripples" in (tmp_path / "release" / "analysis.json").read_text()
-        assert pages.page("pond").document([], [], tmp_path).title == "The pond"
-        assert pages.names() == ["anil2021", "mckenna2025", "pond"]
-    with pytest.raises(ConfigError, match="no page is made of that paper"):
-        pages.page("pond")
+        assert paper.read(PAPER).title == "The pond"
+    with pytest.raises(ConfigError, match="dpx_pond is not a package of dpx that is installed here"):
+        paper.read(PAPER)

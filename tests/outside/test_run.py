@@ -1,6 +1,7 @@
 """The pond's recipe, trained: every reader of the run folder names the package, and the run resumes with another version of it."""
 
 import json
+import shutil
 
 import pytest
 from omegaconf import OmegaConf
@@ -13,7 +14,7 @@ from dpx.job.released import Evaluate
 from dpx.job.report import Report
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder, Status
-from tests.outside.made_up import on_path, pond
+from tests.outside.made_up import POND, on_path, pond
 
 BY = "dp_by_dpx_pond"
 
@@ -52,12 +53,11 @@ def test_it_is_loaded_evaluated_and_reported_as_such(trained, tmp_path, capsys):
     (experiment, _), _ = folder_at(root, "pond-1")
     Evaluate()(experiment, folder)
     assert f"guarantee: {BY}" in capsys.readouterr().out
-    (tmp_path / "pond").mkdir()
-    columns = "item,experiment,quantity,value,unit,mark,where,metric,point,h200_hours,flops,note"
-    (tmp_path / "pond" / "published.csv").write_text(f"{columns}\n1,pond,depth,3,m,text,p. 1,,,,,\n")
+    shutil.copytree(POND.parent / "experiments" / "pond", tmp_path / "pond")
     pytest.importorskip("matplotlib")
     Report(paper="pond", outputs=str(root / "outputs"), evidence=str(tmp_path))(experiment, folder)
-    assert BY in (tmp_path / "pond" / "README.md").read_text()
+    text = (tmp_path / "pond" / "README.md").read_text()
+    assert f"| the package vouches for every run | {BY} | ✅ pass |" in text and "| depth | 3 m |" in text
 
 
 def test_without_the_package_it_is_refused_by_name(trained, monkeypatch):

@@ -1,6 +1,5 @@
 """Verdicts of what needs no training: they hold on the evidence, and each fails on numbers of another shape."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpx.papers.mckenna2025 import calibration_profiles, diminishing_batch, fig4_vector_fields, flops_model, table1_models
-from dpx.papers.mckenna2025.report import evidence, trained
+from dpx.report import analyses
 from dpx.table import Table
 from tests.report import made
 
@@ -18,7 +17,7 @@ PLACE = {"size": 2.0**20, "batch_size": 4.0, "epsilon": 4.0}
 
 
 def stored(name: str) -> dict[str, Table]:
-    return evidence.tables(HOME, name)
+    return analyses.read(HOME)[name]
 
 
 def rows(name: str, table: str) -> list[dict]:
@@ -91,20 +90,12 @@ def test_profiles_cross_at_the_claim_alone_or_elsewhere():
     assert calibration_profiles.judged(flat, 8.0).state == "fail"
 
 
-def _speeds(of_model: dict[str, float]):
-    found = []
-    for model, speed in of_model.items():
-        one = made.run("mckenna_table4_throughput", 0.0, model__name=model)
-        cell = {"benchmark[0].clipping": "book_keeping", "benchmark[0].model": model}
-        found.append(dataclasses.replace(one, facts=one.facts | cell, finals={"benchmark[0].examples_per_s": speed}))
-    return found
-
-
 @pytest.mark.parametrize(
     ("speeds", "state"), [({"mini": 20.0, "tiny": 90.0}, "pass"), ({"tiny": 20.0, "mini": 90.0}, "fail"), ({"tiny": 9.0}, "not run")]
 )
 def test_a_larger_model_takes_fewer_examples_a_second(speeds, state):
-    assert trained.throughput(_speeds(speeds)).state == state
+    rows = [{"clipping": "book_keeping", "model": model, "examples_per_s": speed} for model, speed in speeds.items()]
+    assert made.verdict("mckenna2025", "M16", benchmark=rows).state == state
 
 
 def test_each_that_is_computed_writes_its_verdicts():

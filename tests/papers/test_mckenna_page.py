@@ -1,5 +1,6 @@
 """Each laptop verdict of McKenna et al. 2025 on made-up runs that show it, that do not, and that are not there."""
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,19 +9,20 @@ import pytest
 
 from dpx.config import build, recipes
 from dpx.job.analyse import Analyse
-from dpx.papers.mckenna2025 import declarations, fig17_transform
+from dpx.papers.mckenna2025 import fig17_transform
 from dpx.papers.mckenna2025.lab import Lab
-from dpx.papers.mckenna2025.report import evidence, items, page, trained
-from dpx.papers.mckenna2025.report.items import ITEMS, verdicts
-from dpx.report import html, published, rows
+from dpx.papers.mckenna2025.rules import BATCH, LOSS, MODEL, RATE, RATIO, AsPredicted, predictor
+from dpx.report import analyses, document, page
+from dpx.report.evidence import Evidence, row_of
 from dpx.report.rows import Run
 from tests.report import made
 from tests.scaling.synthetic import measured
 
 from .mckenna_surfaces import RATIOS, fixed_batches, form_l2, lab, table
 
-EVIDENCE = Path(__file__).parents[2] / "experiments" / "mckenna2025"
+EVIDENCE = made.EXPERIMENTS / "mckenna2025"
 REFERENCE = Path(__file__).parents[1] / "privacy" / "reference.json"
+judged = functools.partial(made.verdict, "mckenna2025")
 
 
 def runs(name: str, losses: Mapping[tuple, float | list[float]], *knobs: str, **rest) -> list[Run]:
@@ -29,7 +31,7 @@ def runs(name: str, losses: Mapping[tuple, float | list[float]], *knobs: str, **
     for values, given in losses.items():
         for replicate, loss in enumerate(given if isinstance(given, list) else [given]):
             config = dict(zip((knob.replace(".", "__") for knob in knobs), values, strict=True))
-            found.append(made.run(name, 0.1, replicate, finals={trained.LOSS: loss}, **config, **rest))
+            found.append(made.run(name, 0.1, replicate, finals={LOSS: loss}, **config, **rest))
     return found
 
 
@@ -39,85 +41,79 @@ TURNED = {(6e-5, batch): BATCHES[0.001, batch] for batch in (32, 128, 512)}
 
 
 def swept(name: str, losses) -> list[Run]:
-    return runs(name, losses, trained.RATIO, trained.BATCH)
+    return runs(name, losses, RATIO, BATCH)
 
 
 def test_without_runs_nothing_is_judged() -> None:
-    checks = (trained.physical_batch, trained.batch_and_rate, trained.batch_of_large, trained.decoder, trained.rates_by_ratio)
-    assert {check([]).state for check in (*checks, trained.rates_without_noise, trained.clipped)} == {"not run"}
-    assert trained.direct([], lambda *_: 1.0).state == "not run"
+    assert {judged(item.number).state for item in made.declared("mckenna2025").items} == {"not run"}
 
 
 def test_physical_batches_are_judged_at_the_smallest_ratio_and_reported_at_others() -> None:
-    found = trained.physical_batch(swept("mckenna_fig7_physical_batch", SMALL | BATCHES))
-    assert found.state == "pass" and "smaller batches end lower" in found.parts[0].statistic
-    assert trained.physical_batch(swept("mckenna_fig7_physical_batch", TURNED | BATCHES)).state == "fail"
+    found = judged("M11", swept("mckenna_fig7_physical_batch", SMALL | BATCHES))
+    assert found.state == "pass" and "lower at the smaller end" in found.parts[0].statistic
+    assert judged("M11", swept("mckenna_fig7_physical_batch", TURNED | BATCHES)).state == "fail"
 
 
 def test_the_order_of_batches_survives_tuning_or_does_not() -> None:
-    knobs = (trained.BATCH, trained.RATE)
+    knobs = (BATCH, RATE)
     kept = {(32, 0.01): 5.0, (32, 0.02): 5.1, (128, 0.01): 5.3, (128, 0.02): 5.2}
-    assert trained.batch_and_rate(runs("mckenna_fig8_batch_lr", kept, *knobs)).state == "pass"
+    assert judged("M12", runs("mckenna_fig8_batch_lr", kept, *knobs)).state == "pass"
     lost = {(32, 0.01): 5.0, (32, 0.02): 6.9, (128, 0.01): 5.1, (128, 0.02): 4.9}
-    assert trained.batch_and_rate(runs("mckenna_fig8_batch_lr", lost, *knobs)).state == "fail"
+    assert judged("M12", runs("mckenna_fig8_batch_lr", lost, *knobs)).state == "fail"
 
 
 def test_only_at_the_largest_ratio_smaller_batches_end_lower() -> None:
-    assert trained.batch_of_large(swept("mckenna_fig9_batch_large", SMALL | BATCHES)).state == "pass"
-    assert trained.batch_of_large(swept("mckenna_fig9_batch_large", TURNED | BATCHES)).state == "fail"
+    assert judged("M14", swept("mckenna_fig9_batch_large", SMALL | BATCHES)).state == "pass"
+    assert judged("M14", swept("mckenna_fig9_batch_large", TURNED | BATCHES)).state == "fail"
 
 
 def test_a_decoder_has_the_signs_of_the_encoder() -> None:
     encoder = swept("mckenna_fig7_physical_batch", SMALL | BATCHES)
-    assert trained.decoder([*encoder, *swept("mckenna_fig10_decoder", SMALL | BATCHES)]).state == "pass"
-    assert trained.decoder([*encoder, *swept("mckenna_fig10_decoder", TURNED | BATCHES)]).state == "fail"
+    assert judged("M15", [*encoder, *swept("mckenna_fig10_decoder", SMALL | BATCHES)]).state == "pass"
+    assert judged("M15", [*encoder, *swept("mckenna_fig10_decoder", TURNED | BATCHES)]).state == "fail"
 
 
 def test_the_best_rate_falls_with_the_ratio_and_is_the_same_for_all_sizes() -> None:
-    knobs = (trained.MODEL, trained.RATIO, trained.RATE)
+    knobs = (MODEL, RATIO, RATE)
     falling = {("a", 1e-4, 0.01): 5.0, ("a", 1e-4, 0.02): 4.0, ("a", 1e-3, 0.01): 4.0, ("a", 1e-3, 0.02): 5.0}
     rising = {("a", 1e-4, 0.01): 4.0, ("a", 1e-4, 0.02): 5.0, ("a", 1e-3, 0.01): 5.0, ("a", 1e-3, 0.02): 4.0}
-    assert [trained.rates_by_ratio(runs("mckenna_fig12_lr_curves", one, *knobs)).state for one in (falling, rising)] == ["pass", "fail"]
+    assert [judged("M18", runs("mckenna_fig12_lr_curves", one, *knobs)).state for one in (falling, rising)] == ["pass", "fail"]
     same = {(model, 1e-12, rate): loss for model in "ab" for rate, loss in ((0.01, 4.0), (0.02, 5.0))}
     other = same | {("b", 1e-12, 0.02): 3.0}
-    assert [trained.rates_without_noise(runs("mckenna_lr_nonprivate", one, *knobs)).state for one in (same, other)] == ["pass", "fail"]
+    assert [judged("M19", runs("mckenna_lr_nonprivate", one, *knobs)).state for one in (same, other)] == ["pass", "fail"]
 
 
 @pytest.mark.parametrize(("share", "state"), [(0.99, "pass"), (0.5, "fail")])
 def test_most_examples_are_clipped(share, state) -> None:
-    curves = {trained.CLIPPED: ((50, 1.0), (100, 2 * share - 1.0))}
-    assert trained.clipped([made.run("mckenna_clip_check", 0.1, finals={trained.LOSS: 5.0}, curves=curves)]).state == state
+    curves = {"grad/clipped_fraction": ((50, 1.0), (100, 2 * share - 1.0))}
+    assert judged("M28", [made.run("mckenna_clip_check", 0.1, finals={LOSS: 5.0}, curves=curves)]).state == state
 
 
-def test_settings_trained_for_real_are_held_against_the_fit() -> None:
+def test_settings_trained_for_real_are_compared_with_the_fit() -> None:
     losses = {("a", 4.0): 5.0, ("b", 4.0): 4.5, ("a", 64.0): 4.0, ("b", 64.0): 4.2}
-    found = runs("mckenna_fig5_direct", losses, trained.MODEL, "noise.epsilon", steps=100, batch_schedule__size=8)
-    expected = {("a", 4.0): 5.1, ("b", 4.0): 4.4, ("a", 64.0): 4.1, ("b", 64.0): 4.3}
-    by_model = iter(expected.values())
-    assert trained.direct(found, lambda *_: next(by_model)).state == "pass"
+    rows = [row_of(run) for run in runs("mckenna_fig5_direct", losses, MODEL, "noise.epsilon", steps=100, batch_schedule__size=8)]
+    rule = AsPredicted(claim="as predicted")
+    by_model = iter((5.1, 4.4, 4.1, 4.3))
+    assert rule.judged(rows, lambda *_: next(by_model)).state == "pass"
     turned = iter([4.4, 5.1, 4.1, 4.3])
-    assert trained.direct(found, lambda *_: next(turned)).state == "fail"
-    assert trained.direct(found, lambda *_: None).state == "not run", "outside the grid"
+    assert rule.judged(rows, lambda *_: next(turned)).state == "fail"
+    assert rule.judged(rows, lambda *_: None).state == "not run", "outside the grid"
 
 
-def _words(document) -> str:
-    return html.page(document)
-
-
-def test_the_page_of_nothing_says_what_every_experiment_costs(tmp_path) -> None:
-    found = page.document([], published.read(EVIDENCE / "published.csv"), tmp_path)
-    said = _words(found)
-    assert [one.number for one in ITEMS] == [f"M{number}" for number in range(1, 33)]
-    assert all(one.command.split("=")[1].split()[0] in recipes.names() for one in ITEMS)
-    assert all(name in said for name in ("20,400 H200 hours", "12.87", "is not identified", "No model of the paper was trained"))
-    assert {one.split(":")[0] for one in found.lead[:1]} == {"Verdicts"} and " 0 pass, 0 fail" in found.lead[0]
+def test_the_page_without_runs_shows_what_every_experiment_costs() -> None:
+    paper = made.declared("mckenna2025")
+    whole = page.evidence(paper, EVIDENCE)
+    found = page.document(paper, Evidence(EVIDENCE, published=whole.published, notes=whole.notes))
+    text = document.html(found)
+    assert all(name in text for name in ("20,400 H200 hours", "12.87", "it is not identified", "No model of the paper was trained"))
+    assert found.lead[0].startswith("Verdicts: 0 pass, 0 fail, 32 not run")
 
 
 @pytest.mark.parametrize("number", ["M13", "M22", "M26"])
 def test_what_a_laptop_asks_of_an_analysis_builds(number) -> None:
-    (item,) = [one for one in ITEMS if one.number == number]
-    _, job = build(recipes.compose([f"+experiment={item.name}", *item.options]))
-    assert isinstance(job, Analyse) and type(job.analysis).__name__.lower() == item.name.replace("_", "")
+    (item,) = [one for one in made.declared("mckenna2025").items if one.number == number]
+    _, job = build(recipes.compose(item.overrides))
+    assert isinstance(job, Analyse) and type(job.analysis).__name__.lower() == item.experiment.replace("_", "")
 
 
 def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, monkeypatch) -> None:
@@ -126,31 +122,31 @@ def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, mo
     tables = fig17_transform.MckennaFig17Transform(lab=lab(table(tmp_path)))()
     made_of = {"name": "mckenna_fig17_transform", "tables": [one.as_json() for one in tables]}
     (tmp_path / "outputs" / "mckenna_fig17_transform-0" / "release" / "analysis.json").write_text(json.dumps(made_of))
-    spoiled = tmp_path / "outputs" / "mckenna_fig6-0" / "release"
+    spoiled = tmp_path / "outputs" / "mckenna_fig6_full_grid-0" / "release"
     spoiled.mkdir(parents=True)
     (spoiled / "analysis.json").write_text("{")
-    (said,) = declarations.Mckenna2025().fill(tmp_path / "outputs", tmp_path)
-    assert "analysis.json: is cut short" in said
-    found = page.document([], [], tmp_path)
+    paper = made.declared("mckenna2025")
+    (line,) = analyses.fill(tmp_path / "outputs", tmp_path, paper.match)
+    assert "analysis.json: is cut short" in line
+    evidence = Evidence(tmp_path, tables=analyses.read(tmp_path))
+    found = page.document(paper, evidence)
     assert [figure.name for figure in found.figures] == ["mckenna_fig17_transform"]
-    assert verdicts([], tmp_path)["M24"].parts[0].statistic in _words(found)
+    (item,) = [one for one in paper.items if one.number == "M24"]
+    assert page.verdict(item, evidence).parts[0].statistic in document.markdown(found)
 
 
 def test_measured_runs_replace_their_own_rows_and_keep_the_others() -> None:
     first, second = (measured(form_l2, parameters={name: size}, ratios=RATIOS[:2]) for name, size in (("a", 1e4), ("b", 2e4)))
     again = measured(lambda m, t, r: form_l2(m, t, r) + 1, parameters={"a": 1e4}, ratios=RATIOS[:2])
-    both = evidence.merged(evidence.merged(second, first), again)
-    assert (
-        both.model.tolist() == ["a"] * 40 + ["b"] * 40
-        and both.loss[:40] == pytest.approx(again.loss)
-        and both.step[:2].tolist() == [100, 200]
-    )
+    both = second.updated(first).updated(again)
+    assert both.model.tolist() == ["a"] * 40 + ["b"] * 40
+    assert both.loss[:40] == pytest.approx(again.loss) and both.step[:2].tolist() == [100, 200]
 
 
 def test_the_predictor_is_the_fit_of_the_measured_grid(tmp_path) -> None:
-    assert items.predictor(tmp_path)("a", 1000.0, 2**-10) is None
+    assert predictor(tmp_path)("a", 1000.0, 2**-10) is None
     measured(form_l2).write(tmp_path / "measurements.csv")
-    predicted = items.predictor(tmp_path)
+    predicted = predictor(tmp_path)
     assert predicted("c", 1000.0, 2.0**-10) == pytest.approx(form_l2(2e5, 1000.0, 2.0**-10), rel=0.02)
     assert predicted("c", 1e6, 2.0**-10) is None and predicted("z", 1000.0, 2.0**-10) is None
 
@@ -165,13 +161,11 @@ ANCHORS = {
 
 
 def test_the_computed_ratios_are_those_worked_out_apart() -> None:
-    rows = {
-        (row["setting"], row["epsilon"]): row for row in evidence.tables(EVIDENCE, "mckenna_fig5_baselines")["ratios"].as_json()["rows"]
-    }
+    rows = {(row["setting"], row["epsilon"]): row for row in analyses.read(EVIDENCE)["mckenna_fig5_baselines"]["ratios"].as_json()["rows"]}
     for name, values in ANCHORS.items():
         assert [rows[name, epsilon]["log2_ratio"] for epsilon in (1, 4, 16, 64)] == pytest.approx(values, abs=0.01)
     twenty = {
-        (row["size"], row["epsilon"]): row for row in evidence.tables(EVIDENCE, "mckenna_table2_saturation")["printed"].as_json()["rows"]
+        (row["size"], row["epsilon"]): row for row in analyses.read(EVIDENCE)["mckenna_table2_saturation"]["printed"].as_json()["rows"]
     }
     assert len(twenty) == 20 and all(
         row["ratio"] == min(row["sigma_poisson"], row["sigma_fixed"]) / row["batch_size"] for row in twenty.values()
@@ -189,9 +183,3 @@ def test_the_computed_ratios_are_those_worked_out_apart() -> None:
         known = expected["noise_batch_ratio"], expected["sigma_poisson"], expected["sigma_deterministic"]
         assert found == pytest.approx(known, rel=case["tolerance"]["rel"]) and row["chosen"] == expected["chosen"]
     assert len(cases) >= 2
-
-
-def test_results_hold_no_metric_that_the_page_does_not_show() -> None:
-    assert {
-        row.metric.split("/")[0] for row in rows.read(EVIDENCE / "results.csv") if not declarations.Mckenna2025().shows(row.metric)
-    } == set()

@@ -1,9 +1,11 @@
 """Made-up runs: as rows would tell them, and as folders a run would leave."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,33 @@ from omegaconf import OmegaConf
 
 from dpx.claim.spent import chain_facts
 from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.report import page, paper, published
+from dpx.report.evidence import Evidence
 from dpx.report.rows import Run
+from dpx.report.shape import Verdict
+from dpx.table import Table
 
 from ..sealed import sealed_anew
 
 ACCURACY = "heldout/mlm_accuracy"
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+# The sizes of laptop/anil_batch_schedule: both constant batches, and the schedule between them.
+SMALL, LARGE, RISING = [256], [1024], [256, 448, 640, 832, 1024]
+
+
+@functools.cache
+def declared(name: str) -> paper.Paper:
+    """The committed paper.yaml."""
+    return paper.read(EXPERIMENTS / name)
+
+
+def verdict(name: str, number: str, runs: Sequence[Run] = (), **tables: list[dict[str, Any]]) -> Verdict:
+    """The verdict of a committed item on made-up runs and tables of its analysis."""
+    (item,) = [one for one in declared(name).items if one.number == number]
+    found = {item.experiment: {table: Table.from_rows(table, rows) for table, rows in tables.items()}}
+    printed = published.read(EXPERIMENTS / name / "published.csv")
+    evidence = Evidence(Path("nowhere"), runs, printed, found if tables else {})
+    return page.verdict(item, evidence)
 
 
 def run(name: str, accuracy: float, replicate: int = 0, snr: Any = None, curves: Any = None, finals: Any = None, **config: Any) -> Run:
@@ -50,9 +74,9 @@ def sweep(sizes: dict[int, tuple[list[float], float]]) -> list[Run]:
 def schedule(accuracies: list[float], slope: float = 0.1) -> list[Run]:
     """Figure 4: small 0.20, large 0.30, and the schedule at `accuracies`, its log SNR falling with `slope`."""
     found = []
-    for sizes, values, fall, examples in (([128], [0.19, 0.2, 0.21], 0.9, 100.0), ([512], [0.29, 0.3, 0.31], 0.8, 400.0)):
+    for sizes, values, fall, examples in ((SMALL, [0.19, 0.2, 0.21], 0.9, 100.0), (LARGE, [0.29, 0.3, 0.31], 0.8, 400.0)):
         found += _scheduled(sizes, values, fall, examples)
-    return found + _scheduled([128, 320, 512], accuracies, slope, 340.0)
+    return found + _scheduled(RISING, accuracies, slope, 340.0)
 
 
 def _scheduled(sizes: list[int], values: list[float], fall: float, examples: float) -> list[Run]:

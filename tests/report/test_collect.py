@@ -1,7 +1,6 @@
 """Run folders to rows and back: what is kept, what is left out and why, and that nothing changes on the way through the file."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.report import collect, rows
-from dpx.report.rows import FINAL, Row
+from dpx.report.rows import Row
 from tests.report import made
 
 SWEEP = "laptop_anil_batch_sweep"
@@ -94,36 +93,6 @@ def test_runs_of_another_corpus_than_the_latest_are_left_out_and_named(tmp_path:
         "trained on aaaa.jsonl.gz (aaaaaaaaaaaa), not on bbbb.jsonl.gz (bbbbbbbbbbbb)"
     ]
     assert len({row.run for row in kept}) == 2
-
-
-def test_only_the_latest_analysis_counts() -> None:
-    old = [Row("anil_accounting", "old", 0, "t[0].x", FINAL, "1.0")]
-    new = [Row("anil_accounting", "new", 0, "t[0].x", FINAL, "2.0")]
-    assert collect.merged(old, new)[0] == new
-
-
-def _timed(run: str, model: str, speed: float) -> list[Row]:
-    cells = {"fact/benchmark[0].model": model, "benchmark[0].examples_per_s": str(speed)}
-    return [Row("laptop_mckenna_table4_throughput", run, 0, metric, FINAL, value) for metric, value in cells.items()]
-
-
-def test_of_a_sweep_of_benchmarks_the_latest_of_each_model_counts(tmp_path: Path) -> None:
-    for number, (model, speed) in enumerate([("tiny", 3.0), ("mini", 2.0), ("tiny", 4.0)]):
-        folder = tmp_path / f"laptop_mckenna_table4_throughput-{number}"
-        (folder / "private").mkdir(parents=True)
-        found = {"name": "laptop_mckenna_table4_throughput", "rows": [{"model": model, "examples_per_s": speed}]}
-        (folder / "private" / "benchmark.json").write_text(json.dumps(found))
-        os.utime(folder / "private" / "benchmark.json", (number, number))
-    collected, left_out = collect.collect(tmp_path, ("laptop_mckenna_",))
-    speeds = {row.run: row.value for row in collected if row.metric == "benchmark[0].examples_per_s"}
-    assert speeds == {"1": "2.0", "2": "4.0"} and not left_out
-    kept, _ = collect.merged([*_timed("old", "tiny", 1.0), *_timed("other", "small", 0.5)], collected)
-    assert {row.run for row in kept} == {"1", "2", "other"}
-    assert {run: label for (_, run), label in rows.points(kept).items()} == {
-        "1": "models=mini",
-        "2": "models=tiny",
-        "other": "models=small",
-    }
 
 
 def test_windows_are_means_named_by_their_last_step() -> None:

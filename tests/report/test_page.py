@@ -11,15 +11,14 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.report import Report
-from dpx.papers.anil2021.report import page
-from dpx.report import published, rows
-from dpx.report.document import Document, Grid, Items, Section
-from dpx.report.html import page as html_page
+from dpx.report import page, published, rows
+from dpx.report.document import Document, Section, grid, html, items
+from dpx.report.evidence import Evidence
 from dpx.report.rows import FINAL, Row, Run
 from dpx.run_folder import RunFolder
 from tests.report import made
 
-HOME = Path(__file__).resolve().parents[2] / "experiments" / "anil2021"
+HOME = made.EXPERIMENTS / "anil2021"
 
 
 def _rows(runs: list[Run]) -> list[Row]:
@@ -47,7 +46,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The evidence folder of a paper after `job=report report.collect=false`."""
     found = tmp_path_factory.mktemp("evidence") / "anil2021"
     found.mkdir()
-    shutil.copy(HOME / "published.csv", found)
+    for name in ("paper.yaml", "published.csv"):
+        shutil.copy(HOME / name, found)
     rows.write(found / "results.csv", _rows(RUNS))
     (found / "notes.csv").write_text("item,note\nA7,the largest batch was <stopped> early\n")
     _report(found)
@@ -79,8 +79,7 @@ def test_every_published_number_and_verdict_is_on_both_pages(home: Path) -> None
         assert line.quantity in markdown and line.quantity.replace("&", "&amp;") in html
     for number in range(1, 14):
         assert f'id="a{number}"' in html and f"## A{number}. " in markdown
-    assert "✗ fail" in html and "✓ pass" in html and "– not run" in html
-    assert "✗" in html and "❌ fail" in markdown, "a failing shape is shown"
+    assert all(sign in text for text in (html, markdown) for sign in ("❌ fail", "✅ pass", "◻️ not run"))
     assert "the largest batch was &lt;stopped&gt; early" in html
 
 
@@ -100,28 +99,33 @@ def test_page_rebuilds_to_the_same_bytes(home: Path) -> None:
     assert {path.name: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
 
 
+def _ours(line: published.Published, runs: list[Run]) -> str:
+    (item,) = [item for item in made.declared("anil2021").items if item.number == line.item]
+    return page.ours(line, item, Evidence(HOME, runs))
+
+
 def test_full_scale_is_a_cost_until_it_runs(home: Path) -> None:
     line = next(line for line in published.read(home / "published.csv") if line.experiment == "anil_2m_batch")
-    assert page._ours(line, RUNS) == "not run (7,616 H200 hours, 1.08e22 FLOPs)"
+    assert _ours(line, RUNS) == "not run (7,616 H200 hours, 1.08e22 FLOPs)"
     laptop = made.run("anil_2m_batch", 0.61)
-    assert page._ours(line, [laptop]).startswith("not run"), "a laptop run never stands in the column of full scale"
+    assert _ours(line, [laptop]).startswith("not run"), "a laptop run is never shown in the column of full scale"
     full = Run("anil_2m_batch", "0", "-", 0, {}, {}, {"heldout/mlm_accuracy": 0.61}, {})
-    assert page._ours(line, [full]) == "61 %"
+    assert _ours(line, [full]) == "61 %"
 
 
 def test_growth_of_every_matrix_by_weight_decay() -> None:
     curves, finals = {"weights/mlm/transform/kernel": ((1, 2.0),)}, {"weights/mlm/transform/kernel": 3.0}
     runs = made.replicates("anil_weight_decay", [0.1, 0.2], curves=curves, finals=finals, optimizer__weight_decay=0.5)
-    (grid,) = page._matrices(runs)
-    assert grid.columns == ("matrix", "λ = 0.5") and grid.rows == [("`mlm/transform/kernel`", "1.5")]
-    assert page._matrices([]) == []
+    (table,) = page._norms(runs, "optimizer.weight_decay")
+    assert table.text.splitlines()[0] == "| matrix | optimizer.weight_decay = 0.5 |" and "| `mlm/transform/kernel` | 1.5 |" in table.text
+    assert page._norms([], "optimizer.weight_decay") == []
 
 
 def test_numbers_of_a_point_are_compared_as_numbers(home: Path) -> None:
     line = next(line for line in published.read(home / "published.csv") if line.point == "noise.epsilon=2.0")
     full = Run("anil_epsilon_sweep", "0", "-", 0, {"noise.epsilon": "2"}, {}, {"heldout/mlm_accuracy": 0.4}, {})
     other = Run("anil_epsilon_sweep", "1", "-", 0, {"noise.epsilon": "3"}, {}, {"heldout/mlm_accuracy": 0.9}, {})
-    assert page._ours(line, [full, other]) == "40 %"
+    assert _ours(line, [full, other]) == "40 %"
 
 
 def test_published_numbers_are_marked(home: Path) -> None:
@@ -137,18 +141,17 @@ def test_published_numbers_are_marked(home: Path) -> None:
 
 def test_an_unknown_paper_is_refused(tmp_path: Path) -> None:
     experiment, _ = config.build(recipes.compose([]))
-    with pytest.raises(ConfigError, match="no page is made of that paper"):
+    with pytest.raises(ConfigError, match="nobody2020/paper.yaml does not exist. There are anil2021, mckenna2025, benchmarks"):
         Report(paper="nobody2020")(experiment, RunFolder(tmp_path))
-    with pytest.raises(ConfigError, match="published values are not there"):
+    with pytest.raises(ConfigError, match="paper.yaml does not exist"):
         Report(paper="anil2021", evidence=str(tmp_path))(experiment, RunFolder(tmp_path))
 
 
 def test_text_is_escaped() -> None:
-    section = Section("a < b", [Items(["`x<y>` **strong**"], "s"), Grid(("c",), [("<b>",), ("pass",)])], "a")
-    text = html_page(Document("t", ["l & m"], [section]))
-    assert (
-        "<code>x&lt;y&gt;</code> <strong>strong</strong>" in text and '<td data-column="c">&lt;b&gt;</td>' in text and "l &amp; m" in text
-    )
+    section = Section("a < b", [items(["`x<y>` **strong**"], "s"), grid(("c",), [("<b>",), ("pass",)])], "a")
+    text = html(Document("t", ["l & m"], [section]))
+    assert "<code>x&lt;y&gt;</code> <strong>strong</strong>" in text and '<td data-column="c">&lt;b&gt;</td>' in text
+    assert "l &amp; m" in text and "<h2>a &lt; b</h2>" in text
 
 
 def test_a_narrow_page_names_every_cell_by_its_column(home: Path) -> None:
@@ -160,7 +163,7 @@ def test_a_narrow_page_names_every_cell_by_its_column(home: Path) -> None:
             assert re.findall(r'<td[^>]* data-column="([^"]*)"', row) == columns
 
 
-def test_marks_and_claims_are_said_in_plain_words(home: Path) -> None:
+def test_how_a_number_is_known_is_stated(home: Path) -> None:
     text = (home / "README.md").read_text()
-    assert "| quantity | published | how we know |" in text and "| what should hold |" in text
-    assert "printed in the text" in text and not re.search(r"\| (mark|claim) \|", text)
+    assert "| quantity | published | how we know |" in text and "| claim | what is found |" in text
+    assert "printed in the text" in text and "stated without a number" in text and not re.search(r"\| mark \|", text)

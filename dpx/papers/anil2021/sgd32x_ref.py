@@ -1,7 +1,12 @@
-"""Anil et al. 2021, sections 1.1 and 5.3: how far apart the batch sizes are (A13). Arithmetic."""
+"""Anil et al. 2021, sections 1.1, 4 and 5.3: how far apart the batch sizes are (A13), and how large the model is (A3). Arithmetic."""
 
+from dpx.cost.flops import published_flops
 from dpx.declaration import declaration, require
+from dpx.models.shape import Bert
 from dpx.table import Table
+
+LARGE = Bert(name="large", layers=24, width=1024, heads=16, feed_forward=4096)
+STEPS, LENGTH = 20_000, 128
 
 
 @declaration
@@ -22,4 +27,14 @@ class AnilSgd32xRef:
     def __call__(self) -> list[Table]:
         ratio = self.batch_size / self.reference_batch_size
         columns = ("batch size", "reference", "ratio", "published ratio")
-        return [Table("batch_ratio", columns, ((self.batch_size, self.reference_batch_size, ratio, 32),), "how much larger the batch is")]
+        batches = Table("batch_ratio", columns, ((self.batch_size, self.reference_batch_size, ratio, 32),), "how much larger the batch is")
+        return [batches, self._sizes()]
+
+    def _sizes(self) -> Table:
+        """Parameters of BERT-Large by vocabulary, their bytes, and the FLOPs of all steps at the larger batch."""
+        rows = []
+        for vocabulary in (30_522, 32_000):
+            parameters = LARGE.parameters(vocabulary, next_sentence=True)
+            flops = float(published_flops(parameters, LENGTH)) * self.batch_size * STEPS
+            rows.append((vocabulary, parameters, parameters * 4 / 2**30, flops))
+        return Table("model_size", ("vocabulary", "parameters", "GiB of float32", "FLOPs"), tuple(rows), "BERT-Large")

@@ -1,1 +1,0 @@
-"""Anil et al. 2021, "Large-Scale Differentially Private BERT": its verdicts, figures and page."""

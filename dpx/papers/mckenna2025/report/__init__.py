@@ -1,1 +1,0 @@
-"""McKenna et al. 2025, "Scaling Laws for Differentially Private Language Models": its verdicts and page."""

@@ -1,0 +1,256 @@
+"""The page of a paper, from paper.yaml and the evidence beside it: every item with its verdict, figures, published and own values."""
+
+import csv
+import dataclasses
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpx.config import build, recipes
+from dpx.declaration import require
+from dpx.picture import Lines, Picture
+from dpx.report import analyses, pictures, privacy, published, rows, shape
+from dpx.report.document import Document, Figure, Section, Text, grid, items
+from dpx.report.evidence import Evidence, cell, column, drawn_tables, row_of
+from dpx.report.paper import KINDS, Item, Paper
+from dpx.report.published import Published
+from dpx.report.rows import Run
+from dpx.report.rules import name, our_value
+from dpx.report.shape import Verdict
+from dpx.table import Table
+
+# Rows of an analysis' table that the page shows; all of them are in `analyses/`.
+SHOWN = 24
+# Notes on the whole paper, by the first cell of notes.csv, and the heading under which each kind is shown.
+_HEADINGS = {"first": "Read this first", "contradictions": "Where the paper contradicts itself, or leaves a setting open"}
+_OURS = "runs"
+_HOW = {
+    "text": "printed in the text",
+    "picture": "in a figure only",
+    "computed": "computed from its settings",
+    "claim": "stated without a number",
+}
+_COLUMNS = (
+    "Three columns are kept apart. **Published** is what the paper states, and how we know it: printed in its text, shown in a figure only "
+    "(left blank, nothing was digitised), computed here from the paper's settings, or stated without a number. **Ours, full scale** is the "
+    "same experiment at the paper's size, or its cost in hours of one H200 at half of 790 TFLOP/s. **Laptop** is a small model with other "
+    "text, batches and steps: only order is judged, and its values say nothing about the paper's."
+)
+
+
+def evidence(paper: Paper, home: Path) -> Evidence:
+    """Everything that the page of `home` is made from. Raises `ConfigError` for a file with other columns or a note on an unknown item."""
+    notes: dict[str, list[str]] = {}
+    if (home / "notes.csv").exists():
+        known = {*_HEADINGS, _OURS, *(item.number for item in paper.items)}
+        with open(home / "notes.csv", newline="") as file:
+            for line in csv.DictReader(file):
+                reason = "no item of paper.yaml has that number"
+                require(line["item"] in known, f"notes.csv: {line['item']}", reason, f"Give a number, or {', '.join([*_HEADINGS, _OURS])}")
+                notes.setdefault(line["item"], []).append(line["note"])
+    runs = rows.runs_of(rows.read(home / "results.csv"))
+    return Evidence(home, runs, published.read(home / "published.csv"), analyses.read(home), notes)
+
+
+def verdict(item: Item, found: Evidence) -> Verdict:
+    """Every claim of an item, judged."""
+    parts = [part for rule in item.verdict for part in rule.parts(found, item.experiment)]
+    return Verdict(item.number, item.experiment, item.passes, tuple(parts))
+
+
+def document(paper: Paper, found: Evidence) -> Document:
+    """The page as data."""
+    judged = {item.number: verdict(item, found) for item in paper.items}
+    first: list[Text | Figure] = [items(found.notes["first"])] if "first" in found.notes else []
+    first += [items(found.notes[_OURS], "about our runs")] if _OURS in found.notes else []
+    rest = [Section(_HEADINGS[key], [items(found.notes[key])], key) for key in ("contradictions",) if key in found.notes]
+    sections = [
+        *([Section(_HEADINGS["first"], first, "first")] if first else []),
+        *rest,
+        Section(f"All {len(paper.items)} items at a glance", [_glance(paper, judged, found)], "glance"),
+        *(_section(paper, item, judged[item.number], found) for item in paper.items),
+        Section("Every run", [_all_runs(paper, found)], "runs"),
+    ]
+    return Document(f"{paper.title}: published beside ours", _lead(paper, list(judged.values()), found), sections)
+
+
+def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]:
+    count = {state: sum(one.state == state for one in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN)}
+    trained = [run for run in found.runs if paper.headline in run.finals]
+    commits = sorted({run.facts["commit"] for run in trained if "commit" in run.facts})
+    corpora = sorted({run.facts["corpus"] for run in trained if "corpus" in run.facts})
+    made = f" Commits of the runs: {', '.join(f'`{commit}`' for commit in commits)}." if commits else ""
+    text = f" Their text, with the checksum of the prepared rows: {'; '.join(corpora)}." if corpora else ""
+    command = f"`python -m dpx job=report report.paper={found.home.name}`"
+    states = ", ".join(f"{number} {state}" for state, number in count.items())
+    return [f"Verdicts: {states}. Made by {command} from {len(trained)} training runs and the tables in this folder.{made}{text}", _COLUMNS]
+
+
+def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> Text:
+    lines = []
+    for item in paper.items:
+        title = f"[{item.number}](#{item.number.lower()}) {item.title}"
+        full_scale = _full_scale(item, paper, found)
+        lines.append((title, f"`{item.experiment}`", _printed(item, found), full_scale, judged[item.number].state))
+    return grid(("item", "experiment", "published in the text", "ours, full scale", "verdict"), lines)
+
+
+def _printed(item: Item, found: Evidence) -> str:
+    """The numbers that the paper's text gives, or how many there are."""
+    lines = [line for line in found.published if line.item == item.number]
+    printed = [f"{line.value} {line.unit}".strip() for line in lines if line.value and line.mark == "text" and line.metric != "setting"]
+    if len(printed) > 3:
+        return f"{len(printed)} numbers"
+    return ", ".join(printed) or (_HOW["claim"] if any(line.mark == "claim" for line in lines) else "–")
+
+
+def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
+    if any(run.experiment == item.experiment and paper.headline in run.finals for run in found.runs):
+        return "ran: values below"
+    if item.kind == "trains":
+        return not_run(item.hours)
+    is_there = bool(found.analysis(item.experiment))
+    return KINDS[item.kind] if is_there or item.kind in ("grid", "planned") else "not run (no cost)"
+
+
+def not_run(hours: int | float, flops: str = "") -> str:
+    """`not run` and the cost of running it."""
+    if not hours:
+        return "not run (no cost)"
+    words = "minutes of one H200" if hours < 1 else f"{hours:,.0f} H200 hour{'' if hours == 1 else 's'}"
+    return f"not run ({words}{f', {flops} FLOPs' if flops else ''})"
+
+
+def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Section:
+    lines = [line for line in found.published if line.item == item.number]
+    own = [run for run in found.runs if run.experiment == f"laptop_{item.experiment}" and paper.headline in run.finals]
+    tables = found.analysis(item.experiment) if item.kind != "trains" else {}
+    command = "No recipe yet" if item.kind == "planned" else f"`{shlex.join(('python', '-m', 'dpx', *item.overrides))}`"
+    scale = "full scale" if item.kind == "computed" else "laptop"
+    blocks: list[Text | Figure] = [
+        Text(f"{command}." + f" Passes if: {item.passes}." * bool(item.passes)),
+        grid(("claim", "what is found", scale), [(part.claim, part.statistic, part.state) for part in judged.parts]),
+        *map(Text, found.notes.get(item.number, ())),
+        *_figures(item, found, tables),
+        *(_table(table) for table in tables.values() if table.name != "verdicts"),
+    ]
+    if lines:
+        columns = ("quantity", "published", "how we know", "where", "ours, full scale", "note")
+        blocks.append(grid(columns, [_published(line, item, found) for line in lines]))
+    if own:
+        blocks.append(_points(own, paper))
+    blocks += [*_norms(own, item.norms), *_privacy(item, own)]
+    return Section(f"{item.number}. {item.title}", blocks, item.number.lower())
+
+
+def _figures(item: Item, found: Evidence, tables: analyses.Tables) -> list[Figure]:
+    """Figures that the item and its analysis declare; panels without data are left out."""
+    drawn = [Picture(one.name, one.caption, tuple(_levelled(panel, found) for panel in one.panels)) for one in item.figures]
+    if tables:
+        declared: Any = build(recipes.compose(item.overrides))[1]
+        drawn += getattr(getattr(declared, "analysis", None), "pictures", list)()
+    known = {**drawn_tables(found, item.experiment), **tables} if drawn else {}
+    kept = [Picture(one.name, one.caption, tuple(panel for panel in one.panels if _has_data(panel, known))) for one in drawn]
+    return pictures.draw([picture for picture in kept if picture.panels], list(known.values()))
+
+
+def _levelled(panel: Lines, found: Evidence) -> Lines:
+    """The panel with its dotted line at the mean of the runs of the experiment that `level` names, or without."""
+    if not isinstance(panel.level, str):
+        return panel
+    values = [100 * row[key] if shape.is_share(key) else row[key] for row in found.laptop(panel.level) for key in panel.y if key in row]
+    return dataclasses.replace(panel, level=statistics.fmean(values) if values else None)
+
+
+def _has_data(panel: Any, tables: analyses.Tables) -> bool:
+    lines = tables[panel.table].as_json()["rows"] if panel.table in tables else []
+    if not isinstance(panel, Lines):
+        return bool(lines)
+    where = panel.where
+    return any({*panel.y, *panel.marks} <= set(line) and (where is None or line[where[0]] == where[1]) for line in lines)
+
+
+def _table(table: Table) -> Text:
+    more = f", {len(table.rows)} rows, the first {SHOWN}" if len(table.rows) > SHOWN else ""
+    cells = [tuple(map(_cell, row)) for row in table.rows[:SHOWN]]
+    return grid(tuple(column.replace("_", " ") for column in table.columns), cells, f"{table.title or table.name}{more}")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "–", True: "yes", False: "no"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _published(line: Published, item: Item, found: Evidence) -> tuple[str, ...]:
+    value = f"{int(line.value):,}" if line.value.isdigit() else line.value
+    how = (_HOW[line.mark], line.where, ours(line, item, found), line.note)
+    return (line.quantity, f"{value} {line.unit}".strip() if line.value else "–", *how)
+
+
+def ours(line: Published, item: Item, found: Evidence) -> str:
+    """Our value at full scale, or that it did not run and what it would cost."""
+    value = our_value(line, found)
+    if value is not None:
+        return f"{value:,.0f}" if value >= 1e5 else f"{value:.4g} {line.unit}".strip()
+    if line.metric == "setting":
+        return "set in the recipe"
+    if item.kind == "trains":
+        return not_run(float(line.h200_hours or 0), line.flops)
+    return "see the tables above" if item.kind == "computed" and found.analysis(item.experiment) else KINDS[item.kind]
+
+
+def _points(runs: Sequence[Run], paper: Paper) -> Text:
+    lines = []
+    for point in dict.fromkeys(run.point for run in runs):
+        own = [run for run in runs if run.point == point]
+        lines.append((f"`{point}`", *(_mean(own, key) for key in paper.columns), _guarantee(own)))
+    return grid(("point", *paper.columns.values(), "guarantee"), lines, f"laptop runs by point: {len(runs)} in all")
+
+
+def _mean(runs: Sequence[Run], key: str) -> str:
+    values = [value for run in runs if (value := cell(row_of(run), key)) is not None]
+    if not values:
+        return "–"
+    return shape.plain(values[0], key) if len(set(values)) == 1 else shape.spread(values, key)
+
+
+def _guarantee(runs: Sequence[Run]) -> str:
+    names = ", ".join(sorted({run.facts.get("guarantee", "?") for run in runs}))
+    bounds = [max(known.values()) for run in runs if (known := privacy.epsilons(run))]
+    return names + (f", ε = {max(bounds):.4g}" if bounds else "")
+
+
+def _norms(runs: Sequence[Run], knob: str) -> list[Text]:
+    """The norm of every weight matrix, end over start, by the value of `knob`: means over replicates."""
+    rows = [row_of(run) for run in runs]
+    matrices = sorted({metric for run in runs for metric in run.finals if metric.startswith("weights/") and metric in run.curves})
+    if not knob or not matrices:
+        return []
+    values = sorted(set(column(rows, knob)))
+    lines = []
+    for metric in matrices:
+        growth = [[cell(row, f"{metric}@last/first") for row in rows if row[knob] == value] for value in values]
+        lines.append((f"`{metric.removeprefix('weights/')}`", *(f"{statistics.fmean(ratios):.3g}" for ratios in growth)))
+    return [grid(("matrix", *(f"{knob} = {name(value)}" for value in values)), lines, "norm of every weight matrix, end over start")]
+
+
+def _privacy(item: Item, runs: Sequence[Run]) -> list[Text | Figure]:
+    found = [f"Privacy: {line}" for line in privacy.lines(runs)]
+    if found:
+        # One line is shown, several (a sweep over epsilon, for example) are folded.
+        return [items(found, f"privacy of these runs, {len(found)} kinds" if len(found) > 1 else "")]
+    return [Text("Privacy: nothing was trained for this item, so no ε is spent.")] if item.kind in ("trains", "computed") else []
+
+
+def _all_runs(paper: Paper, found: Evidence) -> Text:
+    lines = [
+        (run.experiment, f"`{run.point}`", str(run.replicate), shape.plain(run.finals[paper.headline], paper.headline),
+         run.facts.get("seconds", "–"), f"`{run.facts.get('commit', 'unknown')}`", f"`{run.run}`")
+        for run in found.runs
+        if paper.headline in run.finals
+    ]  # fmt: skip
+    columns = ("experiment", "point", "replicate", paper.columns.get(paper.headline, paper.headline), "seconds", "commit", "run")
+    return grid(columns, lines, f"{len(lines)} training runs") if lines else Text("results.csv holds no training run.")

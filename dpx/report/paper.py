@@ -1,0 +1,131 @@
+"""`paper.yaml`: the items of a paper and how each is judged; `dpx/docs/extending.md` explains the keys."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dpx import config
+from dpx.config import recipes
+from dpx.config.node import nearest
+from dpx.declaration import ConfigError, declaration, require
+from dpx.picture import Lines
+from dpx.report import rules
+from dpx.report.rules import Rule
+
+# What "ours, full scale" shows of an item that has not run at full scale, by its kind.
+KINDS = {
+    "trains": "not run",
+    "computed": "computed",
+    "grid": "needs the grid",
+    "accounting and grid": "accounting computed; losses need the grid",
+    "planned": "no recipe yet",
+}
+# The declarations that the keys of paper.yaml hold; `rule` names that of a verdict.
+_PARTS = {
+    "items": "dpx.report.paper.Item",
+    "than": "dpx.report.evidence.Selection",
+    "best": "dpx.report.evidence.Best",
+    "figures": "dpx.report.paper.Figure",
+    "panels": "dpx.picture.Lines",
+}
+
+
+@declaration
+class Figure:
+    """Panels side by side under one caption, each of a table of the item's analysis or of `evidence.drawn_tables`."""
+
+    name: str
+    caption: str
+    panels: Sequence[Lines]
+
+
+@declaration
+class Item:
+    """One experiment of a paper. `hours` of one H200 at half of 790 TFLOP/s is its cost at full scale; `options` are those of the
+    laptop's command; `passes` says what has to hold. Without a `verdict` its analysis judges itself. `norms` is the knob by which the
+    growth of every weight matrix is listed."""
+
+    number: str
+    experiment: str
+    title: str
+    kind: str
+    hours: float = 0.0
+    options: Sequence[str] = ()
+    passes: str = ""
+    verdict: Sequence[Rule] = (rules.Analysis(),)
+    figures: Sequence[Figure] = ()
+    norms: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.kind in KINDS, f"{self.number}.kind={self.kind}", "no such kind of item", f"Use {', '.join(KINDS)}")
+        for name in {self.experiment, *(rule.experiment for rule in self.verdict)} - {""} if self.kind != "planned" else ():
+            known = [one.removeprefix("laptop/") for one in recipes.names()]
+            reason = "no recipe has that name"
+            require(bool(fnmatch.filter(known, name)), f"{self.number}: experiment {name}", reason, f"Name a recipe{nearest(name, known)}")
+
+    @property
+    def overrides(self) -> list[str]:
+        """What runs the item on a laptop, as it is written after `python -m dpx`."""
+        return [f"+experiment={'laptop/' * (self.kind == 'trains')}{self.experiment}", *self.options]
+
+
+@declaration
+class Paper:
+    """`headline` is the column that a finished training run has; `columns` of the table of runs by point, with their headings. `drops` are
+    patterns of metrics that results.csv does not keep. Each of `collects` is called with the folder of runs and that of the paper, writes
+    what else its analyses read, and returns a line on each run that it left out."""
+
+    title: str
+    items: Sequence[Item]
+    headline: str
+    columns: Mapping[str, str]
+    drops: Sequence[str] = ()
+    collects: Sequence[Any] = ()
+
+    @property
+    def match(self) -> tuple[str, ...]:
+        """Beginnings of the names of the folders whose runs are collected."""
+        return tuple(f"{place}{item.experiment}-" for item in self.items for place in ("", "laptop_"))
+
+    def shows(self, metric: str) -> bool:
+        """Whether results.csv keeps this metric of a run."""
+        return not any(fnmatch.fnmatchcase(metric, pattern) for pattern in self.drops)
+
+
+def read(home: Path) -> Paper:
+    """The paper declared in `home`. Raises `ConfigError` for unknown keys, values of other types, and names that do not exist."""
+    path = home / "paper.yaml"
+    if not path.is_file():
+        there = ", ".join([*sorted(one.parent.name for one in home.parent.glob("*/paper.yaml")), "benchmarks"])
+        raise ConfigError(f"report.paper={home.name}", f"{path} does not exist", f"There are {there}; from elsewhere set report.evidence")
+    plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    require(isinstance(plain, dict), path, "is not a mapping", "Give title, headline, columns and items")
+    node = _named(plain, home.name)
+    items = [config.make(one, f"{home.name}.{one.get('number', 'items')}") for one in node.pop("items", ())]
+    return config.make({"_target_": "dpx.report.paper.Paper", "items": items, **node}, home.name)
+
+
+def _named(node: Any, path: str, key: str = "") -> Any:
+    """`node` with the declaration of each part named, for `config.make`."""
+    if isinstance(node, list):
+        return [_named(one, path, key) for one in node]
+    if not isinstance(node, dict):
+        return node
+    where = f"{path}.{node.get('number', key)}".rstrip(".")
+    inner = {name: _named(value, where, name) for name, value in node.items() if name != "rule"}
+    if key == "verdict":
+        return {"_target_": _rule(node.get("rule"), where), **inner}
+    return {"_target_": _PARTS[key], **inner} if key in _PARTS else inner
+
+
+def _rule(name: Any, where: str) -> str:
+    """The full name of a rule: dpx's own are named in small letters."""
+    if "." in str(name):
+        return str(name)
+    classes = [one for one in vars(rules).values() if isinstance(one, type) and issubclass(one, Rule) and one is not Rule]
+    own = sorted(one.__name__.lower() for one in classes)
+    require(name in own, f"{where}.rule={name}", "no such rule", f"Use {', '.join(own)}, or the full name of a class")
+    return f"dpx.report.rules.{str(name).capitalize()}"

@@ -1,0 +1,65 @@
+"""What the committed evidence of each paper shows: every item's verdict, and what its page must not lose."""
+
+import functools
+import re
+
+import pytest
+
+from dpx.report import page, paper
+from dpx.report.evidence import Evidence
+from tests.report.made import EXPERIMENTS, declared
+
+# Items that fail or did not run; every other item passes.
+OTHERS = {
+    "anil2021": {"A3": "fail", "A4": "fail", "A9": "fail"},
+    "mckenna2025": dict.fromkeys(("M4", "M5", "M7", "M9", "M10", "M13", "M14", "M17", "M18", "M19", "M24", "M27"), "fail"),
+}
+# Of the claims of an item that fails, these fail.
+CLAIMS = {"A4": [3, 4], "A9": [0]}
+
+
+@functools.cache
+def found(name: str) -> Evidence:
+    return page.evidence(declared(name), EXPERIMENTS / name)
+
+
+@pytest.mark.parametrize(("name", "count"), [("anil2021", 13), ("mckenna2025", 32)])
+def test_every_item_has_the_verdict_of_its_evidence(name: str, count: int) -> None:
+    states = {item.number: page.verdict(item, found(name)).state for item in declared(name).items}
+    assert len(states) == count and list(states) == sorted(states, key=lambda number: int(number[1:]))
+    assert {number: state for number, state in states.items() if state != "pass"} == OTHERS[name]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_committed_page_has_every_verdict_published_number_note_and_figure(name: str) -> None:
+    home = EXPERIMENTS / name
+    text = (home / "README.md").read_text()
+    signs = {"pass": "✅ pass", "fail": "❌ fail"}
+    for item in declared(name).items:
+        (line,) = re.findall(rf"^\| \[{item.number}\].*$", text, re.MULTILINE)
+        assert line.endswith(f"| {signs[page.verdict(item, found(name)).state]} |") and f"## {item.number}. {item.title}" in text
+    for line in found(name).published:
+        assert line.quantity in text and line.note in text and (line.value in text or f"{int(line.value):,}" in text)
+    assert all(note in text for notes in found(name).notes.values() for note in notes)
+    drawn = {path.name for path in (home / "figures").glob("*.svg")}
+    assert drawn and drawn == set(re.findall(r"figures/([\w-]+\.svg)", text))
+
+
+def test_which_claims_of_an_item_fail() -> None:
+    for number, failing in CLAIMS.items():
+        (item,) = [item for item in declared("anil2021").items if item.number == number]
+        states = [part.state for part in page.verdict(item, found("anil2021")).parts]
+        assert [place for place, state in enumerate(states) if state == "fail"] == failing
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_results_hold_no_metric_that_the_paper_drops(name: str) -> None:
+    metrics = {metric for run in found(name).runs for metric in (*run.finals, *run.curves)}
+    assert [metric for metric in metrics if not declared(name).shows(metric)] == []
+
+
+def test_every_paper_that_has_a_page_is_declared() -> None:
+    homes = [path.parent for path in EXPERIMENTS.glob("*/paper.yaml")]
+    assert {home.name for home in homes} >= set(OTHERS)
+    numbers = [(home.name, item.experiment) for home in homes for item in paper.read(home).items]
+    assert len(numbers) == len(set(numbers)), "one item for each experiment"

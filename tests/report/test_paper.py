@@ -1,0 +1,132 @@
+"""paper.yaml: what is wrong in it is refused in one line; what a rule selects, and each rule that no committed paper needs."""
+
+from pathlib import Path
+
+import pytest
+
+from dpx.declaration import ConfigError
+from dpx.report import paper
+from dpx.report.evidence import Best, Evidence, Selection, column, row_of
+from dpx.report.rules import Flat, Monotone, Rule, Slope, Within
+from tests.report import made
+
+HEAD = "title: T\nheadline: heldout/loss\ncolumns: {heldout/loss: loss}\n"
+ITEM = "  - {number: P1, experiment: anil_batch_sweep, title: T, kind: trains, verdict: [VERDICT]}\n"
+RULE = "{rule: within, claim: c, value: heldout/mlm_accuracy, least: 0}"
+
+
+def _read(home: Path, rule: str = RULE, head: str = HEAD, item: str = ITEM) -> paper.Paper:
+    (home / "paper.yaml").write_text(f"{head}items:\n{item.replace('VERDICT', rule)}")
+    return paper.read(home)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"head": HEAD + "titel: x\n"}, ["titel: unknown key", "Did you mean", "title"]),
+        ({"rule": RULE.replace("least", "leest")}, ["P1.verdict.0.leest: unknown key", "least"]),
+        ({"rule": RULE.replace("within", "withn")}, ["P1.verdict.rule=withn: no such rule", "Use above, agrees, analysis"]),
+        ({"rule": RULE.replace("within", "dpx.report.rules.Withn")}, ["P1.verdict.0._target_=dpx.report.rules.Withn", "cannot be loaded"]),
+        ({"rule": RULE.replace("least: 0", "least: a")}, ["P1.verdict.0.least=a: expected a number"]),
+        ({"rule": RULE.replace("claim: c, ", "")}, ["P1.verdict.0.claim: no value given"]),
+        ({"item": ITEM.replace("kind: trains", "kind: train")}, ["P1.kind=train: no such kind of item", "Use trains"]),
+        (
+            {"item": ITEM.replace("anil_batch_sweep", "anil_batch_sweeps")},
+            ["experiment anil_batch_sweeps: no recipe has", "anil_batch_sweep"],
+        ),
+        ({"rule": RULE.replace("claim", "experiment: anil_nowhere, claim")}, ["P1: experiment anil_nowhere: no recipe has that name"]),
+        ({"item": ITEM.replace("T,", "T, where: x,")}, ["P1.where: unknown key"]),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_line(parts: dict[str, str], words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        _read(tmp_path, **parts)
+    line = str(refused.value)
+    assert "\n" not in line and [word for word in words if word not in line] == []
+
+
+def _judged(declared: paper.Paper, evidence: Evidence) -> str:
+    (item,) = declared.items
+    (part,) = item.verdict[0].parts(evidence, item.experiment)
+    return part.state
+
+
+@pytest.mark.parametrize("missing", ["value: heldout/mlm_accuracyy", "value: heldout/mlm_accuracy, where: {optimizer.weight_decy: 1}"])
+def test_a_column_that_no_run_has_is_refused_in_one_line(missing: str, tmp_path: Path) -> None:
+    runs = made.replicates("anil_batch_sweep", [0.1, 0.2], optimizer__weight_decay=1.0)
+    declared = _read(tmp_path, RULE.replace("value: heldout/mlm_accuracy", missing))
+    assert _judged(declared, Evidence(tmp_path)) == "not run"
+    with pytest.raises(ConfigError) as refused:
+        _judged(declared, Evidence(tmp_path, runs))
+    line = str(refused.value)
+    assert "none of the 2 rows selected has it" in line and "Name a column that exists, such as" in line and "\n" not in line
+
+
+def test_a_table_that_its_analysis_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="table: sigmas: anil_accounting has no such table. Use sigma_by_batch"):
+        Selection(experiment="anil_accounting", table="sigmas").rows(
+            Evidence(tmp_path, tables={"anil_accounting": {"sigma_by_batch": made.Table.from_rows("sigma_by_batch", [{"x": 1}])}}), ""
+        )
+
+
+def test_a_number_that_published_csv_does_not_have_is_refused() -> None:
+    (item,) = [item for item in made.declared("anil2021").items if item.number == "A13"]
+    with pytest.raises(ConfigError, match="published.csv has no such metric for anil_sgd32x_ref"):
+        item.verdict[0].parts(Evidence(Path("nowhere")), item.experiment)
+
+
+def test_columns_of_a_run() -> None:
+    curve = tuple((step, float(step)) for step in range(10, 101, 10))
+    row = row_of(made.run("x", 0.5, curves={"grad/norm": curve}, optimizer__weight_decay=0.1))
+    names = ("grad/norm@first", "grad/norm@last", "grad/norm@peak", "grad/norm@mean", "grad/norm@0.5:1", "grad/norm@last/first")
+    assert [column([row], name)[0] for name in names] == [10, 100, 100, 55, 80, 10]
+    assert column([row], "optimizer.weight_decay") == [0.1] and column([row], "heldout/mlm_accuracy") == [0.5]
+    with pytest.raises(ConfigError, match="no such feature of a curve"):
+        column([row], "grad/norm@lats")
+
+
+def test_a_selection_keeps_values_ends_and_all_but_one(tmp_path: Path) -> None:
+    runs = [made.run("x", 0.1 * size, model__name=name, batch_schedule__size=size) for size in (1, 2, 3) for name in ("a", "b")]
+
+    def sizes(**where: object) -> list[float]:
+        chosen = Selection(where={key.replace("__", "."): value for key, value in where.items()}).rows(Evidence(tmp_path, runs), "x")
+        return [row["batch_schedule.size"] for row in chosen]
+
+    assert sizes(batch_schedule__size="max") == [3, 3] and sizes(batch_schedule__size="!min", model__name="a") == [2, 3]
+    assert sizes(batch_schedule__size=2) == [2, 2] and sizes(model__name="!a") == [1, 2, 3]
+    assert Selection(at_least=7).rows(Evidence(tmp_path, runs), "x") == []
+    best = Best(value="heldout/mlm_accuracy", over="batch_schedule.size", each=["model.name"], lowest=True)
+    assert [row["batch_schedule.size"] for row in best([row_of(run) for run in runs])] == [1, 1]
+
+
+VALUES = {1.0: [1.0, 1.1], 2.0: [2.0, 2.1], 4.0: [4.0, 4.1]}
+
+
+def _state(rule: Rule, values: dict[float, list[float]]) -> str:
+    rows = [{"x": x, "y": y} for x, ys in values.items() for y in ys]
+    evidence = Evidence(Path("nowhere"), tables={"e": {"t": made.Table.from_rows("t", rows)}} if rows else {})
+    return rule.parts(evidence, "e")[0].state
+
+
+def test_flat_is_within_noise_at_every_value() -> None:
+    rule = Flat(claim="c", table="t", value="y", by="x")
+    assert _state(rule, VALUES) == "fail" and _state(rule, {1: [1.0, 1.1], 2: [1.05, 1.12], 3: [1.02, 1.07]}) == "pass"
+    assert _state(rule, {1: [1.0], 2: [1.0]}) == "not run" and _state(rule, {}) == "not run"
+
+
+@pytest.mark.parametrize(("least", "most", "state"), [(0.9, 1.1, "pass"), (1.5, 2.5, "fail")])
+def test_slope_is_that_of_logarithms(least: float, most: float, state: str) -> None:
+    assert _state(Slope(claim="c", table="t", value="y", by="x", least=least, most=most), VALUES) == state
+
+
+def test_monotone_takes_means_and_allows_ties_where_declared() -> None:
+    rule, tied = Monotone(claim="c", table="t", value="y", by="x"), {1.0: [1.0], 2.0: [1.0], 4.0: [2.0]}
+    assert _state(rule, VALUES) == "pass" and _state(rule, tied) == "fail"
+    assert _state(Monotone(claim="c", table="t", value="y", by="x", ties=True), tied) == "pass"
+    assert _state(Monotone(claim="c", table="t", value="y", by="x", falls=True), VALUES) == "fail"
+
+
+@pytest.mark.parametrize(("above", "most", "state"), [(0.9, 4.1, "pass"), (1.0, 5.0, "fail"), (0.0, 4.0, "fail")])
+def test_within_takes_every_row(above: float, most: float, state: str) -> None:
+    assert _state(Within(claim="c", table="t", value="y", above=above, most=most), VALUES) == state
+    assert _state(Within(claim="c", table="t", value="y", minus="x", least=0.0, most=0.2), VALUES) == "pass"
