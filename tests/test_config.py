@@ -54,7 +54,7 @@ def _given(option: str) -> list[str]:
 def _options() -> list[str]:
     conf = packages.conf_directory()
     found = (path.relative_to(conf).with_suffix("") for path in conf.glob("*/*.yaml"))
-    return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "paper"))
+    return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "base"))
 
 
 def _written_out(option: str) -> dict[str, Any] | None:
