@@ -15,9 +15,9 @@ from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
 from dpx.report import pictures
-from dpx.report.text_plot import text_plot
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
+from dpx.text_plot import text_plot
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)

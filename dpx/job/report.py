@@ -25,10 +25,11 @@ class Report:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment, folder
-        from dpx.report import analyses, benchmarks, collect, page, paper, rows
+        from dpx.benchmark import tables
+        from dpx.report import analyses, collect, page, paper, rows
 
         if self.paper == "benchmarks":
-            wide_console().print(f"{benchmarks.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
+            wide_console().print(f"{tables.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
             return
         home, console = Path(self.evidence) / self.paper, wide_console()
         declared = paper.read(home)
@@ -40,7 +41,7 @@ class Report:
             outputs = Path(self.outputs)
             collected, unfinished = collect.collect(outputs, declared.match)
             kept, strays = collect.merged(rows.read(home / "results.csv"), collected)
-            rows.write(home / "results.csv", (row for row in kept if declared.shows(row.metric)))
+            rows.write(home / "results.csv", map(declared.shown, kept))
             others = [line for one in declared.collects for line in one(outputs, home)]
             for line in [*unfinished, *strays, *analyses.fill(outputs, home, declared.match), *others]:
                 console.print(f"left out: {line}", highlight=False)

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,75 +19,55 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError, require
 from dpx.privacy.ledger import Ledger
 from dpx.report.analyses import source
-from dpx.report.rows import FINAL, Row
+from dpx.report.rows import Run
 
+Curves = dict[str, tuple[tuple[int, float], ...]]
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
-_KNOBS = (
-    "model",
-    "steps",
-    "batch_schedule",
-    "mechanism",
-    "noise",
-    "clip",
-    "clipping_method",
-    "optimizer",
-    "lr_schedule",
-    "privacy",
-    "sampler",
-)
-_KNOBS += ("accountant", "task", "microbatch", "data.sequence_length", "data.pairs", "data.vocabulary", "data.declared_size")
+_KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping_method", "optimizer", "lr_schedule", "privacy")
+_KNOBS += ("sampler", "accountant", "task", "microbatch")
+_KNOBS += ("data.sequence_length", "data.pairs", "data.vocabulary", "data.declared_size")
 # How a run is computed may differ from its recipe; what is computed may not.
 _FREE = ("microbatch", "clipping_method")
 _SEARCHED = ("optimizer", "lr_schedule", "clip")
 
 
-def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Row], list[str]]:
-    """Rows of every finished training run whose folder's name begins with one of `match`, and a line on each that is not finished."""
-    rows: list[Row] = []
-    left_out = []
+def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]]:
+    """Every finished training run whose folder's name begins with one of `match`, and a line on each that is not finished."""
+    runs, left_out = [], []
     for folder in sorted(path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)):
         try:
-            rows += _folder(folder) if source(folder) is None else ()
+            runs += [_folder(folder)] if source(folder) is None else []
         except ConfigError as error:
             left_out.append(f"{folder.name}: {error}")
         # Whatever is wrong with one folder, the others are read.
         except Exception as error:
             left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
-    return rows, left_out
+    return runs, left_out
 
 
-def merged(kept: Iterable[Row], fresh: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """The rows of both; of a run that both have, the rows of `fresh`. Runs outside their recipe's points are left out, with a line each."""
-    runs = {(row.experiment, row.run) for row in fresh}
-    rows = [*fresh, *(row for row in kept if (row.experiment, row.run) not in runs)]
-    reasons = strays(rows)
-    lines = [f"{experiment}-{run}: {reason}" for (experiment, run), reason in sorted(reasons.items())]
-    return [row for row in rows if (row.experiment, row.run) not in reasons], lines
+def merged(kept: Iterable[Run], fresh: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs of both, those of `fresh` where both have one. Runs outside their recipe's points are left out, with a line each."""
+    new = {run.key for run in fresh}
+    runs = [*fresh, *(run for run in kept if run.key not in new)]
+    reasons = strays(runs)
+    return [run for run in runs if run.key not in reasons], [f"{'-'.join(key)}: {reasons[key]}" for key in sorted(reasons)]
 
 
-def strays(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """Why a run is not on the page, by (experiment, run): it is not a point of its current recipe, or its corpus differs from that of
-    the recipe's latest run. A recipe does not fix the corpus; runs that are compared share one."""
-    knobs: dict[tuple[str, str], dict[str, str]] = {}
-    facts: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        kind, _, name = row.metric.partition("/")
-        if kind in ("config", "fact"):
-            (knobs if kind == "config" else facts).setdefault((row.experiment, row.run), {})[name] = row.value
-    wanted = {experiment: _points_of(experiment) for experiment in {experiment for experiment, _ in knobs}}
-    reasons = {key: _stray(config, wanted[key[0]]) for key, config in knobs.items()}
-    points = [key for key, reason in reasons.items() if not reason]
-    corpora = {key: facts.get(key, {}).get("corpus", "unknown") for key in points}
+def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
+    """Why a run is not on the page, by its key: it is not a point of its current recipe, or its corpus differs from that of the recipe's
+    latest run. A recipe does not fix the corpus; runs that are compared share one."""
+    reasons = {run.key: reason for run in runs if (reason := _stray(run.config, _points_of(run.experiment)))}
+    points = [run for run in runs if run.key not in reasons]
+    corpora = {run.key: run.facts.get("corpus", "unknown") for run in points}
     # Later runs come later here, so that each recipe ends with its latest.
-    latest = {key[0]: key for key in sorted(points, key=lambda key: facts.get(key, {}).get("at", ""))}
-    wanted_text = {experiment: corpora[key] for experiment, key in latest.items()}
-    others = {key: f"trained on {text}, not on {wanted_text[key[0]]}" for key, text in corpora.items() if text != wanted_text[key[0]]}
-    return {key: reason for key, reason in (reasons | others).items() if reason}
+    latest = {run.experiment: corpora[run.key] for run in sorted(points, key=lambda run: run.facts.get("at", ""))}
+    others = {key: f"trained on {text}, not on {latest[key[0]]}" for key, text in corpora.items() if text != latest[key[0]]}
+    return reasons | others
 
 
-def _folder(folder: Path) -> list[Row]:
-    """Rows of a run that trained."""
+def _folder(folder: Path) -> Run:
+    """A run that trained."""
     results = json.loads((folder / "private" / "results.json").read_text())
     known = agreement.check(folder)
     require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
@@ -95,14 +75,10 @@ def _folder(folder: Path) -> list[Row]:
     assert isinstance(plain, dict)
     named = {str(key): value for key, value in plain.items()}
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
-    name, replicate = named["name"], int(named["replicate"])
-    facts = [*_config(named), *_statement(folder), _corpus(known, named), *_finals(results, lines), *_curves(lines)]
-    return [Row(name, folder.name.removeprefix(f"{name}-"), replicate, metric, step, value) for metric, step, value in facts]
-
-
-def _config(plain: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for key, value in knobs_of(plain).items():
-        yield f"config/{key}", "", value
+    finals, first = _finals(results, lines)
+    name, facts = named["name"], _statement(folder) | _status(folder) | {"corpus": _corpus(known, named)}
+    short = folder.name.removeprefix(f"{name}-")
+    return Run(name, short, "-", int(named["replicate"]), knobs_of(named), facts, finals, first | _curves(lines))
 
 
 def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
@@ -124,74 +100,58 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _statement(folder: Path) -> Iterator[tuple[str, str, str]]:
+def _statement(folder: Path) -> dict[str, str]:
     """What the run guarantees, as its statement words it."""
     claim = json.loads((folder / "release" / "privacy.json").read_text())
-    for key in ("guarantee", "unit", "adjacency", "accountant", "delta", "declared_size"):
-        if claim.get(key) is not None:
-            yield f"fact/{key}", "", _text(claim[key])
-    for accountant, epsilon in claim.get("epsilon", {}).items():
-        yield f"fact/epsilon/{accountant}", "", _text(epsilon)
-    for key in ("reasons", "unsupported", "assumptions"):
-        if claim.get(key):
-            yield f"fact/{key}", "", json.dumps(claim[key])
-    if "mechanism" in claim:
-        yield "fact/noise_multiplier", "", _text(claim["mechanism"]["noise_multiplier"])
-    for key, value in _status(folder).items():
-        yield f"fact/{key}", "", _text(value)
+    named = {key: claim.get(key) for key in ("guarantee", "unit", "adjacency", "accountant", "delta", "declared_size")}
+    named |= {f"epsilon/{accountant}": epsilon for accountant, epsilon in claim.get("epsilon", {}).items()}
+    named |= {key: claim.get(key) or None for key in ("reasons", "unsupported", "assumptions")}
+    named["noise_multiplier"] = claim.get("mechanism", {}).get("noise_multiplier")
+    return {key: _text(value) for key, value in named.items() if value is not None}
 
 
-def _corpus(known: Ledger | None, plain: dict[str, Any]) -> tuple[str, str, str]:
+def _corpus(known: Ledger | None, plain: dict[str, Any]) -> str:
     """The corpus of a run: the names of its files and the checksum of the prepared data."""
     source = plain["data"]["source"]
     paths = source.get("paths") or ()
-    names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)] or [
-        corpus["name"] for corpus in source.get("corpora", ())
-    ]
+    names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)]
+    names = names or [corpus["name"] for corpus in source.get("corpora", ())] or [plain["data"]["name"]]
     checksum = known.noise_epochs[-1].fingerprint["data"][:12] if known and known.noise_epochs else "no checksum"
-    return "fact/corpus", "", f"{', '.join(names) or plain['data']['name']} ({checksum})"
+    return f"{', '.join(names)} ({checksum})"
 
 
-def _status(folder: Path) -> dict[str, Any]:
+def _status(folder: Path) -> dict[str, str]:
     try:
         entry = json.loads((folder / "private" / "status.json").read_text())["train"]
     except (OSError, ValueError, KeyError):
         return {}
-    return {key: entry[key] for key in ("commit", "seconds", "at") if entry.get(key) is not None}
+    return {key: _text(entry[key]) for key in ("commit", "seconds", "at") if entry.get(key) is not None}
 
 
-def _finals(results: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    measured = {f"heldout/{name}": value for name, value in results["heldout"].items()}
-    measured |= {f"baseline/{name}": value for name, value in results["baselines"].items()}
-    measured["train/examples"] = sum(line["train/examples"] for line in lines)
-    measured["train/expected_examples"] = sum(line["train/expected_batch_size"] for line in lines)
+def _finals(results: dict[str, Any], lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
+    """Final measurements, the norms of all matrices among them, and the norms at the start."""
+    finals = {f"heldout/{name}": value for name, value in results["heldout"].items()}
+    finals |= {f"baseline/{name}": value for name, value in results["baselines"].items()}
+    finals["train/examples"] = sum(line["train/examples"] for line in lines)
+    finals["train/expected_examples"] = sum(line["train/expected_batch_size"] for line in lines)
     # The first steps compile.
-    measured["train/examples_per_s"] = statistics.median([line["train/examples_per_s"] for line in lines[2:] or lines])
-    for name, value in measured.items():
-        yield name, FINAL, _number(value)
-    for name in lines[-1]:
-        if name.startswith("weights/") and _is_matrix(name):
-            yield name, "1", _number(lines[0][name])
-            yield name, FINAL, _number(lines[-1][name])
+    finals["train/examples_per_s"] = statistics.median([line["train/examples_per_s"] for line in lines[2:] or lines])
+    matrices = [name for name in lines[-1] if _is_matrix(name)]
+    return finals | {name: lines[-1][name] for name in matrices}, {name: ((1, lines[0][name]),) for name in matrices}
 
 
 def _is_matrix(name: str) -> bool:
-    """Kernels and embedding tables: what weight decay acts on."""
-    return not any(part in ("bias", "scale", "output_bias") for part in name.split("/"))
+    """Norms of kernels and embedding tables: what weight decay acts on."""
+    return name.startswith("weights/") and not {"bias", "scale", "output_bias"} & set(name.split("/"))
 
 
-def _curves(lines: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+def _curves(lines: list[dict[str, Any]]) -> Curves:
     for line in lines:
-        squares = [value**2 for name, value in line.items() if name.startswith("weights/") and _is_matrix(name)]
-        if squares:
-            line["weights/matrices"] = math.sqrt(sum(squares))
-        for name in ("heldout/mlm_accuracy", "heldout/loss"):
-            if name in line:
-                yield name, str(line["step"] + 1), _number(line[name])
-    for name, windows in WINDOWS.items():
-        known = [line for line in lines if name in line]
-        for last, mean in windowed([(line["step"] + 1, line[name]) for line in known], windows):
-            yield name, str(last), _number(mean)
+        squares = [value**2 for name, value in line.items() if _is_matrix(name)]
+        line |= {"weights/matrices": math.sqrt(sum(squares))} if squares else {}
+    names = ("heldout/mlm_accuracy", "heldout/loss", *WINDOWS)
+    curves = {name: [(line["step"] + 1, line[name]) for line in lines if name in line] for name in names}
+    return {name: tuple(windowed(curve, WINDOWS.get(name, len(curve)))) for name, curve in curves.items() if curve}
 
 
 def windowed(curve: Sequence[tuple[int, int | float]], windows: int) -> list[tuple[int, float]]:
@@ -203,10 +163,6 @@ def windowed(curve: Sequence[tuple[int, int | float]], windows: int) -> list[tup
     return [(piece[-1][0], statistics.fmean(value for _, value in piece)) for piece in pieces]
 
 
-def _number(value: int | float) -> str:
-    return f"{value:.7g}"
-
-
 @functools.cache
 def _points_of(name: str) -> list[dict[str, str]]:
     """Knobs of every point of the current recipe; empty if the recipe does not exist."""
@@ -215,14 +171,10 @@ def _points_of(name: str) -> list[dict[str, str]]:
         return []
     plain = ["hydra/sweeper=basic", "job=plan"]
     configs = [config.resolved(recipes.compose([f"+experiment={recipe}", *plain, *point])) for point in recipes.points(recipe)]
-    searched = any("interval" in str(value) for value in _sweep(recipe).values())
+    sweep = recipes.compose([f"+experiment={recipe}", "hydra/sweeper=basic"], with_hydra=True).hydra.sweeper.params
+    searched = any("interval" in str(value) for value in (sweep or {}).values())
     kept = [knobs_of(config.identity(one)) for one in configs]
     return [{key: value for key, value in one.items() if not (searched and key.startswith(_SEARCHED))} for one in kept]
-
-
-def _sweep(recipe: str) -> dict[str, Any]:
-    cfg = recipes.compose([f"+experiment={recipe}", "hydra/sweeper=basic"], with_hydra=True)
-    return dict(cfg.hydra.sweeper.params or {})
 
 
 def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:

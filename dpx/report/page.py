@@ -23,15 +23,11 @@ from dpx.table import Table
 
 # Rows of an analysis' table that the page shows; all of them are in `analyses/`.
 SHOWN = 24
-# Notes on the whole paper, by the first cell of notes.csv, and the heading under which each kind is shown.
-_HEADINGS = {"first": "Read this first", "contradictions": "Where the paper contradicts itself, or leaves a setting open"}
-_OURS = "runs"
-_HOW = {
-    "text": "printed in the text",
-    "picture": "in a figure only",
-    "computed": "computed from its settings",
-    "claim": "stated without a number",
-}
+# Notes on the whole paper, by the first cell of notes.csv, and their headings.
+_HEADINGS = {"first": "Read this first", "ours": "About our runs"}
+_HEADINGS["contradictions"] = "Where the paper contradicts itself, or leaves a setting open"
+_HOW = {"text": "printed in the text", "picture": "in a figure only", "computed": "computed from its settings"}
+_HOW["claim"] = "stated without a number"
 _COLUMNS = (
     "Three columns are kept apart. **Published** is what the paper states, and how we know it: printed in its text, shown in a figure only "
     "(left blank, nothing was digitised), computed here from the paper's settings, or stated without a number. **Ours, full scale** is the "
@@ -44,31 +40,25 @@ def evidence(paper: Paper, home: Path) -> Evidence:
     """Everything that the page of `home` is made from. Raises `ConfigError` for a file with other columns or a note on an unknown item."""
     notes: dict[str, list[str]] = {}
     if (home / "notes.csv").exists():
-        known = {*_HEADINGS, _OURS, *(item.number for item in paper.items)}
+        known = {*_HEADINGS, *(item.number for item in paper.items)}
         with open(home / "notes.csv", newline="") as file:
             for line in csv.DictReader(file):
-                reason = "no item of paper.yaml has that number"
-                require(line["item"] in known, f"notes.csv: {line['item']}", reason, f"Give a number, or {', '.join([*_HEADINGS, _OURS])}")
+                fix = f"Give the number of an item, or {', '.join(_HEADINGS)}"
+                require(line["item"] in known, f"notes.csv: {line['item']}", "no item of paper.yaml has that number", fix)
                 notes.setdefault(line["item"], []).append(line["note"])
-    runs = rows.runs_of(rows.read(home / "results.csv"))
-    return Evidence(home, runs, published.read(home / "published.csv"), analyses.read(home), notes)
+    return Evidence(home, rows.read(home / "results.csv"), published.read(home / "published.csv"), analyses.read(home), notes)
 
 
 def verdict(item: Item, found: Evidence) -> Verdict:
     """Every claim of an item, judged."""
-    parts = [part for rule in item.verdict for part in rule.parts(found, item.experiment)]
-    return Verdict(item.number, item.experiment, item.passes, tuple(parts))
+    return Verdict(tuple(part for rule in item.verdict for part in rule.parts(found, item.experiment)))
 
 
 def document(paper: Paper, found: Evidence) -> Document:
     """The page as data."""
     judged = {item.number: verdict(item, found) for item in paper.items}
-    first: list[Text | Figure] = [items(found.notes["first"])] if "first" in found.notes else []
-    first += [items(found.notes[_OURS], "about our runs")] if _OURS in found.notes else []
-    rest = [Section(_HEADINGS[key], [items(found.notes[key])], key) for key in ("contradictions",) if key in found.notes]
     sections = [
-        *([Section(_HEADINGS["first"], first, "first")] if first else []),
-        *rest,
+        *(Section(heading, [items(found.notes[key])], key) for key, heading in _HEADINGS.items() if key in found.notes),
         Section(f"All {len(paper.items)} items at a glance", [_glance(paper, judged, found)], "glance"),
         *(_section(paper, item, judged[item.number], found) for item in paper.items),
         Section("Every run", [_all_runs(paper, found)], "runs"),
@@ -133,7 +123,7 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
         Text(f"{command}." + f" Passes if: {item.passes}." * bool(item.passes)),
         grid(("claim", "what is found", scale), [(part.claim, part.statistic, part.state) for part in judged.parts]),
         *map(Text, found.notes.get(item.number, ())),
-        *_figures(item, found, tables),
+        *_figures(paper, item, found, tables),
         *(_table(table) for table in tables.values() if table.name != "verdicts"),
     ]
     if lines:
@@ -145,9 +135,9 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     return Section(f"{item.number}. {item.title}", blocks, item.number.lower())
 
 
-def _figures(item: Item, found: Evidence, tables: analyses.Tables) -> list[Figure]:
+def _figures(paper: Paper, item: Item, found: Evidence, tables: analyses.Tables) -> list[Figure]:
     """Figures that the item and its analysis declare; panels without data are left out."""
-    drawn = [Picture(one.name, one.caption, tuple(_levelled(panel, found) for panel in one.panels)) for one in item.figures]
+    drawn = [Picture(one.name, one.caption, tuple(_completed(panel, paper, found) for panel in one.panels)) for one in item.figures]
     if tables:
         declared: Any = build(recipes.compose(item.overrides))[1]
         drawn += getattr(getattr(declared, "analysis", None), "pictures", list)()
@@ -156,12 +146,15 @@ def _figures(item: Item, found: Evidence, tables: analyses.Tables) -> list[Figur
     return pictures.draw([picture for picture in kept if picture.panels], list(known.values()))
 
 
-def _levelled(panel: Lines, found: Evidence) -> Lines:
-    """The panel with its dotted line at the mean of the runs of the experiment that `level` names, or without."""
-    if not isinstance(panel.level, str):
-        return panel
-    values = [100 * row[key] if shape.is_share(key) else row[key] for row in found.laptop(panel.level) for key in panel.y if key in row]
-    return dataclasses.replace(panel, level=statistics.fmean(values) if values else None)
+def _completed(panel: Lines, paper: Paper, found: Evidence) -> Lines:
+    """The panel with a title, a label, and its dotted line at the mean of the runs of the experiment that `level` names."""
+    (key, *_), level, is_ours = (*panel.y, *panel.marks, ""), panel.level, panel.table in ("finals", "curves")
+    if isinstance(level, str):
+        values = [row[key] for row in found.laptop(level) if key in row]
+        level = (100 if shape.is_share(key) else 1) * statistics.fmean(values) if values else None
+    label = panel.y_label or paper.columns.get(key, key) + ", %" * shape.is_share(key)
+    title = panel.title or "laptop: order only" * is_ours + "published, full scale" * (panel.table == "published")
+    return dataclasses.replace(panel, level=level, y_label=label, title=title, runs="run" if is_ours and panel.y else panel.runs)
 
 
 def _has_data(panel: Any, tables: analyses.Tables) -> bool:

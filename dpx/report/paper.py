@@ -1,5 +1,6 @@
 """`paper.yaml`: the items of a paper and how each is judged; `dpx/docs/extending.md` explains the keys."""
 
+import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from dpx.config.node import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.picture import Lines
 from dpx.report import rules
+from dpx.report.rows import Run
 from dpx.report.rules import Rule
 
 # What "ours, full scale" shows of an item that has not run at full scale, by its kind.
@@ -90,9 +92,12 @@ class Paper:
         """Beginnings of the names of the folders whose runs are collected."""
         return tuple(f"{place}{item.experiment}-" for item in self.items for place in ("", "laptop_"))
 
-    def shows(self, metric: str) -> bool:
-        """Whether results.csv keeps this metric of a run."""
-        return not any(fnmatch.fnmatchcase(metric, pattern) for pattern in self.drops)
+    def shown(self, run: Run) -> Run:
+        """The run without the metrics that results.csv does not keep."""
+        dropped = {metric for metric in (*run.finals, *run.curves) for pattern in self.drops if fnmatch.fnmatchcase(metric, pattern)}
+        finals = {metric: value for metric, value in run.finals.items() if metric not in dropped}
+        curves = {metric: curve for metric, curve in run.curves.items() if metric not in dropped}
+        return dataclasses.replace(run, finals=finals, curves=curves)
 
 
 def read(home: Path) -> Paper:

@@ -3,11 +3,9 @@
 import csv
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from dpx.declaration import require
 
-COLUMNS = ("item", "experiment", "quantity", "value", "unit", "mark", "where", "metric", "point", "h200_hours", "flops", "note")
 MARKS = ("text", "picture", "computed", "claim")
 
 
@@ -38,15 +36,17 @@ class Published:
         require(has_value, what, f"a number from {self.mark} without a value", "Give it, or mark it as a picture's or a claim")
 
 
+COLUMNS = tuple(field.name for field in dataclasses.fields(Published))
+
+
 def read(path: Path) -> list[Published]:
     """Every line of the file; raises `ConfigError` for other columns, an unknown mark, and a line that is cut short."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         require(tuple(reader.fieldnames or ()) == COLUMNS, path, "its columns are others", f"Give {', '.join(COLUMNS)}")
-        return [_line(path, reader.line_num, line) for line in reader]
-
-
-def _line(path: Path, number: int, line: dict[Any, Any]) -> Published:
-    is_whole = None not in line and None not in line.values()
-    require(is_whole, f"{path}, line {number}", f"has not {len(COLUMNS)} cells", "Restore the line")
-    return Published(**line)
+        lines = []
+        for line in reader:
+            is_whole = None not in line and None not in line.values()
+            require(is_whole, f"{path}, line {reader.line_num}", f"does not have {len(COLUMNS)} cells", "Restore the line")
+            lines.append(Published(**line))
+        return lines

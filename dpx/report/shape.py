@@ -1,4 +1,4 @@
-"""Whether a laptop run shows the paper's shape: verdicts, and the statistics over replicates behind them.
+"""Whether runs show the paper's shape: verdicts, and the statistics over replicates behind them.
 
 Only order is judged, so the statistics are those of ranks: pairs of replicates in the right order, and the Jonckheere-Terpstra
 trend (Jonckheere 1954), normal approximation. All are pure functions of numbers.
@@ -38,20 +38,14 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether the laptop analogue of a paper's experiment has the published shape: one `Part` for each claim. It fails if any part fails,
-    passes if all pass, and is otherwise not run."""
+    """The claims of an item; its `state` is `fail` if any of them fails, `pass` if all pass, else `not run`."""
 
-    item: str
-    experiment: str
-    passes_if: str
     parts: tuple[Part, ...]
 
     @property
     def state(self) -> str:
         states = {part.state for part in self.parts}
-        if FAIL in states:
-            return FAIL
-        return PASS if states == {PASS} else NOT_RUN
+        return FAIL if FAIL in states else PASS if states == {PASS} else NOT_RUN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,32 +67,19 @@ class Trend:
         return f"{self.ascending:g} of {self.pairs} replicate pairs in order, Jonckheere-Terpstra p = {self.p:.2g}{against}"
 
 
-def pairs_above(upper: Sequence[Number], lower: Sequence[Number]) -> tuple[float, int]:
-    """(pairs with the first above the second, ties a half; all pairs): the Mann-Whitney U."""
-    wins = sum(1.0 if high > low else 0.5 if high == low else 0.0 for high in upper for low in lower)
-    return wins, len(upper) * len(lower)
-
-
-def all_above(upper: Sequence[Number], lower: Sequence[Number]) -> bool:
-    """Whether every replicate of `upper` lies above every one of `lower`."""
-    return min(upper) > max(lower)
-
-
 def trend(groups: Mapping[Any, Sequence[Number]]) -> Trend:
-    """Whether values rise with the key of their group, and how surely. Raises `ValueError` for fewer than two groups."""
+    """Whether values rise with the key of their group, and how surely; ties count a half. Raises `ValueError` for fewer than two groups."""
     if len(groups) < 2:
         raise ValueError("a trend needs two groups")
     keys = sorted(groups)
-    wins, pairs = 0.0, 0
-    for low, high in itertools.combinations(keys, 2):
-        won, compared = pairs_above(groups[high], groups[low])
-        wins, pairs = wins + won, pairs + compared
+    compared = [(low, high) for one, two in itertools.combinations(keys, 2) for low in groups[one] for high in groups[two]]
+    wins = sum(1.0 if high > low else 0.5 if high == low else 0.0 for low, high in compared)
     sizes = [len(groups[key]) for key in keys]
     total = sum(sizes)
     variance = (total**2 * (2 * total + 3) - sum(n**2 * (2 * n + 3) for n in sizes)) / 72
-    p = 0.5 * math.erfc((wins - pairs / 2) / math.sqrt(2 * variance))
-    against = tuple((low, high) for low, high in itertools.pairwise(keys) if all_above(groups[low], groups[high]))
-    return Trend(wins, pairs, p, against)
+    p = 0.5 * math.erfc((wins - len(compared) / 2) / math.sqrt(2 * variance))
+    against = tuple((low, high) for low, high in itertools.pairwise(keys) if min(groups[low]) > max(groups[high]))
+    return Trend(wins, len(compared), p, against)
 
 
 def descending(groups: Mapping[Any, Sequence[Number]]) -> Trend:
@@ -106,16 +87,11 @@ def descending(groups: Mapping[Any, Sequence[Number]]) -> Trend:
     return trend({key: [-value for value in values] for key, values in groups.items()})
 
 
-def standard_error(values: Sequence[Number]) -> float:
-    """The standard error of the mean; 0 for a single value."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-
-
 def within_noise(first: Sequence[Number], second: Sequence[Number]) -> tuple[bool, float, float]:
     """(|difference of means| <= 2 standard errors of it, the difference, that standard error); never for single values."""
     difference = statistics.fmean(first) - statistics.fmean(second)
-    error = math.hypot(standard_error(first), standard_error(second))
-    return min(len(first), len(second)) > 1 and abs(difference) <= 2 * error, difference, error
+    errors = [statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (first, second)]
+    return min(len(first), len(second)) > 1 and abs(difference) <= 2 * math.hypot(*errors), difference, math.hypot(*errors)
 
 
 def part_of_curve(curve: Sequence[tuple[int, Number]], begin: Number, end: Number) -> float:
@@ -126,9 +102,8 @@ def part_of_curve(curve: Sequence[tuple[int, Number]], begin: Number, end: Numbe
 
 def mean_curve(curves: Sequence[Sequence[tuple[int, Number]]]) -> list[tuple[int, float]]:
     """The mean over replicates at the steps that all of them have."""
-    common = sorted(set.intersection(*({step for step, _ in curve} for curve in curves)))
     tables = [dict(curve) for curve in curves]
-    return [(step, statistics.fmean(table[step] for table in tables)) for step in common]
+    return [(step, statistics.fmean(table[step] for table in tables)) for step in sorted(set.intersection(*map(set, tables)))]
 
 
 def slope(points: Sequence[tuple[Number, Number]], linear: bool = False) -> float:

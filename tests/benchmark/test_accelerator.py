@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.report import benchmarks
+from dpx.benchmark import tables
 from tests.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,5 +28,5 @@ def test_one_command_leaves_every_kind_of_evidence(tmp_path: Path):
     assert found["accelerator_noise"]["kind"] == "noise"
     restart = found["accelerator_restart"]
     assert restart["bytes_that_differ"] == 0 and restart["exit_status_when_stopped"] in (0, 143)
-    (tmp_path / "README.md").write_text(f"{benchmarks.BEGIN}\n{benchmarks.END}\n")
-    assert benchmarks.write(tmp_path) == len(found)
+    (tmp_path / "README.md").write_text(f"{tables.BEGIN}\n{tables.END}\n")
+    assert tables.write(tmp_path) == len(found)

@@ -9,7 +9,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.report import collect, rows
-from dpx.report.rows import Row
+from dpx.report.rows import Run
 from tests.report import made
 
 SWEEP = "laptop_anil_batch_sweep"
@@ -43,7 +43,7 @@ def test_finished_points_are_collected_and_others_named(outputs: Path, tmp_path:
     kept, strays = collect.merged([], found)
     assert len(strays) == 1 and "not a point of its recipe: optimizer.beta1=0.5, not 0.75" in strays[0]
     rows.write(tmp_path / "results.csv", kept)
-    runs = rows.runs_of(rows.read(tmp_path / "results.csv"))
+    runs = rows.read(tmp_path / "results.csv")
     assert [run.finals["heldout/mlm_accuracy"] for run in runs] in ([0.2, 0.4], [0.4, 0.2])
     assert all("batch_schedule.size=" in run.point and "replicate" not in run.point for run in runs)
 
@@ -51,8 +51,11 @@ def test_finished_points_are_collected_and_others_named(outputs: Path, tmp_path:
 def test_a_run_is_read_back_as_it_was(outputs: Path, tmp_path: Path) -> None:
     found, _ = collect.collect(outputs, ("laptop_anil_",))
     rows.write(tmp_path / "results.csv", found)
-    assert sorted(rows.read(tmp_path / "results.csv"), key=repr) == sorted(set(found), key=repr)
-    run = next(run for run in rows.runs_of(found) if run.finals["heldout/mlm_accuracy"] == 0.4)
+    read = rows.read(tmp_path / "results.csv")
+    assert [run.facts for run in read] == [run.facts for run in rows.labelled(found)]
+    rows.write(tmp_path / "again.csv", read)
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "results.csv").read_bytes()
+    run = next(run for run in read if run.finals["heldout/mlm_accuracy"] == 0.4)
     assert run.config["mechanism"] == "DpSgd" and run.config["noise"] == "TargetEpsilon" and run.number("noise.epsilon") == 5.36
     assert run.facts["guarantee"] == "dp" and run.facts["epsilon/rdp"] == "5.36" and run.facts["commit"] == "0123456789ab"
     assert run.curves["heldout/mlm_accuracy"] == ((50, 0.2), (100, 0.4))
@@ -75,8 +78,8 @@ def test_collecting_twice_changes_nothing(outputs: Path, tmp_path: Path) -> None
 def test_rows_of_a_folder_that_is_gone_stay_while_their_recipe_stands(outputs: Path) -> None:
     found, _ = collect.collect(outputs, ("laptop_anil_",))
     kept, _ = collect.merged(found, [])
-    assert len({row.run for row in kept}) == 2
-    gone = [Row("laptop_anil_nowhere", "1", 0, "config/steps", "", "3")]
+    assert len({run.run for run in kept}) == 2
+    gone = [Run("laptop_anil_nowhere", "1", "-", 0, {"steps": "3"}, {}, {}, {})]
     assert collect.merged(gone, [])[0] == []
 
 
@@ -87,12 +90,13 @@ def test_runs_of_another_corpus_than_the_latest_are_left_out_and_named(tmp_path:
         folder = made.folder(tmp_path, SWEEP, _plain(*_point(number), *corpus), 0.1 * number, corpus=checksum * 16)
         (folder / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "at": at}}))
     found, _ = collect.collect(tmp_path, ("laptop_anil_",))
-    assert "bbbb.jsonl.gz (bbbbbbbbbbbb)" in {row.value for row in found} and not any("/some/where" in row.value for row in found)
+    values = {value for run in found for _, _, value in run.rows()}
+    assert "bbbb.jsonl.gz (bbbbbbbbbbbb)" in values and not any("/some/where" in value for value in values)
     kept, left_out = collect.merged([], found)
     assert [line.partition(": ")[2] for line in left_out] == [
         "trained on aaaa.jsonl.gz (aaaaaaaaaaaa), not on bbbb.jsonl.gz (bbbbbbbbbbbb)"
     ]
-    assert len({row.run for row in kept}) == 2
+    assert len({run.run for run in kept}) == 2
 
 
 def test_windows_are_means_named_by_their_last_step() -> None:
@@ -101,10 +105,9 @@ def test_windows_are_means_named_by_their_last_step() -> None:
 
 
 def test_points_name_what_differs() -> None:
-    knobs = {"a": {"lr": "1", "size": "2"}, "b": {"lr": "1", "size": "4"}}
-    made_rows = [Row("x", run, 0, f"config/{key}", "", value) for run, config in knobs.items() for key, value in config.items()]
-    assert rows.points(made_rows) == {("x", "a"): "size=2", ("x", "b"): "size=4"}
-    assert rows.points(made_rows[:2]) == {("x", "a"): "-"}
+    runs = [Run("x", name, "-", 0, {"lr": "1", "size": size}, {}, {}, {}) for name, size in (("a", "128"), ("b", "32"))]
+    assert [(run.run, run.point) for run in rows.labelled(runs)] == [("b", "size=32"), ("a", "size=128")]
+    assert [run.point for run in rows.labelled(runs[:1])] == ["-"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "a: [", "\x00"], ids=repr)
@@ -117,7 +120,7 @@ def test_a_spoiled_folder_is_named_and_the_others_are_read(text: str, tmp_path: 
         (folder / file).write_text(text)
         spoiled.append(folder.name)
     found, left_out = collect.collect(tmp_path, ("laptop_anil_",))
-    assert {row.run for row in found} and sorted(line.partition(":")[0] for line in left_out) == sorted(spoiled)
+    assert found and sorted(line.partition(":")[0] for line in left_out) == sorted(spoiled)
 
 
 def test_one_path_is_one_corpus(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_one_path_is_one_corpus(tmp_path: Path) -> None:
         plain["data"]["source"] = {"_target_": "dpx.data.text_files.TextFiles", "paths": paths}
         made.folder(tmp_path, SWEEP, plain, 0.2)
     found, _ = collect.collect(tmp_path, ("laptop_anil_",))
-    assert {row.value for row in found if row.metric == "fact/corpus"} == {f"some.txt ({'0' * 12})"}
+    assert {run.facts["corpus"] for run in found} == {f"some.txt ({'0' * 12})"}
 
 
 @pytest.mark.parametrize(

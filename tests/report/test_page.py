@@ -14,22 +14,11 @@ from dpx.job.report import Report
 from dpx.report import page, published, rows
 from dpx.report.document import Document, Section, grid, html, items
 from dpx.report.evidence import Evidence
-from dpx.report.rows import FINAL, Row, Run
+from dpx.report.rows import Run
 from dpx.run_folder import RunFolder
 from tests.report import made
 
 HOME = made.EXPERIMENTS / "anil2021"
-
-
-def _rows(runs: list[Run]) -> list[Row]:
-    found = []
-    for run in runs:
-        facts = {f"config/{key}": value for key, value in run.config.items()} | {f"fact/{key}": value for key, value in run.facts.items()}
-        parts = [(metric, "", value) for metric, value in facts.items()]
-        parts += [(metric, FINAL, repr(value)) for metric, value in run.finals.items()]
-        parts += [(metric, str(step), repr(value)) for metric, curve in run.curves.items() for step, value in curve]
-        found += [Row(run.experiment, run.run, run.replicate, *part) for part in parts]
-    return found
 
 
 RUNS = [
@@ -48,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found.mkdir()
     for name in ("paper.yaml", "published.csv"):
         shutil.copy(HOME / name, found)
-    rows.write(found / "results.csv", _rows(RUNS))
+    rows.write(found / "results.csv", RUNS)
     (found / "notes.csv").write_text("item,note\nA7,the largest batch was <stopped> early\n")
     _report(found)
     return found

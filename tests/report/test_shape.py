@@ -8,8 +8,9 @@ from dpx.report import shape
 from dpx.report.shape import Part, Verdict
 
 
-def test_pairs_above_counts_ties_as_halves() -> None:
-    assert shape.pairs_above([2, 3], [1, 2]) == (3.5, 4)
+def test_ties_count_a_half() -> None:
+    found = shape.trend({1: [1, 2], 2: [2, 3]})
+    assert (found.ascending, found.pairs) == (3.5, 4)
 
 
 def test_trend_of_three_against_three_in_perfect_order() -> None:
@@ -31,6 +32,11 @@ def test_trend_is_refused_by_noise_and_by_reversed_neighbours() -> None:
 def test_descending_is_the_other_direction() -> None:
     groups = {1: [6.0, 5.0, 4.0], 2: [3.0, 2.0, 1.0]}
     assert shape.descending(groups).holds and not shape.trend(groups).holds
+
+
+def test_slope_is_of_logarithms_unless_linear() -> None:
+    points = [(1, 3.0), (2, 12.0), (4, 48.0)]
+    assert shape.slope(points) == pytest.approx(2) and shape.slope([(0, 1.0), (2, 5.0)], linear=True) == pytest.approx(2)
 
 
 def test_trend_needs_two_groups() -> None:
@@ -58,4 +64,4 @@ def test_mean_curve_keeps_common_steps() -> None:
 )
 def test_a_verdict_is_its_worst_part(states: str, state: str) -> None:
     names = {"p": shape.PASS, "f": shape.FAIL, "n": shape.NOT_RUN}
-    assert Verdict("A0", "x", "", tuple(Part("", "", names[s]) for s in states)).state == state
+    assert Verdict(tuple(Part("", "", names[s]) for s in states)).state == state

@@ -7,7 +7,7 @@ from pathlib import Path
 from dpx.declaration import declaration, require
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
-from dpx.report.shape import Part, all_above
+from dpx.report.shape import Part
 from dpx.table import Table
 
 Row = tuple[int, int, float, float, float]
@@ -68,4 +68,4 @@ def judged(rows: Sequence[Row]) -> list[Part]:
         return [Part.missing(claim, f"{len(groups)} batch sizes (2 needed)")]
     smallest, largest = groups[min(groups)], groups[max(groups)]
     words = ", ".join(f"{batch:,}: {sum(losses) / len(losses):.3f}" for batch, losses in sorted(groups.items()))
-    return [Part.of(claim, all_above(largest, smallest), words)]
+    return [Part.of(claim, min(largest) > max(smallest), words)]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dpx.benchmark import tables
 from dpx.declaration import ConfigError
-from dpx.report import benchmarks
 
 
 def row(clipping, size, rate, to_autodiff, **changes):
@@ -35,8 +35,8 @@ def home(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_summary_compares_each_at_its_best_and_no_wrong_sum(tmp_path: Path):
-    folder = home(tmp_path, f"before\n{benchmarks.BEGIN}\nold\n{benchmarks.END}\nafter\n")
-    assert benchmarks.write(folder) == 1
+    folder = home(tmp_path, f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    assert tables.write(folder) == 1
     text = (folder / "README.md").read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
     expected = (
@@ -45,11 +45,11 @@ def test_the_summary_compares_each_at_its_best_and_no_wrong_sum(tmp_path: Path):
     )
     assert expected in text
     assert "NO (1e-01)" in text
-    assert benchmarks.write(folder) == 1 and (folder / "README.md").read_text() == text
+    assert tables.write(folder) == 1 and (folder / "README.md").read_text() == text
 
 
 def test_an_accelerators_file_says_its_rate_its_types_and_what_it_left_out(tmp_path: Path):
-    folder = home(tmp_path, f"{benchmarks.BEGIN}\n{benchmarks.END}\n")
+    folder = home(tmp_path, f"{tables.BEGIN}\n{tables.END}\n")
     narrow = row("book_keeping", 64, 30.0, 1.5, dtype="bfloat16", share_of_matrix_rate=0.412, is_automatic_batch=True, update_seconds=0.02)
     late = {"clipping": "plain", "dtype": "float32", "physical_batch": 9, "why": "no time was left to compile it"}
     document = {"device": "H", "cores": 2, "logical_batch": 64, "rounds": 3, "versions": {}, "matrix_rate": {"bfloat16": 7.9e14}}
@@ -59,7 +59,7 @@ def test_an_accelerators_file_says_its_rate_its_types_and_what_it_left_out(tmp_p
     restart = {"kind": "restart", "device": "H", "model": "base", "bytes": 4096, "bytes_that_differ": 0}
     (folder / "noise.json").write_text(json.dumps(noise))
     (folder / "restart.json").write_text(json.dumps(restart))
-    assert benchmarks.write(folder) == 4
+    assert tables.write(folder) == 4
     text = (folder / "README.md").read_text()
     assert "| accelerator | H | bfloat16 | 128 | 2.00 [1.90, 2.10] |  |  |  |  |  | 64: 0.75 |  |" in text
     assert "| accelerator | H | float32 | 8 |" in text and "| 41 % |" in text and "| 20 |" in text
@@ -70,4 +70,4 @@ def test_an_accelerators_file_says_its_rate_its_types_and_what_it_left_out(tmp_p
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="has no place for tables"):
-        benchmarks.write(home(tmp_path, "nothing"))
+        tables.write(home(tmp_path, "nothing"))
