@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dpx import config
 from dpx.config import recipes
@@ -106,10 +108,16 @@ def read(home: Path) -> Paper:
     if not path.is_file():
         there = ", ".join([*sorted(one.parent.name for one in home.parent.glob("*/paper.yaml")), "benchmarks"])
         raise ConfigError(f"report.paper={home.name}", f"{path} does not exist", f"There are {there}; from elsewhere set report.evidence")
-    plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    require(isinstance(plain, dict), path, "is not a mapping", "Give title, headline, columns and items")
+    try:
+        plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ConfigError(
+            path, f"is not YAML that can be read ({error})", "Quote texts that contain a colon, and close brackets"
+        ) from error
+    is_whole = isinstance(plain, dict) and all(isinstance(item, dict) for item in plain.get("items") or ())
+    require(is_whole, path, "is not a mapping with a list of items", "Give title, headline, columns and items")
     node = _named(plain, home.name)
-    items = [config.make(one, f"{home.name}.{one.get('number', 'items')}") for one in node.pop("items", ())]
+    items = [config.make(one, f"{home.name}.{one.get('number', 'items')}") for one in node.pop("items", None) or ()]
     return config.make({"_target_": "dpx.report.paper.Paper", "items": items, **node}, home.name)
 
 

@@ -78,6 +78,15 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
             else:
                 drawing.lines(axes, number, label, [points], points, markers=len(points) <= 30)
             number += 1
+    _scales(panel, axes)
+    if isinstance(panel.level, int | float):
+        axes.axhline(panel.level, color=SOFT, linewidth=1.2, linestyle=":")
+    axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
+    if number > 1:
+        drawing.legend(axes, panel.by.replace("_", " "))
+
+
+def _scales(panel: Lines, axes: Any) -> None:
     if panel.x_scale == "log":
         axes.set_xscale("log")
     if panel.x_scale == "category":
@@ -96,11 +105,6 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
         if scale == "log" and 1e-3 < low and high < 1000:
             axis.set_major_formatter(_plain)
             axis.set_minor_formatter(lambda value, _: _plain(value) if f"{value:e}"[0] in "25" else "")
-    if isinstance(panel.level, int | float):
-        axes.axhline(panel.level, color=SOFT, linewidth=1.2, linestyle=":")
-    axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
-    if number > 1:
-        drawing.legend(axes, panel.by.replace("_", " "))
 
 
 def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Sequence[tuple[Any, Any]]) -> None:

@@ -36,6 +36,9 @@ def _read(home: Path, rule: str = RULE, head: str = HEAD, item: str = ITEM) -> p
         ),
         ({"rule": RULE.replace("claim", "experiment: anil_nowhere, claim")}, ["P1: experiment anil_nowhere: no recipe has that name"]),
         ({"item": ITEM.replace("T,", "T, where: x,")}, ["P1.where: unknown key"]),
+        ({"item": "  - P1\n"}, ["paper.yaml: is not a mapping with a list of items"]),
+        ({"head": "title: a: b\n"}, ["paper.yaml: is not YAML that can be read", "line 1"]),
+        ({"head": "[\n"}, ["paper.yaml: is not YAML that can be read"]),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line(parts: dict[str, str], words: list[str], tmp_path: Path) -> None:
