@@ -111,9 +111,8 @@ def read(home: Path) -> Paper:
     try:
         plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (YAMLError, OmegaConfBaseException, OSError) as error:
-        raise ConfigError(
-            path, f"is not YAML that can be read ({error})", "Quote texts that contain a colon, and close brackets"
-        ) from error
+        reason = f"is not YAML that can be read ({error})"
+        raise ConfigError(path, reason, "Quote texts that contain a colon, and close brackets") from error
     is_whole = isinstance(plain, dict) and all(isinstance(item, dict) for item in plain.get("items") or ())
     require(is_whole, path, "is not a mapping with a list of items", "Give title, headline, columns and items")
     node = _named(plain, home.name)

@@ -131,7 +131,7 @@ class Ordered(Rule):
         steps = sorted(set.intersection(*map(set, tables)))
         wrong = [str(step) for step in steps if any(low[step] >= high[step] for low, high in itertools.pairwise(tables))]
         text = f"{len(steps) - len(wrong)} of {len(steps)} windows of training in order (means over replicates)"
-        return bool(steps) and not wrong, text + f"; not those that end at step {', '.join(wrong[:8])}" * bool(wrong)
+        return bool(steps) and not wrong, text + f"; not in order: windows that end at step {', '.join(wrong[:8])}" * bool(wrong)
 
 
 @declaration
@@ -250,7 +250,7 @@ class Analysis(Rule):
 
 def our_value(line: Published, evidence: Evidence) -> float | None:
     """Our value of a published number: the cell `table[row].column` that its metric names, or the mean (at `point=max` the highest) of the
-    final measurement of runs at full scale at its point; in percent if the number is. `None` if there is none."""
+    final measurement of runs at full scale at its point; in percent if the number is; `None` if neither exists."""
     table, bracket, place = line.metric.partition("[")
     if bracket:
         number, _, key = place.partition("].")

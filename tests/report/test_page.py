@@ -130,9 +130,7 @@ def test_published_numbers_are_marked(home: Path) -> None:
 
 def test_an_unknown_paper_is_refused(tmp_path: Path) -> None:
     experiment, _ = config.build(recipes.compose([]))
-    with pytest.raises(
-        ConfigError, match="nobody2020/paper.yaml does not exist. There are anil2021, du2021, mckenna2025, yin2022, benchmarks"
-    ):
+    with pytest.raises(ConfigError, match="There are anil2021, du2021, mckenna2025, yin2022, benchmarks"):
         Report(paper="nobody2020")(experiment, RunFolder(tmp_path))
     with pytest.raises(ConfigError, match="paper.yaml does not exist"):
         Report(paper="anil2021", evidence=str(tmp_path))(experiment, RunFolder(tmp_path))
