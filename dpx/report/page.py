@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.config import build, recipes
-from dpx.declaration import require
+from dpx.declaration import ConfigError, require
 from dpx.picture import Lines, Picture
 from dpx.report import analyses, pictures, privacy, published, rows, shape
 from dpx.report.document import Document, Figure, Section, Text, grid, items
@@ -51,7 +51,10 @@ def evidence(paper: Paper, home: Path) -> Evidence:
 
 def verdict(item: Item, found: Evidence) -> Verdict:
     """Every claim of an item, judged."""
-    return Verdict(tuple(part for rule in item.verdict for part in rule.parts(found, item.experiment)))
+    try:
+        return Verdict(tuple(part for rule in item.verdict for part in rule.parts(found, item.experiment)))
+    except ConfigError as error:
+        raise ConfigError(f"{found.home.name}.{item.number}: {error.value}", error.reason, error.fix) from error
 
 
 def document(paper: Paper, found: Evidence) -> Document:

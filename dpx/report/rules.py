@@ -56,7 +56,8 @@ class Rule(Selection):
 
     def split(self, rows: Sequence[Row], key: str) -> dict[Any, Groups]:
         """The groups at each value of another column, ascending."""
-        return {value: self.grouped([row for row in rows if row[key] == value]) for value in sorted(set(column(rows, key)))}
+        values = sorted(set(column(rows, key)) - {None})
+        return {value: self.grouped([row for row in rows if cell(row, key) == value]) for value in values}
 
     def spreads(self, groups: Mapping[Any, Sequence[float]]) -> str:
         """The values of each group for a reader."""
@@ -102,13 +103,13 @@ class Monotone(Rule):
     highest: bool = False
 
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
-        holds, texts = True, []
+        pairs, texts = [], []
         for key, own in (self.split(rows, self.each) if self.each else {"": groups}).items():
             points = {one: max(own[one]) if self.highest else statistics.fmean(own[one]) for one in self.order or own if one in own}
-            pairs = itertools.pairwise([-value for value in points.values()] if self.falls else points.values())
-            holds = holds and all(low < high or (self.ties and low == high) for low, high in pairs)
+            pairs += itertools.pairwise([-value for value in points.values()] if self.falls else points.values())
             texts.append(f"{key}: " * bool(key) + ", ".join(f"{name(one)}: {value:.3g}" for one, value in points.items()))
-        return holds, "; ".join(texts)
+        holds = all(low < high or (self.ties and low == high) for low, high in pairs)
+        return holds if pairs else None, "; ".join(texts)
 
 
 @declaration
@@ -178,6 +179,8 @@ class Within(Rule):
         subtracted = column(rows, self.minus) if self.minus else [0] * len(rows)
         pairs = [pair for pair in zip(column(rows, self.value), subtracted, strict=True) if None not in pair]
         values = [value - other for value, other in pairs]
+        if not values:
+            return None, f"no row has both {self.value} and {self.minus}"
         holds = self.above < min(values) and self.least <= min(values) and max(values) <= self.most and max(values) < self.below
         return holds, f"from {min(values):.4g} to {max(values):.4g}" + f"; {self.spreads(groups)}" * (not self.minus)
 
@@ -210,6 +213,8 @@ class Slope(Rule):
 
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
         means = [(key, statistics.fmean(values)) for key, values in groups.items()]
+        if not self.linear and min(map(min, means)) <= 0:
+            return None, "a logarithm needs positive values"
         slope = shape.slope(means, self.linear)
         each = [shape.slope(pair, self.linear) for pair in itertools.pairwise(means)]
         text = f"slope {slope:.3g}; between neighbours {', '.join(f'{one:.3g}' for one in each)}"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.report import paper
+from dpx.report import page, paper
 from dpx.report.evidence import Best, Evidence, Selection, column, row_of
 from dpx.report.rules import Flat, Monotone, Rule, Slope, Within
 from tests.report import made
@@ -50,8 +50,7 @@ def test_what_is_wrong_is_refused_in_one_line(parts: dict[str, str], words: list
 
 def _judged(declared: paper.Paper, evidence: Evidence) -> str:
     (item,) = declared.items
-    (part,) = item.verdict[0].parts(evidence, item.experiment)
-    return part.state
+    return page.verdict(item, evidence).state
 
 
 @pytest.mark.parametrize("missing", ["value: heldout/mlm_accuracyy", "value: heldout/mlm_accuracy, where: {optimizer.weight_decy: 1}"])
@@ -62,7 +61,12 @@ def test_a_column_that_no_run_has_is_refused_in_one_line(missing: str, tmp_path:
     with pytest.raises(ConfigError) as refused:
         _judged(declared, Evidence(tmp_path, runs))
     line = str(refused.value)
-    assert "none of the 2 rows selected has it" in line and "Name a column that exists, such as" in line and "\n" not in line
+    assert (
+        ".P1: column " in line
+        and "none of the 2 rows selected has it" in line
+        and "Name a column that exists, such as" in line
+        and "\n" not in line
+    )
 
 
 def test_a_table_that_its_analysis_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -127,6 +131,14 @@ def test_monotone_takes_means_and_allows_ties_where_declared() -> None:
     assert _state(rule, VALUES) == "pass" and _state(rule, tied) == "fail"
     assert _state(Monotone(claim="c", table="t", value="y", by="x", ties=True), tied) == "pass"
     assert _state(Monotone(claim="c", table="t", value="y", by="x", falls=True), VALUES) == "fail"
+
+
+def test_what_cannot_be_judged_did_not_run() -> None:
+    rows = [{"x": x, "y": 1.0, "model": model} for x, model in ((1, "a"), (2, "b"))]
+    evidence = Evidence(Path("nowhere"), tables={"e": {"t": made.Table.from_rows("t", [*rows, {"x": 3, "z": 1.0}])}})
+    rules = [Monotone(claim="c", table="t", value="y", by="x", each="model"), Within(claim="c", table="t", value="y", minus="z")]
+    assert [rule.parts(evidence, "e")[0].state for rule in rules] == ["not run", "not run"]
+    assert _state(Slope(claim="c", table="t", value="y", by="x"), {0: [1.0], 1: [2.0]}) == "not run"
 
 
 @pytest.mark.parametrize(("above", "most", "state"), [(0.9, 4.1, "pass"), (1.0, 5.0, "fail"), (0.0, 4.0, "fail")])
