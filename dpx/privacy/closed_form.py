@@ -1,17 +1,23 @@
 """One Gaussian release, exactly: the profile every accountant must agree with at q = 1.
 
 Balle and Wang 2018, theorem 8: with mu = sensitivity / standard deviation,
-delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu); k releases at sigma are one at sigma / sqrt(k).
+delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu); k releases at sigma are one at sigma / sqrt(k). Releases that show whether they
+used a unit are a mixture of these over the number of uses.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
 import dp_accounting
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.stats import binom
 
 from dpx.declaration import ConfigError
+
+# The tail of the number of uses that a sum over uses leaves out; it is added to delta.
+_NEGLIGIBLE = 1e-18
 
 
 def delta(mu: float, epsilon: float | int) -> float:
@@ -48,6 +54,41 @@ def type_two_error(mu: float, alpha: float) -> float:
 def root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
     """Where `excess` changes sign between `low` and `high`, to `tolerance` (Brent)."""
     return float(brentq(excess, low, high, xtol=tolerance, rtol=1e-12))  # pyright: ignore[reportArgumentType]
+
+
+def delta_by_uses(noise_multiplier: float, count: int, probability: float, epsilon: float | int) -> float:
+    """Smallest delta of `count` Gaussian releases, each of which uses a unit with `probability` and shows whether it did.
+
+    Given K uses, the releases are one Gaussian of mu = sqrt(K) / noise_multiplier, and K is Binomial(count, probability) with and without
+    the unit's data: delta(epsilon) = sum_k P(K = k) delta(sqrt(k) / noise_multiplier, epsilon). What is left out of the sum counts whole.
+    """
+    chances = _chances_of_uses(count, probability)
+    terms = (chance * delta(math.sqrt(uses) / noise_multiplier, epsilon) for uses, chance in chances)
+    return min(1.0, math.fsum([*terms, float(binom.sf(chances[-1][0], count, probability))]))
+
+
+@functools.lru_cache(maxsize=64)
+def _chances_of_uses(count: int, probability: float) -> list[tuple[int, float]]:
+    """(k, P(K = k)) for K ~ Binomial(count, probability) and k from 1 until what is left is negligible."""
+    most = math.ceil(count * probability)
+    while most < count and binom.sf(most, count, probability) > _NEGLIGIBLE:
+        most += 1
+    uses = range(1, most + 1)
+    return list(zip(uses, binom.pmf(uses, count, probability).tolist(), strict=True))
+
+
+def epsilon_by_uses(noise_multiplier: float, count: int, probability: float, target_delta: float) -> float:
+    """Smallest epsilon at `target_delta` of `delta_by_uses`, rounded up in its last digits."""
+
+    def excess(value: float) -> float:
+        return delta_by_uses(noise_multiplier, count, probability, value) - target_delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    return root(excess, 0.0, high, 1e-12) * (1 + 1e-9) + 1e-12
 
 
 class Gaussians:
