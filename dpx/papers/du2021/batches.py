@@ -1,0 +1,93 @@
+"""The rows that the demonstrations take a step on: a made-up batch, and Poisson steps of labelled rows if their files are there."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpx.data.declarations import Data
+from dpx.data.labelled import Table as Labelled
+from dpx.data.tokenizer import TextTokenizer, of_path, of_vocabulary
+from dpx.data.vocabulary import SPECIAL_TOKENS, fit
+from dpx.init.declarations import FromCheckpoint, RandomStart
+from dpx.papers.du2021 import labelled_rows
+from dpx.papers.du2021.one_step import batch_of
+
+# [CLS], [SEP] and their like.
+_MARKS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The rows of one step: the padded `batch`, the labels without padding, and the ids of their `words`, marks left out."""
+
+    batch: dict[str, np.ndarray]
+    labels: np.ndarray
+    words: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Steps of one set of rows, `name`, and the tokenizer that their ids are of."""
+
+    name: str
+    tokenizer: TextTokenizer
+    steps: tuple[Step, ...]
+
+    @property
+    def classes(self) -> int:
+        return max(2, max(int(step.labels.max()) for step in self.steps) + 1)
+
+
+def marks(tokenizer: TextTokenizer) -> frozenset[int]:
+    """The ids of what is not text: padding and the marks around a text."""
+    special = tokenizer.special
+    return frozenset((special.pad_id, special.cls_id, special.sep_id))
+
+
+def step_of(tokenizer: TextTokenizer, texts: Sequence[Sequence[str]], labels: Sequence[int], length: int, rows: int) -> Step:
+    """One step on `texts`, padded to `rows` rows of `length` tokens."""
+    batch = batch_of(tokenizer, texts, labels, length, rows)
+    tokens = [batch["tokens"][row, : batch["length"][row]] for row in range(len(texts))]
+    words = frozenset(np.unique(np.concatenate(tokens)).tolist()) - marks(tokenizer)
+    return Step(batch, np.asarray(labels), words)
+
+
+def made_up(sentences: Sequence[Sequence[str | int]], init: RandomStart | FromCheckpoint, data: Data, others: Sequence[str] = ()) -> Steps:
+    """One step on (text, label) pairs. Without a checkpoint the vocabulary is their words and `others`."""
+    texts = [(str(text),) for text, _ in sentences]
+    words = sorted({word for text in (*(text for (text,) in texts), *others) for word in text.lower().split()})
+    tokenizer = _of_checkpoint(init, data) or of_vocabulary([*SPECIAL_TOKENS, *words])
+    longest = max(len(tokenizer.tokenizer.encode(text, add_special_tokens=False).ids) for (text,) in texts)
+    labels = [int(label) for _, label in sentences]
+    return Steps("made up", tokenizer, (step_of(tokenizer, texts, labels, longest + _MARKS, len(texts) + 1),))
+
+
+def drawn(data: Data, init: RandomStart | FromCheckpoint, steps: int, batch_size: int, micro_batches: int, seed: int) -> Steps | None:
+    """`steps` steps of `batch_size` expected rows, as M Poisson micro-batches draw them; `None` if the files of `data` are not there.
+
+    Without a checkpoint the vocabulary is fitted on these rows.
+    """
+    source = data.source
+    if not isinstance(source, Labelled) or not labelled_rows.is_present(source):
+        return None
+    texts, labels = labelled_rows.texts_and_labels(source)
+    parts = [part for text in texts for part in text]
+    tokenizer = _of_checkpoint(init, data) or of_vocabulary(fit(parts, data.vocabulary.size))
+    draws = np.random.default_rng(seed)
+    # M draws of D rows at B / (M D): the number of rows of a step is nearly Poisson, and a row can be in it twice.
+    tries = micro_batches * len(texts)
+    counts = np.maximum(draws.binomial(tries, batch_size / tries, steps), 1)
+    made = []
+    for count in counts:
+        places = draws.integers(len(texts), size=count)
+        own = [texts[place] for place in places], [labels[place] for place in places]
+        made.append(step_of(tokenizer, *own, data.sequence_length, int(counts.max())))
+    return Steps(data.name, tokenizer, tuple(made))
+
+
+def _of_checkpoint(init: RandomStart | FromCheckpoint, data: Data) -> TextTokenizer | None:
+    """The tokenizer of the checkpoint that parameters come from."""
+    from dpx.checkpoint_folder import folder_of
+
+    return of_path(folder_of(init.path), data.vocabulary.size) if isinstance(init, FromCheckpoint) else None
