@@ -70,13 +70,18 @@ def test_legal_noise_and_the_order_grid():
 @pytest.mark.slow
 def test_the_epsilon_rows_are_of_li_and_not_of_dpfp():
     cell = Cell(task="sst2", size=67349, li_batch_size=1000, li_epochs=3, epsilon_rdp=3.0, published_clt=1.73, published_pld=2.41)
-    of_li, own = DpfpTable2Accounting(cells=[cell], micro_batches=32, batch_size=32, epochs=3)()
+    of_li, tried, own, judged = DpfpTable2Accounting(cells=[cell], micro_batches=32, batch_size=32, epochs=3, tried=[[2000, 3]])()
     (li,) = rows(of_li)
     # The one cell whose printed limit, 1.73, nothing reproduces; its composed value does.
     assert li["clt"] == pytest.approx(1.535, rel=2e-3) and li["pld"] == pytest.approx(2.41, rel=0.005)
+    larger, of_the_limit = rows(tried)
+    assert larger["clt"] == pytest.approx(1.725, rel=2e-3) and larger["pld_difference"] > 0.03
+    assert of_the_limit["sigma"] == pytest.approx(0.778, rel=1e-3) and of_the_limit["pld"] == pytest.approx(2.82, rel=2e-3)
     (found,) = rows(own)
-    assert found["sigma"] == pytest.approx(0.34614, rel=1e-3) and found["pld"] == pytest.approx(5.8987, rel=5e-3)
-    assert found["times_delta"] == pytest.approx(364, rel=0.02) and found["bound"] == pytest.approx(67.7, rel=2e-3)
+    assert found["sigma"] == 0.346 and found["epsilon"] == pytest.approx(67.7, rel=2e-3)
+    assert found["unsupported_pld"] == pytest.approx(5.9, rel=5e-3) and found["unsupported_pld"] < found["unsupported_rdp"]
+    assert found["delta_at_claim"] > 0.8
+    assert [row["state"] for row in rows(judged)] == ["fail", "pass", "fail"]
 
 
 def test_proposition_1_counts_coordinates():
@@ -94,6 +99,14 @@ def test_proposition_3_holds_only_for_small_epsilon():
     found = {(row["epsilon_clt"], row["micro_batches"]): row["power_ratio"] for row in rows(analysis._by_the_limit())}
     assert found[(0.02, 32)] == pytest.approx(0.047, abs=5e-4) and found[(1.73, 32)] == pytest.approx(0.59, abs=5e-3)
     assert 1 / 32 < found[(0.001, 32)] < found[(0.02, 32)] and found[(1.73, 1)] == 1.0
+
+
+def test_what_holds_of_dp_fp_needs_as_much_noise_at_any_number_of_micro_batches():
+    fields: dict[str, Any] = {"size": 67349, "epochs": 3, "batch_sizes": [32], "epsilons": [], "pld_epsilons": []}
+    analysis = DpfpProp3NoiseRatio(micro_batches=[1, 32], epsilons_by_uses=[1.73, 67.7], **fields)
+    found = {(row["epsilon"], row["micro_batches"]): row for row in rows(analysis._by_uses())}
+    assert found[(67.7, 32)]["sigma"] == pytest.approx(0.346, rel=2e-3)
+    assert all(0.99 < found[(epsilon, 32)]["power_ratio"] < 1.02 for epsilon in (1.73, 67.7))
 
 
 @pytest.mark.slow
@@ -173,6 +186,10 @@ def test_compute_of_a_table_2_row():
         "du2021/accounting/dpfp_table2_accounting",
         "du2021/accounting/dpfp_prop1_noise_dimension",
         "du2021/accounting/dpfp_prop3_noise_ratio",
+        "du2021/accounting/dpfp_model_size_gap",
+        "du2021/demonstrations/dpfp_postprocessing_counterexample",
+        "du2021/demonstrations/dpfp_label_leak",
+        "du2021/demonstrations/dpfp_prop2_gradient_bias",
     ],
 )
 def test_the_evidence_has_tables_and_a_picture_that_its_page_shows(place):
