@@ -1,4 +1,4 @@
-"""Which gradients are clipped together: all of them, or each layer by itself (`clip=per_layer`).
+"""Which gradients are clipped together: all of them, or each layer by itself (`clip=per_layer`), each multiplied by a constant first.
 
 Layers are under the top-level name `layers`, stacked (one group for each index of the first axis) or in a list; any other
 top-level name is one group.
@@ -6,12 +6,13 @@ top-level name is one group.
 B: examples, L: stacked layers, K: groups.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dpx.clipping.weights import applied
+from dpx.clipping.weights import applied, factor_of, no_factor
 
 LAYERS = "layers"
 
@@ -33,15 +34,20 @@ class Squares(NamedTuple):
 
 class Clipped(NamedTuple):
     """Norms before clipping; which examples count; which are finite, padding included; and the clip weights by group, or under "" if
-    all parameters are clipped together."""
+    all parameters are clipped together. `factor(path)` multiplies the gradient of a parameter before clipping (`weights.factor_of`)."""
 
     norms_B: Float[Array, " B"]
     is_counted_B: Bool[Array, " B"]
     is_finite_B: Bool[Array, " B"]
     weights: dict[str, Float[Array, " B"]]
+    factor: Callable[[str], float] = no_factor
 
     def weights_of(self, path: str, layer: Layer, layers: int = 0) -> Array:
-        """[B]; [layers,B] if each layer of a stack is a separate group."""
+        """What the gradient at `path` is multiplied by in the sum, [B]; [layers,B] if each layer of a stack is a separate group."""
+        own, factor = self._clip_weights(path, layer, layers), self.factor(path)
+        return own if factor == 1 else own * factor
+
+    def _clip_weights(self, path: str, layer: Layer, layers: int) -> Array:
         if "" in self.weights:
             return self.weights[""]
         if layer == "each" and is_stacked(path):
@@ -66,15 +72,17 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
     """Norms and clip weights. Examples that are padding or not finite weigh exactly zero; so do norms of 1e19 and more, whose squares
     overflow float32.
     """
+    factor = factor_of(weights)
+    squares = [part if factor(part.path) == 1 else part._replace(values=part.values * factor(part.path) ** 2) for part in squares]
     total_B = sum((part.total_B for part in squares), jnp.zeros_like(losses_B))
     is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)
     is_counted_B = is_finite_B & ~is_padding_B
     norms_B = _root(total_B, is_counted_B)
     if not getattr(weights, "per_layer", False):
-        return Clipped(norms_B, is_counted_B, is_finite_B, {"": _finite(applied(weights, norms_B), is_counted_B)})
+        return Clipped(norms_B, is_counted_B, is_finite_B, {"": _finite(applied(weights, norms_B), is_counted_B)}, factor)
     grouped = _grouped(squares)
     clip_KB = applied(weights, jnp.stack([_root(square_B, is_counted_B) for square_B in grouped.values()]))
-    return Clipped(norms_B, is_counted_B, is_finite_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)))
+    return Clipped(norms_B, is_counted_B, is_finite_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)), factor)
 
 
 def _finite(clip: Any, is_counted_B: Array) -> Array:

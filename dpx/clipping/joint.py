@@ -22,6 +22,7 @@ from dpx.clipping.groups import Squares
 from dpx.clipping.probes import ELSEWHERE, leaf_names
 from dpx.clipping.program import Program
 from dpx.clipping.sites import Layer, Reference, Site
+from dpx.clipping.weights import no_factor
 from dpx.declaration import ConfigError
 
 
@@ -93,9 +94,11 @@ def parts_of(site: Site) -> list[Part]:
     return [Part(site, number, tuple(places)) for number, places in enumerate(by_part)]
 
 
-def norms_of(program: Program, per_layer: bool) -> Norms:
-    """Raises `ConfigError` for a parameter that no op reads, and for a parameter with several uses if an op has no rule for the products
-    between them."""
+def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] = no_factor) -> Norms:
+    """Where the norms of `program` come from, for the `factor` by which each parameter's gradient is multiplied.
+
+    Raises `ConfigError` for a parameter that no op reads, for a parameter with several uses if an op has no rule for the products
+    between them, and for parameters of one op that are clipped apart or multiplied by different factors."""
     parts = [part for site in program.sites for part in parts_of(site) if part.is_trained]
     uses: Uses = {}
     for part in parts:
@@ -110,6 +113,7 @@ def norms_of(program: Program, per_layer: bool) -> Norms:
         _check_rules(path, its_uses)
     if per_layer:
         _check_groups(parts, shared)
+    _check_factors(parts, factor)
     return Norms(apart, shared)
 
 
@@ -150,6 +154,16 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
             whole = part.first
             if groups.group(own.path, layer_of(own)) != groups.group(whole.path, layer_of(whole)):
                 raise ConfigError(path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
+
+
+def _check_factors(parts: list[Part], factor: Callable[[str], float]) -> None:
+    """The norm of a part of an op is taken once, of all its parameters together."""
+    for part in parts:
+        own = {factor(reference.path): reference.path for reference in part.references if reference is not None}
+        if len(own) > 1:
+            paths = " and ".join(sorted(own.values()))
+            reason = f"are of one op, {part.site.op.name}, and have different factors before clipping"
+            raise ConfigError(paths, reason, "Give them one factor")
 
 
 def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array | Bounded, ...]]) -> list[Squares]:

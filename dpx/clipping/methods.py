@@ -17,7 +17,7 @@ from dpx.clipping.program import check_losses, traced, with_counts
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size, of_no_rows, zero_unless
 from dpx.clipping.separate import check_separate
 from dpx.clipping.units import Units, check_rows, flags
-from dpx.clipping.weights import Weights
+from dpx.clipping.weights import Weights, factor_of
 from dpx.declaration import require
 from dpx.parameter_path import path_name
 
@@ -64,7 +64,7 @@ def sum_by(
     if frozen is not None:
         reach.check_program(program)
     crossings.check_collectives(program.closed.jaxpr)
-    norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False))
+    norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False), factor_of(weights))
     if checked:
         check_separate(losses_fn, program, norms_of_uses)
     return (ghost if method == "ghost" else book_keeping).clipped_sum(program, norms_of_uses, weights, units)

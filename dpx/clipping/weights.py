@@ -30,6 +30,34 @@ def applied(weights: Weights, norms: Array) -> Array:
     return found
 
 
+def no_factor(path: str) -> float:
+    """The factor of a gradient that is clipped as it is."""
+    return 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FactoredWeights:
+    """`weights` for gradients that are multiplied by `factor(path)`, a positive constant, before their joint norm is taken.
+
+    The clipped sum is of the multiplied gradients, so its sensitivity is that of `weights`.
+    """
+
+    weights: Weights
+    factor: Callable[[str], float]
+
+    @property
+    def per_layer(self) -> bool:
+        return getattr(self.weights, "per_layer", False)
+
+    def __call__(self, norms: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self.weights(norms)
+
+
+def factor_of(weights: Weights) -> Callable[[str], float]:
+    """What multiplies the gradient of the parameter at each path before its norm is taken: 1, unless `weights` say otherwise."""
+    return getattr(weights, "factor", no_factor)
+
+
 @dataclasses.dataclass(frozen=True)
 class PerLayerWeights:
     """norms_KB -> c_KB, every group to C/sqrt(K): the whole then has norm at most C."""
