@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration, require
+from dpx.models import selection
+from dpx.models.selection import Selection
 
 
 class Part:
@@ -14,8 +16,8 @@ class Part:
 
     is_all: ClassVar[bool] = False
 
-    def selection(self) -> Any:
-        """A `trainable.Selection`."""
+    def selection(self) -> Selection:
+        """The parameters that are trained, by path."""
         raise NotImplementedError
 
     def prepared(self, params: Any, key: Any) -> Any:
@@ -31,10 +33,8 @@ class Everything(Part):
     kind: Literal["all"] = "all"
     is_all: ClassVar[bool] = True
 
-    def selection(self) -> Any:
-        from dpx.models import trainable
-
-        return trainable.ALL
+    def selection(self) -> Selection:
+        return selection.ALL
 
 
 @declaration
@@ -45,10 +45,8 @@ class Biases(Part):
     head: bool = False
     kind: Literal["bias"] = "bias"
 
-    def selection(self) -> Any:
-        from dpx.models import trainable
-
-        return _with_head(trainable.BIAS, self.head)
+    def selection(self) -> Selection:
+        return _with_head(selection.BIAS, self.head)
 
 
 @declaration
@@ -57,10 +55,8 @@ class LastLayer(Part):
 
     kind: Literal["last_layer"] = "last_layer"
 
-    def selection(self) -> Any:
-        from dpx.models import trainable
-
-        return trainable.LAST_LAYER
+    def selection(self) -> Selection:
+        return selection.LAST_LAYER
 
 
 @declaration
@@ -70,10 +66,8 @@ class OutputLayer(Part):
 
     kind: Literal["output_layer"] = "output_layer"
 
-    def selection(self) -> Any:
-        from dpx.models import trainable
-
-        return trainable.OUTPUT
+    def selection(self) -> Selection:
+        return selection.OUTPUT
 
 
 @declaration
@@ -86,10 +80,8 @@ class TopLayers(Part):
     def __post_init__(self) -> None:
         require(self.layers > 0, f"train.layers={self.layers}", "no layer would be trained", "Use 1 or more, or train=last_layer")
 
-    def selection(self) -> Any:
-        from dpx.models import trainable
-
-        return trainable.top(self.layers)
+    def selection(self) -> Selection:
+        return selection.top(self.layers)
 
 
 @declaration
@@ -105,10 +97,8 @@ class Matching(Part):
         require(bool(self.paths), "train.paths=[]", "nothing would be trained", "Name a path, such as '**/bias'")
         require(self.layers is None or self.layers > 0, f"train.layers={self.layers}", "no number of layers", "Use 1 or more, or null")
 
-    def selection(self) -> Any:
-        from dpx.models import trainable
-
-        return trainable.matching(*self.paths)._replace(top=self.layers)
+    def selection(self) -> Selection:
+        return selection.matching(*self.paths)._replace(top=self.layers)
 
 
 @declaration
@@ -133,10 +123,8 @@ class Adapters(Part):
             bool(self.targets), "train.targets=[]", "nothing would be adapted", "Name some of query, key, value, attention_out, up, down"
         )
 
-    def selection(self) -> Any:
-        from dpx.models import trainable
-
-        return _with_head(trainable.LORA if self.kind == "lora" else trainable.LORA_FFA, self.head)
+    def selection(self) -> Selection:
+        return _with_head(selection.LORA if self.kind == "lora" else selection.LORA_FFA, self.head)
 
     def prepared(self, params: Any, key: Any) -> Any:
         """The parameters with adapters drawn by `key`; the model's outputs do not change."""
@@ -145,10 +133,8 @@ class Adapters(Part):
         return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets), dropout=self.dropout)
 
 
-def _with_head(selection: Any, head: bool) -> Any:
-    from dpx.models import trainable
-
-    return trainable.either(selection, trainable.LAST_LAYER) if head else selection
+def _with_head(picked: Selection, head: bool) -> Selection:
+    return selection.either(picked, selection.LAST_LAYER) if head else picked
 
 
 Trained = Everything | Biases | LastLayer | OutputLayer | TopLayers | Matching | Adapters
