@@ -80,6 +80,7 @@ class Experiment:
         )
         self._require_model_fits()
         self.task.require_fits(self.model, self.data)
+        self.mechanism.require_fits(self.model, self.task, self.train)
         widths_of(self.length_buckets, self.data.sequence_length)
         require(
             not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),

@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpx.clipping.frozen import merged
 from dpx.cost.collectives import collectives
 from dpx.cost.compiled import compiled_matmul_flops
 from dpx.declaration import require
 from dpx.experiment import Experiment
+from dpx.mechanism.protocol import Reparametrised
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
@@ -42,13 +44,20 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     state = jax.eval_shape(step.init, KEY, None)
     rows = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
     # Keys of the right shapes; nothing is drawn with them.
-    drawn = experiment.mechanism.draw(RootSecret.from_seed(0), 0, state.params, 1.0, experiment.clip.clipping_norm, None)
-    lowered = _lowered(step, state, rows, experiment.privacy.rows_per_example, drawn)
+    mechanism, secret = experiment.mechanism, RootSecret.from_seed(0)
+    first, by = mechanism.draw_first(secret, 0, state.params), Reparametrised(state.params, {}, {})
+    if step.reparametrise is not None:
+        by = jax.eval_shape(step.reparametrise, state.params, state.kept, first)
+    drawn = mechanism.draw(secret, 0, by.trained, 1.0, experiment.clip.clipping_norm, None)
+    lowered = _lowered(step, state, by, rows, experiment.privacy.rows_per_example, (first, drawn))
     compiled = {name: program.compile() for name, program in lowered.items()}
     # Parameters that are gathered in the layout in which they are stored are the same arrays: no copy is live while noise is added.
-    gathered = jax.tree.leaves(jax.eval_shape(step.gather, state.params))
-    moved = [new for old, new in zip(jax.tree.leaves(state.params), gathered, strict=True) if not _is_same(old, new)]
-    waiting = {"gather": state.moments, "accumulate": state, "reduce": (state, moved), "finish": moved}
+    gathered = jax.tree.leaves(jax.eval_shape(step.gather, by.trained))
+    moved = [new for old, new in zip(jax.tree.leaves(by.trained), gathered, strict=True) if not _is_same(old, new)]
+    # What replaces parameters for one step is live throughout it.
+    added = by if step.reparametrise else None
+    waiting = {"reparametrise": state.moments, "gather": (state.moments, added), "accumulate": (state, added)}
+    waiting |= {"reduce": (state, moved, added), "finish": (moved, added)}
     programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
     return {
         "mesh": {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")},
@@ -61,21 +70,25 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     }
 
 
-def _lowered(step: Step, state: Any, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
-    """The step's programs; `row` is one row of the data, `rows_each` how many an example has, `drawn` what the mechanism draws."""
-    params, frozen_params = state.params, jax.eval_shape(step.draw_frozen, KEY, None)
+def _lowered(step: Step, state: Any, by: Reparametrised, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
+    """The step's programs; the loss is differentiated `by` these arrays, `row` is one row of the data, `rows_each` how many an example has,
+    `drawn` what the mechanism draws before the sums and after them."""
+    params, frozen_params = by.trained, jax.eval_shape(step.draw_frozen, KEY, None)
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
     places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
     rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
     chunk = Chunk(rows, jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32))
-    inputs = StepInputs(gathered, KEY, KEY, frozen=jax.eval_shape(step.place_frozen, frozen_params))
-    drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
-    return {
+    beside = merged(jax.eval_shape(step.place_constants, by.constants), jax.eval_shape(step.place_frozen, frozen_params))
+    inputs = StepInputs(gathered, KEY, KEY, frozen=beside)
+    first, drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
+    update = UpdateInputs(drawn, SCALAR, SCALAR, SCALAR, carriers=params if step.reparametrise else None)
+    before = {"reparametrise": step.reparametrise.lower(state.params, state.kept, first)} if step.reparametrise else {}
+    return before | {
         "gather": step.gather.lower(params),
         "accumulate": step.accumulate.lower(sums, chunk, inputs),
         "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
-        "finish": step.finish.lower(state, reduced, UpdateInputs(drawn, SCALAR, SCALAR, SCALAR)),
+        "finish": step.finish.lower(state, reduced, update),
     }
 
 

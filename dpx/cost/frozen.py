@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.clipping.clipped_sum import plain_sum
+from dpx.clipping.frozen import merged
 from dpx.cost.traced import matmul_flops
+from dpx.mechanism.protocol import Mechanism
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.task.declarations import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
-from dpx.training import features
+from dpx.training import carried, features
 from dpx.training.frozen import draw
 from dpx.training.microbatch import synthetic_rows
 
@@ -29,13 +31,22 @@ class Products(NamedTuple):
 
 
 def products(
-    model: AnyModel, task: Task, train: Trained, vocabulary_size: int, sequence_length: int, *, reads_once: bool = True
+    model: AnyModel,
+    task: Task,
+    train: Trained,
+    mechanism: Mechanism,
+    vocabulary_size: int,
+    sequence_length: int,
+    *,
+    reads_once: bool = True,
 ) -> Products:
-    """Matrix-product FLOPs of training what `train` selects. Where the head alone is trained the encoder reads each text once, unless
-    `reads_once` is false (an audit's canaries are among the rows)."""
+    """Matrix-product FLOPs of training what `train` selects, differentiated as `mechanism` does. Where the head alone is trained the
+    encoder reads each text once, unless `reads_once` is false (an audit's canaries are among the rows)."""
     subject = objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     key = np.zeros(2, np.uint32)
     trained, frozen = jax.eval_shape(lambda key: draw(train, subject, key), key)
+    by = carried.shapes(mechanism, trained)
+    trained, frozen = by.trained, merged(by.constants, frozen)
     rows = synthetic_rows(task, 1, sequence_length, vocabulary_size)
     batch = jax.eval_shape(subject.batch, key, rows)
     once = 0

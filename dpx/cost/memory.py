@@ -1,14 +1,14 @@
 """Bytes a training step holds on one device, by arithmetic on shapes. No jax.
 
 With P trained and R frozen parameters, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, A heads,
-l differentiated layers (1, the current layer, if no layer is differentiated), M masked positions and V words; `shards` devices share the
-stored state:
+l differentiated layers (1, the current layer, if no layer is differentiated), M masked positions and V words; gradients of S numbers are
+summed, those of the trained parameters unless a mechanism replaces some, which then count in R; `shards` devices share the stored state:
 
     stored        4 P / shards + state         float32 parameters and the optimiser's state (Adam's: 8 P / shards)
-    gathered      s P where shards > 1 or s = 2, and s R: the whole parameters during accumulation, s bytes each in the compute type
-    accumulator   4 P                          float32 sum on every device
+    gathered      s S where shards > 1 or s = 2, and s R: the whole parameters during accumulation, s bytes each in the compute type
+    accumulator   4 S                          float32 sum on every device
     mechanism     what it holds beyond one noisy sum, over shards
-    microbatch    4 P + b (4 P [vmap only] + s a)
+    microbatch    4 S + b (4 S [vmap only] + s a)
     update        12 P / shards                reduced sum, noise and direction; not at the same time as a microbatch
 
     a = l (T (10 H + 3 F) + 2 A T^2) + 3 T H + M (2 V + 2 H)     activations kept for the backward pass, of s bytes each,
@@ -22,7 +22,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from dpx.models.protocol import ExampleModel
-from dpx.models.shape import AnyModel, Model
+from dpx.models.shape import AnyModel, Model, Shapes, count
 
 FLOAT32 = 4
 # Training without clipping, or how clipped sums are computed.
@@ -31,12 +31,24 @@ Method = Literal["plain", "vmap", "ghost", "book_keeping", "traced"]
 
 class Trains(NamedTuple):
     """How much of a model is trained: the numbers of trained and of frozen parameters, of the differentiated layers from the top
-    (`None`: all), and whether a dense map's matrix in these layers is trained."""
+    (`None`: all), whether gradients of a dense map's matrix in these layers are summed, of how many numbers they are summed (`None`: of
+    the trained parameters), and how many trained parameters a mechanism replaces by others for that."""
 
     parameters: int
     frozen: int = 0
     layers: int | None = None
     kernels: bool = True
+    summed: int | None = None
+    replaced: int = 0
+
+    def differentiated_by(self, shapes: Shapes, summed: Shapes) -> "Trains":
+        """The same where gradients are those of arrays of the shapes `summed`, not of the trained parameters `shapes`: what is replaced
+        stands beside them as a constant."""
+        if shapes == summed:
+            return self
+        replaced = count({path: shape for path, shape in shapes.items() if path not in summed})
+        kernels = any(path.startswith("layers/") and path.endswith("/kernel") for path in summed)
+        return self._replace(summed=count(summed), replaced=replaced, frozen=self.frozen + replaced, kernels=kernels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,19 +96,20 @@ def step_memory(
     """Memory of one device with `microbatch` rows at a time. `mechanism_bytes`: of the whole mesh; `optimizer_bytes`: the optimiser's state
     on one device (`dpx.training.update.state_bytes`), `None` for Adam's two moments."""
     number, parameters = 2 if model.dtype == "bfloat16" else FLOAT32, trains.parameters
+    summed = parameters if trains.summed is None else trains.summed
     example = number * activations(model, trains, vocabulary_size, sequence_length, masked_positions)
     if method == "vmap":
-        example += FLOAT32 * parameters
+        example += FLOAT32 * summed
     # What is traced is kept as by book-keeping; a model that may be copied instead says so in its activations.
     if method in ("book_keeping", "traced") and trains.kernels and not isinstance(model, ExampleModel):
         example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
-    gathered = parameters if shards > 1 or number < FLOAT32 else 0
+    gathered = summed if shards > 1 or number < FLOAT32 else 0
     return Memory(
         stored=_stored(parameters, shards, optimizer_bytes),
         gathered=number * (gathered + trains.frozen),
-        accumulator=FLOAT32 * parameters,
+        accumulator=FLOAT32 * summed,
         mechanism=mechanism_bytes // shards,
-        microbatch=FLOAT32 * parameters + microbatch * example,
+        microbatch=FLOAT32 * summed + microbatch * example,
         update=3 * FLOAT32 * parameters // shards,
     )
 

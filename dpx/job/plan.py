@@ -87,10 +87,11 @@ def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
 
 def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
     if experiment.train.is_all:
-        return Trains(parameters)
+        shapes = experiment.task.parameter_shapes(experiment.model, vocabulary)
+        return Trains(parameters).differentiated_by(shapes, experiment.mechanism.summed_shapes(shapes))
     from dpx.training.frozen import trains
 
-    return trains(experiment.trained, _objective(experiment, vocabulary))
+    return trains(experiment.trained, _objective(experiment, vocabulary), experiment.mechanism)
 
 
 def _objective(experiment: Experiment, vocabulary: int) -> Any:
@@ -157,12 +158,12 @@ def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: in
     """Matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained, and for the parameters that are trained."""
     model, task, length = experiment.model, experiment.task, experiment.data.sequence_length
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
-    if experiment.train.is_all:
+    if experiment.train.is_all and not experiment.mechanism.reparametrises:
         return one * drawn, one * drawn
     from dpx.cost.frozen import products
 
     reads_once = not isinstance(experiment.audit, Canaries)
-    each = products(model, task, experiment.trained, vocabulary, length, reads_once=reads_once)
+    each = products(model, task, experiment.trained, experiment.mechanism, vocabulary, length, reads_once=reads_once)
     return one * drawn, each.drawn_row * drawn + each.protected_row * protected
 
 
@@ -190,7 +191,7 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
         microbatch=microbatch * experiment.privacy.rows_per_example,
         shards=experiment.mesh.shards,
         method=experiment.clipping_method.name if experiment.mechanism.clips_gradients else "plain",
-        mechanism_bytes=experiment.mechanism.extra_memory_bytes(trains.parameters),
+        mechanism_bytes=experiment.mechanism.extra_memory_bytes(trains.parameters, trains.replaced),
         optimizer_bytes=optimizer_bytes,
     )
 

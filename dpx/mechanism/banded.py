@@ -110,7 +110,7 @@ class Banded(Mechanism):
         squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(own)]
         return NoisySum(total, jax.tree.map(jnp.add, total, own), jnp.sum(jnp.stack(squares)), moved)
 
-    def extra_memory_bytes(self, parameters: int) -> int:
+    def extra_memory_bytes(self, parameters: int, replaced: int) -> int:
         """Past noise, old and new."""
         return 2 * 4 * (self.bands - 1) * parameters
 

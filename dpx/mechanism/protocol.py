@@ -3,12 +3,14 @@
 The step, the loop, calibration, the plan and the statement call these methods of the mechanism that a config names; none of them knows
 which mechanisms exist. A new mechanism is such a file, a YAML that names its class, and a test. In the order in which a run calls them:
 
-1. `check`, `needs_fixed_places`, `ledger_fields`, `event`: which other declarations its proof covers, and what a step enters in the ledger.
-2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
-3. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
-4. `summand`, on the device, for each microbatch: what is added up for a clipped sum.
-5. `noisy_sum`, on the device, once a step, after everything was added up over devices.
-6. `extra_memory_bytes`, `noise_facts`, `floating_point`, `explanation`: what the plan and the statement report about it.
+1. `require_fits`, `check`, `needs_fixed_places`, `ledger_fields`, `event`: which other declarations it works with and its proof covers, and
+   what a step enters in the ledger.
+2. `require_library`, `load_strategy`, `initial_state`, `kept_from_start`: what it needs before the first step.
+3. `draw_first` and `reparametrised`, once a step before its rows are read: what the loss is differentiated by, if not by the parameters.
+4. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
+5. `gradient_factor` and `summand`, on the device, for each microbatch: what is clipped, and added up for a clipped sum.
+6. `noisy_sum`, on the device, once a step, after everything was added up over devices; then `rebuilt`, from what has noise alone.
+7. `summed_shapes`, `extra_memory_bytes`, `noise_facts`, `floating_point`, `explanation`: what the plan and the statement report about it.
 
 With `is_forward` noise is added to each row's vector in the forward pass, before the loss, and to no sum (`dpx.mechanism.dp_fp`):
 
@@ -29,6 +31,7 @@ from dpx.declaration import ConfigError
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.tail import REACH
 from dpx.mechanism.telemetry import Telemetry
+from dpx.models.protocol import Shapes
 from dpx.models.trained import Trained
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.randomness import RootSecret
@@ -68,7 +71,7 @@ class NoisySum(NamedTuple):
     """The result of `Mechanism.noisy_sum`.
 
     Attributes:
-        total: The sum without noise, a tree like the parameters, float32, in the units of the gradient.
+        total: The sum without noise, float32, in the units of the gradient: a tree like the parameters, or like what replaces them.
         noisy: The sum with noise, as `total`.
         noise_squares: The sum of squares of the noise over all parameters, float32 [].
         state: The mechanism's state for the next step.
@@ -91,6 +94,21 @@ class NoisyVectors(NamedTuple):
     is_finite: Any
 
 
+class Reparametrised(NamedTuple):
+    """What the loss of a step is differentiated by, where a mechanism replaces parameters by other arrays.
+
+    Attributes:
+        trained: The tree of arrays, float32, whose per-example gradients are clipped and summed.
+        constants: The tree of arrays, float32, that stand beside these and beside the frozen parameters. Merged with `trained` it is
+            parameters that the model takes.
+        metrics: Metrics by name, functions of the released parameters.
+    """
+
+    trained: Any
+    constants: Any
+    metrics: dict[str, Any]
+
+
 class Mechanism:
     """The base class of mechanisms: how noise is drawn and added to the clipped sum of a step.
 
@@ -111,6 +129,8 @@ class Mechanism:
     needs_fixed_places: ClassVar[bool] = False
     # Whether noise is added to each row's vector in the forward pass, and to no sum of gradients.
     is_forward: ClassVar[bool] = False
+    # Whether the loss is differentiated by other arrays than the parameters (`reparametrised`).
+    reparametrises: ClassVar[bool] = False
     # The type in which clipped sums are added up.
     sum_dtype: ClassVar[str] = "float32"
     # The rounding that the proof does not cover.
@@ -118,6 +138,18 @@ class Mechanism:
         "sums and noise are float32: the rounding of a sum depends on all its rows and their order, and the low-order bits of an output "
         "are not those of a real Gaussian"
     )
+
+    def require_fits(self, model: Any, task: Any, train: Any) -> None:
+        """Refuses a model or a selection of parameters with which the mechanism cannot work; called as a config is built, without jax.
+
+        Args:
+            model: The declared model (`dpx.models.shape`, `dpx.models.protocol`).
+            task: The declared task, which knows every parameter's path and shape for the model.
+            train: Which parameters are trained (`dpx.models.trained`).
+
+        Raises:
+            ConfigError: If they do not fit.
+        """
 
     def check(self, declared: Declared) -> None:
         """Refuses declarations that the mechanism's proof does not cover; called before anything is computed.
@@ -191,6 +223,40 @@ class Mechanism:
         """Returns the state before the first step, a tree of arrays; `None` for noise without state. A new noise epoch starts at zeros."""
         return None
 
+    def kept_from_start(self, params: Any) -> Any:
+        """Returns what `reparametrised` needs of the parameters before the first step, a tree; `None` for nothing.
+
+        It is the same in all noise epochs, and a fork keeps its parent's.
+        """
+        return None
+
+    def draw_first(self, secret: RootSecret, step: int, params: Any) -> Any:
+        """Returns the host arrays for `reparametrised`, from keys by (purpose, step, path); only shapes and paths of `params` are read."""
+        return None
+
+    def reparametrised(self, params: Any, kept: Any, drawn: Any) -> Reparametrised:
+        """Returns what the loss is differentiated by in one step, for mechanisms that set `reparametrises`. Runs under jit.
+
+        It reads no row: the step is then an ordinary release, chosen adaptively from what was released before.
+
+        Args:
+            params: The trained parameters, as they were released.
+            kept: What `kept_from_start` returned.
+            drawn: What `draw_first` returned.
+        """
+        return Reparametrised(params, {}, {})
+
+    def gradient_factor(self, path: str) -> float:
+        """Returns the positive constant by which the gradient of the array at `path` is multiplied before the joint norm is taken."""
+        return 1.0
+
+    def rebuilt(self, noisy: Any, trained: Any) -> Any:
+        """Returns the gradient as a tree like the parameters, from the noisy sum of a tree like `trained`. Runs under jit.
+
+        Nothing else that depends on rows may enter it.
+        """
+        return noisy
+
     def draw(
         self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: np.ndarray | None
     ) -> Any:
@@ -199,7 +265,7 @@ class Mechanism:
         Args:
             secret: The run's root secret. Keys are derived from it by (purpose, step, parameter path, slice).
             step: The number of the step, from 0.
-            params: The trained parameters; only their paths and shapes may be read.
+            params: The trained parameters, or what replaces them; only their paths and shapes may be read.
             noise_multiplier: The standard deviation of the noise divided by the clipping norm.
             clipping_norm: The declared clipping norm.
             strategy: What `load_strategy` returned.
@@ -238,8 +304,17 @@ class Mechanism:
         """
         raise NotImplementedError
 
-    def extra_memory_bytes(self, parameters: int) -> int:
-        """Returns the bytes that the mechanism holds at the end of a step, in addition to one noisy sum; `parameters` counts numbers."""
+    def summed_shapes(self, shapes: Shapes) -> Shapes:
+        """Returns path and shape of every array whose gradients are summed, from those of the trained parameters; computes nothing."""
+        return shapes
+
+    def extra_memory_bytes(self, parameters: int, replaced: int) -> int:
+        """Returns the bytes that the mechanism holds at the end of a step, in addition to one noisy sum.
+
+        Args:
+            parameters: The number of trained parameters.
+            replaced: The number of those that it replaces by others for a step (`reparametrised`).
+        """
         return 0
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class LayerStack(Op):
         for name, (h_BTr, g_BTr, g_BTc, taken) in factors.get("lora", {}).items():
             own = {"b": product(h_BTr, g_BTc)} if self.trains(f"lora/{name}/b") else {}
             if self.trains(f"lora/{name}/a"):
-                own["a"] = product(taken(factors[f"a_{lora.TARGETS[name].weight}"]), g_BTr)
+                own["a"] = product(taken(factors[f"a_{lora.ADDED[name].weight}"]), g_BTr)
             gradients |= {name: own} if own else {}
         return {"lora": gradients} if gradients else {}
 

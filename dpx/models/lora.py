@@ -53,11 +53,13 @@ TARGETS = {
     "up": Target("up"),
     "down": Target("down"),
 }
+# What a stack of layers can add to: the targets of adapters, and all outputs of `qkv` together, as one matrix (`dpx.mechanism.carriers`).
+ADDED = TARGETS | {"qkv": Target("qkv")}
 
 
 def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
     """(name, target, its parameters) of each adapter of one dense map; `lora` is one layer's, and may be empty."""
-    for name, target in TARGETS.items():
+    for name, target in ADDED.items():
         if target.weight == weight and name in lora:
             yield name, target, lora[name]
 
@@ -71,7 +73,7 @@ def has_dropout(params: Any) -> bool:
 def adapter_input(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
     """The input of the adapter `name`: x after its dropout. With a fixed mask it is linear, and takes a
     cotangent of that input to x."""
-    return drops(x_BTp, drop.ADAPTERS + list(TARGETS).index(name), p["dropout"]) if "dropout" in p else x_BTp
+    return drops(x_BTp, drop.ADAPTERS + list(ADDED).index(name), p["dropout"]) if "dropout" in p else x_BTp
 
 
 def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> Array:

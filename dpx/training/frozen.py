@@ -16,6 +16,7 @@ from dpx.cost.memory import Trains
 from dpx.declaration import require
 from dpx.durable import draft_of
 from dpx.init import weights
+from dpx.mechanism.protocol import Mechanism
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
 from dpx.parameter_path import path_name
@@ -47,14 +48,16 @@ def shapes(train: Trained, objective: Any) -> tuple[Any, Any]:
     return jax.eval_shape(lambda key: draw(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
 
 
-def trains(train: Trained, objective: Any) -> Trains:
-    """The numbers of an objective's trained and frozen parameters, from their shapes alone."""
+def trains(train: Trained, objective: Any, mechanism: Mechanism) -> Trains:
+    """The numbers of an objective's trained and frozen parameters and of the sums of `mechanism`, from shapes alone."""
     trained, frozen = shapes(train, objective)
     layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
     depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
     kernels = any(path_name(path).endswith("/kernel") for path, _ in layers)
     trained_numbers, frozen_numbers = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (trained, frozen))
-    return Trains(trained_numbers, frozen_numbers, depth, kernels)
+    by_path = {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(trained)}
+    found = Trains(trained_numbers, frozen_numbers, depth, kernels)
+    return found.differentiated_by(by_path, mechanism.summed_shapes(by_path))
 
 
 def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:

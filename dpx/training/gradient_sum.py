@@ -1,6 +1,7 @@
 """How the gradients of one microbatch are added up in a run: each example's gradient clipped, or, without privacy, unchanged."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Array
@@ -8,6 +9,7 @@ from jaxtyping import Array
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.clipping.declarations import ClippingMethod
 from dpx.clipping.result import ClippedSum, LossesFn
+from dpx.clipping.weights import FactoredWeights, no_factor
 from dpx.cost.memory import Method
 from dpx.mechanism.declarations import Clip, Mechanism
 from dpx.privacy.declarations import Privacy
@@ -16,16 +18,18 @@ from dpx.privacy.declarations import Privacy
 @dataclasses.dataclass(frozen=True)
 class GradientSum:
     """`clip` is `None` where gradients are not clipped. `clipping_method` says how the clipped sum is computed;
-    `rows_per_unit` rows are clipped as one."""
+    `rows_per_unit` rows are clipped as one. `factor(path)` multiplies the gradient of each array before it is clipped."""
 
     clip: Clip | None
     clipping_method: ClippingMethod
     rows_per_unit: int
+    factor: Callable[[str], float] = no_factor
 
     @classmethod
     def build(cls, mechanism: Mechanism, clip: Clip, clipping_method: ClippingMethod, privacy: Privacy) -> "GradientSum":
         """The gradient sum of a declared run."""
-        return cls(clip if mechanism.clips_gradients else None, clipping_method, privacy.rows_per_example)
+        clip_or_none = clip if mechanism.clips_gradients else None
+        return cls(clip_or_none, clipping_method, privacy.rows_per_example, mechanism.gradient_factor)
 
     @property
     def method(self) -> Method:
@@ -42,4 +46,5 @@ class GradientSum:
             return plain_sum(losses, params, batch, is_padding_B, **options)
         # The tests of every family check that our own losses keep examples apart; a run does not check it again.
         options = {"method": self.clipping_method.name, "rows_per_unit": self.rows_per_unit, "checked": False, "frozen": frozen or None}
-        return clipped_sum(losses, params, batch, weights=self.clip.weights(limit), is_padding_B=is_padding_B, **options)
+        weights = FactoredWeights(self.clip.weights(limit), self.factor)
+        return clipped_sum(losses, params, batch, weights=weights, is_padding_B=is_padding_B, **options)

@@ -16,9 +16,11 @@ import numpy as np
 
 from dpx import interruption
 from dpx.claim.calibration import Calibrated, entry
+from dpx.clipping.frozen import merged
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store
 from dpx.experiment import Experiment, Schedule
+from dpx.mechanism.protocol import Reparametrised
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
@@ -152,20 +154,23 @@ def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step
     size, norm = experiment.batch_schedule.at(step), clip.in_force(state.clip)
     noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
     deviation = np.float32(noise_multiplier) * norm
-    scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise}
+    by = parts.differentiated_by(state, experiment.mechanism.draw_first(secret, step, state.params))
+    carriers = by.trained if experiment.mechanism.reparametrises else None
+    scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise, "carriers": carriers}
     before = runtime.ledger.sum_of(noise_epoch.name, step)
     if before is not None and experiment.mechanism.is_forward:
         # Its noise precedes the sum, so all its rows are compared first, without noise.
-        without_noise, _ = _sums(runtime, secret, step, state, norm, None)
+        without_noise, _ = _sums(runtime, secret, step, by, norm, None)
         _require_same(before, parts.reduce(without_noise, scaled))
-    sums, tokens = _sums(runtime, secret, step, state, norm, deviation)
+    sums, tokens = _sums(runtime, secret, step, by, norm, deviation)
     reduced = parts.reduce(sums, scaled)
     _require_same(before, reduced)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
-    drawn = experiment.mechanism.draw(secret, step, state.params, noise_multiplier, clip.clipping_norm, runtime.strategy)
+    drawn = experiment.mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, runtime.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
     checksum = reduced["checksum"]
-    state, metrics = parts.finish(state, reduced, UpdateInputs(drawn, deviation, np.float32(size), rate, auxiliary))
+    state, metrics = parts.finish(state, reduced, UpdateInputs(drawn, deviation, np.float32(size), rate, auxiliary, carriers))
+    metrics |= by.metrics
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "tokens": tokens, "checksum": checksum}
 
 
@@ -175,8 +180,9 @@ def _require_same(before: str | None, reduced: Any) -> None:
         raise AnotherSum
 
 
-def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
-    """Draws the step's rows: returns their sums, still separate on each device, and their tokens.
+def _sums(runtime: Runtime, secret: RootSecret, step: int, by: Reparametrised, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
+    """Draws the step's rows: returns their sums, still separate on each device, and their tokens. The loss is differentiated `by` these
+    arrays.
 
     With noise in the forward pass, it is drawn here, with that `deviation`; `None` derives no key of it, and adds none."""
     experiment, parts = runtime.experiment, runtime.step
@@ -188,7 +194,8 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, state: State, norm: A
     else:
         indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    inputs = StepInputs(parts.gather(state.params), masks, dropout, norm, runtime.frozen, forward)
+    frozen = merged(parts.place_constants(by.constants), runtime.frozen)
+    inputs = StepInputs(parts.gather(by.trained), masks, dropout, norm, frozen, forward)
     sums, tokens = parts.zero(), Tokens()
     for chunk in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
@@ -219,6 +226,9 @@ def chunks(
             yield as_chunk(rows | {name: values[taken] for name, values in beside.items()}, step)
 
 
+_SHOWN_AS_THEY_ARE = ("weights/", "gradients/", "released/", "carriers/")
+
+
 def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Metrics of one step, which took `seconds`, under their public names."""
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
@@ -239,5 +249,5 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
         named |= {"grad/clipped_fraction": counts["clipped"] / units, "grad/example_norm": counts["norm"] / units}
     if mechanism.is_forward:
         named |= {"forward/clipped_fraction": counts["clipped"] / units, "forward/vector_norm": counts["norm"] / units}
-    named |= {name: value for name, value in values.items() if name.startswith(("weights/", "gradients/", "released/"))}
+    named |= {name: value for name, value in values.items() if name.startswith(_SHOWN_AS_THEY_ARE)}
     return named

@@ -30,7 +30,7 @@ from dpx.mesh import Mesh
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
 from dpx.task.declarations import Task
-from dpx.training import frozen, update
+from dpx.training import carried, frozen, update
 from dpx.training.gradient_sum import GradientSum
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Workload:
 
     def memory(self, examples: int) -> Memory:
         """Memory of a step with `examples` examples at a time, by arithmetic (`dpx.cost.memory`)."""
-        objective, trains = self.objective, frozen.trains(self.train, self.objective)
+        objective, trains = self.objective, frozen.trains(self.train, self.objective, self.mechanism)
         return step_memory(
             objective.model,
             trains,
@@ -76,12 +76,16 @@ class Workload:
             microbatch=examples * self.gradient_sum.rows_per_unit,
             shards=self.mesh.shards,
             method=self.gradient_sum.method,
-            mechanism_bytes=self.mechanism.extra_memory_bytes(trains.parameters),
+            mechanism_bytes=self.mechanism.extra_memory_bytes(trains.parameters, trains.replaced),
             optimizer_bytes=update.state_bytes(self.optimizer, frozen.shapes(self.train, self.objective)[0], self.mesh),
         )
 
+    def params(self, key: Any) -> tuple[Any, Any]:
+        """(what the loss is differentiated by, what stands beside it), drawn with `key`. Runs under jit."""
+        return carried.in_first_step(self.mechanism, *frozen.draw(self.train, self.objective, key))
+
     def sum(self, params: Any, batch: Any) -> Any:
-        """What the step does with one microbatch; `params` is (trained, frozen). Runs under jit."""
+        """What the step does with one microbatch; `params` is as the method `params` gives it. Runs under jit."""
         losses = lambda params, batch: self.objective.losses(params, batch, jnp.zeros(2, jnp.uint32))  # noqa: E731
         norm = self.gradient_sum.clip.clipping_norm if self.gradient_sum.clip else None
         return self.gradient_sum(losses, params[0], batch, norm, frozen=params[1]).total
@@ -129,7 +133,7 @@ def _noted(path: Path) -> int | None:
 
 def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
     """Examples/s by size, smallest first, until memory is exhausted or two sizes in a row do not exceed the best."""
-    params = jax.jit(lambda key: frozen.draw(workload.train, workload.objective, key))(jax.random.PRNGKey(0))
+    params = jax.jit(workload.params)(jax.random.PRNGKey(0))
     rates: dict[int, float] = {}
     for candidate in candidates:
         batch = workload.batch(candidate)
@@ -157,7 +161,7 @@ def _key(workload: Workload, candidates: Sequence[int]) -> str:
     device, objective, summed = jax.devices()[0], workload.objective, workload.gradient_sum
     facts = (objective.model, objective.task, objective.vocabulary_size, workload.sequence_length, workload.train)
     facts += (
-        workload.mechanism.name,
+        workload.mechanism,
         type(summed.clip).__name__,
         summed.clipping_method,
         summed.rows_per_unit,

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 @dataclasses.dataclass(frozen=True)
 class State:
     """The state of a run after a step. `params` and `noise` (the mechanism's state) are trees, `moments` is the optimiser's state, `clip`
-    is an array, the clip's state.
+    is an array, the clip's state, and `kept` a tree that the mechanism keeps of the parameters at the start.
 
-    `None` means that the mechanism or the clip has no state (`Mechanism.initial_state`, `Clip.initial_state`).
+    `None` means that the mechanism or the clip has none (`Mechanism.initial_state`, `Mechanism.kept_from_start`, `Clip.initial_state`).
     """
 
     params: Any
     moments: Any
     clip: Any = None
     noise: Any = None
+    kept: Any = None
 
     def in_a_new_noise_epoch(self) -> "State":
         """Correlated noise never crosses from one noise epoch into another: under a fresh key it is a separate mechanism."""

@@ -22,11 +22,12 @@ from dpx.clipping.result import ClippedSum
 from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Clip, Mechanism, Telemetry
+from dpx.mechanism.protocol import Reparametrised
 from dpx.mechanism.telemetry import count_name
 from dpx.one_process import require_one_jax_process
 from dpx.parameter_path import path_name
 from dpx.task.declarations import Task
-from dpx.training import frozen, sharding, update
+from dpx.training import carried, frozen, sharding, update
 from dpx.training.checksum import checksum
 from dpx.training.forward_noise import noisy_gradient_sum
 from dpx.training.gradient_sum import GradientSum
@@ -65,13 +66,14 @@ class StepInputs(NamedTuple):
 class UpdateInputs(NamedTuple):
     """What the end of a step reads in addition to its sum: `drawn`, what the mechanism drew on the host; f32[] `deviation` of the noise
     on the sum, `expected_batch` and `learning_rate`. `auxiliary` holds the keys of other releases on the same draw: `count` and
-    `telemetry`."""
+    `telemetry`. `carriers`: what the loss was differentiated by, if not by the parameters."""
 
     drawn: Any
     deviation: Any
     expected_batch: Any
     learning_rate: Any
     auxiliary: dict[str, Any] = {}
+    carriers: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Step:
     model's parameters where these are not drawn (else `None`). `gather` and `place_frozen` move them to where microbatches are summed.
     `accumulate` adds a chunk to the sums, which it consumes; `zero` makes the first. `reduce` adds up over devices and takes a checksum,
     which covers its second argument too: everything else that decides how noise and sum combine. `finish` adds noise and updates.
+    `reparametrise`, `None` for most mechanisms, replaces the parameters by what the loss is differentiated by; `gather` then moves that,
+    and `place_constants` the constants that stand beside it.
     """
 
     init: Callable[[Array | np.ndarray, Any], State]
@@ -95,6 +99,14 @@ class Step:
     has_frozen: bool
     chunk: int
     rows: int
+    reparametrise: Callable[[Any, Any, Any], Reparametrised] | None = None
+    place_constants: Callable[[Any], Any] = lambda constants: constants
+
+    def differentiated_by(self, state: State, drawn: Any) -> Reparametrised:
+        """What the loss of a step is differentiated by: the parameters, unless the mechanism replaces them (from `drawn`, `draw_first`)."""
+        if self.reparametrise is None:
+            return Reparametrised(state.params, {}, {})
+        return self.reparametrise(state.params, state.kept, drawn)
 
 
 class _Parts(NamedTuple):
@@ -127,7 +139,8 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     Raises `ConfigError` where jax runs in several processes."""
     require_one_jax_process()
     shapes, frozen_shapes = frozen.shapes(experiment.trained, objective)
-    layouts, frozen_layouts = sharding.layouts(shapes, mesh), sharding.layouts(frozen_shapes, mesh)
+    by = carried.shapes(experiment.mechanism, shapes)
+    layouts, frozen_layouts = sharding.layouts(by.trained, mesh), sharding.layouts(frozen_shapes, mesh)
     optimizer, dtype = update.make_update(experiment.optimizer), experiment.model.dtype
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     parts = _Parts(experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task)
@@ -137,7 +150,8 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     def init(key: Array, start: Any) -> State:
         params, _ = frozen.draw(experiment.trained, objective, key, start)
         norm = parts.clip.initial_state() if parts.mechanism.is_private else None
-        return State(params, optimizer.init(params), norm, parts.mechanism.initial_state(params))
+        noise, kept = parts.mechanism.initial_state(params), parts.mechanism.kept_from_start(params)
+        return State(params, optimizer.init(params), norm, noise, kept)
 
     def draw_frozen(key: Array, start: Any) -> Any:
         return frozen.draw(experiment.trained, objective, key, start)[1]
@@ -152,7 +166,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
         gather=_gather(mesh, layouts, jnp.dtype(dtype)),
-        zero=_zero(shapes, names, devices, parts.mechanism, sum_shardings),
+        zero=_zero(by.trained, names, devices, parts.mechanism, sum_shardings),
         accumulate=_accumulate(objective, gradient_sum, MARGINS[dtype], parts, mesh, sum_shardings),
         reduce=_reduce(mesh, layouts, summed),
         finish=_finish(optimizer, parts, mesh, state_shardings),
@@ -161,6 +175,8 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         has_frozen=bool(jax.tree.leaves(frozen_shapes)),
         chunk=chunk,
         rows=microbatch * devices,
+        reparametrise=carried.compiled(parts.mechanism, by, mesh),
+        place_constants=_gather(mesh, sharding.layouts(by.constants, mesh), jnp.dtype(dtype)),
     )
 
 
@@ -269,19 +285,20 @@ def _finish(
     clip, mechanism, telemetry, task = parts
 
     def finish(state: State, reduced: Reduced, inputs: UpdateInputs) -> tuple[State, dict[str, Array]]:
-        drawn, deviation, expected_batch, learning_rate, keys = inputs
+        drawn, deviation, expected_batch, learning_rate, keys, carriers = inputs
         counts = reduced["count"]
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             total, noisy, noise_squares, noise_state = mechanism.noisy_sum(
                 reduced["gradient"], drawn, deviation, state.noise, clip.clipping_norm
             )
-        gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
+        gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy if carriers is None else mechanism.rebuilt(noisy, carriers))
         params, moments = optimizer.apply(state.params, state.moments, gradient, learning_rate)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
+        metrics |= {} if carriers is None else carried.norms_of_rebuilt(gradient, carriers)
         metrics |= clip.step_metrics(state.clip)
         metrics |= telemetry.step_metrics(task.metric, counts, keys.get("telemetry"), expected_batch)
         clip_state = clip.next_clipping_norm(state.clip, counts, keys.get("count"), expected_batch)
-        return State(params, moments, clip_state, noise_state), metrics
+        return State(params, moments, clip_state, noise_state, state.kept), metrics
 
     return jax.jit(finish, donate_argnums=(0,), out_shardings=(state_shardings, jax.sharding.NamedSharding(mesh, P())))
 

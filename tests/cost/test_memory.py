@@ -10,6 +10,7 @@ import dpx
 from dpx.cost.memory import Memory, Trains, activations, step_memory
 from dpx.cost.traced import temporary_bytes
 from dpx.mechanism.clip import flat_weights
+from dpx.mechanism.dp_sgd import DpSgd
 from dpx.models.shape import Bert
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, TopLayers
 from dpx.task.declarations import MaskedLanguageModel
@@ -90,5 +91,5 @@ def test_a_microbatch_takes_what_the_compiler_says(train):
         return dpx.clipped_sum(of.losses, trained, batch, frozen=rests or None, weights=flat_weights(1.0), checked=False).total
 
     sizes = {"vocabulary_size": 64, "sequence_length": 64, "masked_positions": 8, "microbatch": examples, "shards": 1}
-    expected = step_memory(model, frozen.trains(train, of), method="book_keeping", **sizes)
+    expected = step_memory(model, frozen.trains(train, of, DpSgd()), method="book_keeping", **sizes)
     assert 0.65 < temporary_bytes(summed, trained, rests, batch) / (expected.microbatch - expected.accumulator) < 1.1

@@ -1,0 +1,199 @@
+"""Steps and runs whose gradients are those of carriers: one step by hand, several devices, a run that was killed, a fork, what is shown."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpx
+from dpx.clipping.clipped_sum import clipped_sum
+from dpx.clipping.declarations import ClippingMethod
+from dpx.clipping.frozen import merged
+from dpx.clipping.rounding import MARGINS
+from dpx.clipping.weights import FactoredWeights
+from dpx.declaration import ConfigError
+from dpx.mechanism import noise
+from dpx.mechanism.rgp import Rgp
+from dpx.mesh import Mesh
+from dpx.models.trained import Matching
+from dpx.parameter_path import path_name
+from dpx.randomness import RootSecret
+from dpx.training import update
+from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
+
+from ..composed import composed
+from .conftest import declare, make_rows
+from .sharing import run_job
+
+INIT, MASK = np.asarray([0, 0], np.uint32), jnp.asarray([0, 1], jnp.uint32)
+SECRET = RootSecret.from_seed(3)
+MECHANISM = Rgp(rank=2)
+TRAIN = Matching(paths=("layers/*/kernel", "mlm/**", "pooler/*", "next_sentence/*"))
+needs_8 = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
+
+
+@functools.cache
+def made(objective, mesh=(1, 1, 1), microbatch=4):
+    data, fsdp, tensor = mesh
+    spread = Mesh(name="m", data=data, fsdp=fsdp, tensor=tensor, flops_per_s=1e10, memory_bytes=1 << 30)
+    experiment = declare(mechanism=MECHANISM, train=TRAIN, mesh=spread, clipping_method=ClippingMethod(name="book_keeping"))
+    return experiment, make_step(experiment, objective, experiment.mesh.make(), microbatch, 2)
+
+
+def stepped(step, state, rows, number=0, deviation=0.05):
+    """(what the loss was differentiated by, frozen parameters, sums, the next state, metrics)."""
+    by = step.differentiated_by(state, MECHANISM.draw_first(SECRET, number, state.params))
+    beside = merged(step.place_constants(by.constants), step.place_frozen(step.draw_frozen(INIT, None)))
+    sums, inputs = step.zero(), StepInputs(step.gather(by.trained), MASK, MASK, frozen=beside)
+    capacity = step.chunk * step.rows
+    for start in range(0, len(rows["record"]), capacity):
+        chunk = as_chunk({name: value[start : start + capacity] for name, value in rows.items()}, step)
+        sums = step.accumulate(sums, chunk, inputs)
+    keys = noise.slice_keys(SECRET, number, by.trained)
+    total, scale = jax.tree.map(np.array, sums), (np.float32(deviation), np.float32(10), np.float32(1e-2))
+    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, *scale, carriers=by.trained))
+    return by, beside, total, state, metrics
+
+
+def test_one_step_is_carriers_clipped_sum_noise_rebuilt_gradient_and_update(micro):
+    experiment, step = made(micro[1])
+    state, rows = step.init(INIT, None), make_rows(11)
+    before = jax.tree.map(jnp.array, state.params)
+    by, beside, sums, state, metrics = stepped(step, state, rows)
+    kept = MECHANISM.kept_from_start(before)
+    expected = MECHANISM.reparametrised(before, kept, MECHANISM.draw_first(SECRET, 0, before))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), by, expected)
+    limit = experiment.clip.clipping_norm * (1 - MARGINS["float32"])
+    weights = FactoredWeights(experiment.clip.weights(limit), MECHANISM.gradient_factor)
+    own = clipped_sum(micro[1].losses, by.trained, micro[1].batch(MASK, rows), frozen=beside, weights=weights, method="vmap").total
+    total = jax.tree.map(lambda leaf: leaf.sum(0), sums["gradient"])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-7), total, own)
+    noisy, _ = jax.jit(noise.add_noise)(total, noise.slice_keys(SECRET, 0, by.trained), jnp.float32(0.05))
+    gradient = jax.tree.map(lambda leaf: leaf / 10, MECHANISM.rebuilt(noisy, by.trained))
+    transform = update.transformation(experiment.optimizer)
+    direction, _ = transform.update(gradient, transform.init(before), before)
+    moved = update.apply(before, direction, jnp.float32(1e-2))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), state.params, moved)
+    jax.tree.map(np.testing.assert_array_equal, state.kept, kept)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(by.trained))
+    assert float(metrics["noise_norm"]) == pytest.approx(0.05 / 10 * np.sqrt(numbers), rel=0.05)
+
+
+def test_a_step_without_rows_is_noise_alone_and_padding_adds_nothing(micro):
+    _, step = made(micro[1])
+    _, _, sums, _, metrics = stepped(step, step.init(INIT, None), {name: value[:0] for name, value in make_rows(3).items()})
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(sums)) and float(metrics["gradient_norm"]) == 0
+    # 3 rows fill a microbatch of 4 in part; in one of 3 there is no padding.
+    padded, whole = (stepped(made(micro[1], microbatch=size)[1], step.init(INIT, None), make_rows(3))[2] for size in (4, 3))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    jax.tree.map(close, padded["gradient"], whole["gradient"])
+    assert padded["count"]["examples"].sum() == whole["count"]["examples"].sum() == 3
+
+
+def test_a_step_that_is_repeated_has_the_same_bits(micro):
+    _, step = made(micro[1])
+    first, again = (stepped(step, step.init(INIT, None), make_rows(7)) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, (first[0], first[2], first[3]), (again[0], again[2], again[3]))
+
+
+def two_steps(objective, mesh):
+    _, step = made(objective, mesh, microbatch=1)
+    state, carriers = step.init(INIT, None), []
+    for number in (0, 1):
+        by, _, _, state, _ = stepped(step, state, make_rows(9, first_record=number), number)
+        carriers.append(jax.tree.map(np.asarray, by.trained["layers"]["lora"]))
+    return jax.tree.map(np.asarray, state.params), carriers
+
+
+@needs_8
+@pytest.mark.parametrize("mesh", [(2, 1, 1), (2, 2, 2), pytest.param((1, 4, 1), marks=pytest.mark.slow)], ids=["2", "2x2x2", "1x4"])
+def test_steps_agree_on_every_mesh(micro, mesh):
+    """Carriers follow the last bits of small updates, so their directions agree less closely than what a step does with them."""
+    (alone, first), (spread, second) = two_steps(micro[1], (1, 1, 1)), two_steps(micro[1], mesh)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), second, first)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), spread, alone)
+
+
+PLAIN = ["model=micro", "model.layers=2", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
+PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+PLAIN += ["schedule.checkpoint_every=2"]
+CARRIED = ("mechanism=rgp", "mechanism.rank=2")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+def train(data: Path, path: Path, *overrides: str, fork: str | None = None, until: int | None = None) -> dict[str, np.ndarray]:
+    """The released parameters by path of a run in `path`, killed before step `until` (then none); with carriers, unless overridden."""
+    mechanism = () if any(one.startswith("mechanism=") for one in overrides) else CARRIED
+    parts = composed(*PLAIN, f"data.directory={data}", *mechanism, *overrides)
+    if not run_job(parts, path, fork, until):
+        return {}
+    return {path_name(place): np.asarray(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(dpx.load(path).params)}
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("rgp") / "run"
+    return path, train(data, path)
+
+
+def test_what_a_run_shows_of_its_carriers(finished):
+    path, released = finished
+    lines = [json.loads(line) for line in (path / "private" / "metrics.jsonl").read_text().splitlines()]
+    shown = [line for line in lines if "train/loss" in line]
+    for weight in ("qkv", "attention_out", "up", "down"):
+        assert 0 < shown[-1][f"carriers/captured/layers/{weight}/kernel/layer_01"] <= 1 + 1e-5
+        assert shown[-1][f"carriers/rebuilt/layers/{weight}/kernel/layer_00"] > 0
+        assert shown[-1][f"gradients/layers/lora/{weight}/a/layer_00"] > 0
+    assert not any("lora" in name for name in released)
+    stated = json.loads((path / "release" / "privacy.json").read_text())
+    assert stated["mechanism"]["name"] == "rgp" and [event["count"] for event in stated["ledger"]["events"]] == [4]
+
+
+def test_a_run_is_charged_as_dp_sgd_is(finished, data, tmp_path):
+    train(data, tmp_path / "run", "mechanism=dp_sgd")
+    stated = [json.loads((path / "release" / "privacy.json").read_text()) for path in (finished[0], tmp_path / "run")]
+    assert stated[0]["ledger"]["events"] == stated[1]["ledger"]["events"]
+    assert stated[0]["unsupported"] == stated[1]["unsupported"] and stated[0]["spent"] == stated[1]["spent"]
+
+
+@pytest.mark.parametrize("until", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_that_was_killed_ends_with_the_same_bits(finished, data, tmp_path, until):
+    train(data, tmp_path / "run", until=until)
+    found = train(data, tmp_path / "run")
+    assert found.keys() == finished[1].keys() and all(np.array_equal(found[name], leaf) for name, leaf in finished[1].items())
+    events = [json.loads((path / "release" / "privacy.json").read_text())["ledger"]["events"] for path in (finished[0], tmp_path / "run")]
+    assert events[0] == events[1]
+
+
+def test_a_fork_follows_updates_since_its_parent_began(finished, data, tmp_path):
+    found = train(data, tmp_path / "fork", "seed=8", fork=f"{finished[0]}@2")
+    assert any(not np.array_equal(found[name], leaf) for name, leaf in finished[1].items())
+    with pytest.raises(ConfigError, match="the parent's checkpoint holds another state"):
+        train(data, tmp_path / "other", "seed=8", "mechanism.decomposes=weight", fork=f"{finished[0]}@2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["mechanism.rank=0"], "mechanism.rank=0"),
+        (["mechanism.rank=1000"], "mechanism.rank=1000: is above what a matrix"),
+        (["train=lora"], "train=lora: adapters are low-rank already"),
+        (["train=matching", "train.paths=[layers/*/kernel]"], "train=matching: freezes the head"),
+        (["train=last_layer"], "trains no weight matrix"),
+        (["mechanism.decomposes=gradient"], "mechanism.decomposes=gradient"),
+        (["+mechanism.carriers_per=microbatch"], "mechanism.carriers_per=microbatch"),
+        (["model=gemma_micro", "task=causal_lm", "data.pairs=none", "clipping_method=traced"], "mechanism=rgp, model="),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_folder_or_an_array_exists(data, tmp_path, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        train(data, tmp_path / "run", *overrides)
+    assert not (tmp_path / "run").exists()
