@@ -21,9 +21,9 @@ LAYERS = "layers"
 FACTORS = f"{LAYERS}/lora"
 
 
-def kernel_paths(paths: Any) -> list[str]:
-    """Those of `paths` that name a stack of weight matrices of the layers, in order."""
-    return [path for path in paths if path.startswith(f"{LAYERS}/") and path.endswith("/kernel")]
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a nested dict by their paths."""
+    return flatten_dict(tree, sep="/")
 
 
 def factor_path(kernel_path: str, factor: str) -> str:
@@ -64,7 +64,7 @@ def historical_update(kernel_Lpd: Array, start_Lpd: Array) -> Array:
 def split(params: Any, carriers: dict[str, tuple[Array, Array]]) -> tuple[Any, Any]:
     """(trained, constants): `params` with every kernel of `carriers` (by path) replaced by its two factors, and, to stand beside these,
     what is left of the kernel and the factor 1 of an adapter. Raises `ConfigError` for parameters that have adapters."""
-    trained, constants = flatten_dict(params, sep="/"), {}
+    trained, constants = leaves_by_path(params), {}
     has_adapters = any(path.startswith(f"{FACTORS}/") for path in trained)
     require(not has_adapters, "mechanism=rgp", "these parameters have adapters, which carriers would stand beside", "Merge them first")
     for path, (a_Lpr, b_Lrd) in carriers.items():
@@ -81,7 +81,7 @@ def rebuilt(noisy: Any, trained: Any) -> Any:
     With dA and dB these are A dB + dA B - A dB B^T B, the projection of the kernel's gradient on the directions of the carriers (Yu et
     al. 2021, theorem 3.1): dL R + L dR - L L^T dL R in the paper's letters.
     """
-    gradients, values = flatten_dict(noisy, sep="/"), flatten_dict(trained, sep="/")
+    gradients, values = leaves_by_path(noisy), leaves_by_path(trained)
     for name in _carried(values):
         path = f"{LAYERS}/{name}/kernel"
         (a_Lpr, d_a), (b_Lrd, d_b) = ((values[factor_path(path, leaf)], gradients.pop(factor_path(path, leaf))) for leaf in "ab")

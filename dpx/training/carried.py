@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
+from dpx.mechanism.carriers import leaves_by_path
 from dpx.mechanism.protocol import Mechanism, Reparametrised
 from dpx.randomness import RootSecret
 from dpx.training import sharding
@@ -49,8 +49,8 @@ def compiled(mechanism: Mechanism, by: Reparametrised, mesh: Mesh) -> Callable[.
 
 def norms_of_rebuilt(gradient: Any, trained: Any) -> dict[str, Array]:
     """The norm of every gradient that was rebuilt, of each layer by itself where layers are stacked, as metrics by path."""
-    clipped, norms = flatten_dict(trained, sep="/"), {}
-    for path, leaf in flatten_dict(gradient, sep="/").items():
+    clipped, norms = leaves_by_path(trained), {}
+    for path, leaf in leaves_by_path(gradient).items():
         if path not in clipped:
             axes = tuple(range(1, leaf.ndim)) if path.startswith(f"{LAYERS}/") else None
             norms[f"carriers/rebuilt/{path}"] = jnp.sqrt(jnp.sum(jnp.square(leaf), axis=axes))

@@ -34,6 +34,11 @@ def orthonormal(matrix):
     return np.linalg.qr(matrix)[0]
 
 
+def kernel_paths(paths):
+    """Those that name a stack of weight matrices of the layers."""
+    return [path for path in paths if path.startswith("layers/") and path.endswith("/kernel")]
+
+
 @cache
 def case(family="bert_classifier", train=BODY_AND_HEAD, **changes):
     """(objective, trained parameters, frozen ones, what the loss is differentiated by, a batch)."""
@@ -51,7 +56,7 @@ def test_carriers_are_the_power_method_from_a_gaussian_start():
     _, trained, _, given, _ = case()
     drawn = np.random.default_rng(1)
     starts = jax.tree.map(lambda leaf: leaf - np.float32(drawn.normal(0, 0.1, leaf.shape)), trained)
-    for path in carriers.kernel_paths(flatten_dict(trained, sep="/")):
+    for path in kernel_paths(flatten_dict(trained, sep="/")):
         kernel, start = (np.float64(flatten_dict(tree, sep="/")[path]) for tree in (trained, starts))
         key = jax.random.wrap_key_data(jnp.asarray(SECRET.key("carriers", 3, path)), impl="threefry2x32")
         first = np.float64(jax.random.normal(key, (*kernel.shape[:2], RANK)))
@@ -75,7 +80,7 @@ def test_the_model_computes_what_it_did():
 
 def in_the_papers_form(of, trained, frozen, given):
     """A loss of (carriers and other trained parameters): every kernel is A B + stop_gradient(W - A B), in the types it is given."""
-    paths = carriers.kernel_paths(flatten_dict(trained, sep="/"))
+    paths = kernel_paths(flatten_dict(trained, sep="/"))
 
     def losses(variables, batch):
         flat_variables = flatten_dict(variables, sep="/")
@@ -161,7 +166,7 @@ def test_without_clipping_and_noise_the_rebuilt_gradient_is_a_projection_of_the_
     summed = dpx.plain_sum(of.losses, given.trained, batch, frozen=beside).total
     own = flatten_dict(dpx.plain_sum(of.losses, trained, batch, frozen=frozen).total, sep="/")
     rebuilt = flatten_dict(Rgp(rank=RANK, head_factor=1.0).rebuilt(summed, given.trained), sep="/")
-    for path in carriers.kernel_paths(rebuilt):
+    for path in kernel_paths(rebuilt):
         for layer in range(own[path].shape[0]):
             a, b = (np.float64(flatten_dict(given.trained, sep="/")[carriers.factor_path(path, name)][layer]) for name in "ab")
             outside = (np.eye(len(a)) - a @ a.T) @ np.float64(own[path][layer]) @ (np.eye(b.shape[1]) - b.T @ b)
