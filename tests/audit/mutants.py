@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "drawn size as divisor",
         LOOP,
-        "np.float32(size), rate, auxiliary)",
+        "np.float32(size), rate, auxiliary, carriers)",
         'np.float32(max(1.0, float(reduced["count"]["examples"]))), rate, auxiliary)',
         "tests/training/test_loop.py::test_the_divisor_is_the_expected_size",
     ),

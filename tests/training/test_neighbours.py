@@ -146,7 +146,8 @@ def summed(experiment: Any, step: Any, store: Store, gone: range, path: Any) -> 
     left = np.setdiff1d(drawn(experiment), gone)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw", lambda *_: left - len(gone) * (left >= gone.stop))
-        sums, _ = loop._sums(runtime, SECRET, 0, step.init(np.zeros(2, np.uint32), None), np.float32(NORM))
+        by = step.differentiated_by(step.init(np.zeros(2, np.uint32), None), None)
+        sums, _ = loop._sums(runtime, SECRET, 0, by, np.float32(NORM))
         total = step.reduce(sums, ())["gradient"]["w"]
     return np.asarray(total, np.float64) * (experiment.mechanism.spacing(NORM) if experiment.mechanism is GRID else 1)
 
