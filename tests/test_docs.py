@@ -16,7 +16,16 @@ from tests.processes import answers
 DOCS = Path(dpx.__file__).parent / "docs"
 README = "../../README.md"
 PAGES = (README, *sorted(page.name for page in DOCS.glob("*.md")))
-WITH_COMMANDS = (README, "your_text.md", "fine_tuning.md", "sweeps.md", "optimizers.md", "initial_weights.md", "run_folder.md")
+WITH_COMMANDS = (
+    README,
+    "your_text.md",
+    "fine_tuning.md",
+    "sweeps.md",
+    "mechanisms.md",
+    "optimizers.md",
+    "initial_weights.md",
+    "run_folder.md",
+)
 # What makes the pages' commands quick; what they are about stays as printed. The test's text is small, so a delta below one over its units.
 QUICK = (
     *(

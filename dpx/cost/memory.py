@@ -43,7 +43,7 @@ class Trains(NamedTuple):
 
     def differentiated_by(self, shapes: Shapes, summed: Shapes) -> "Trains":
         """The same where gradients are those of arrays of the shapes `summed`, not of the trained parameters `shapes`: what is replaced
-        stands beside them as a constant."""
+        is a constant of the loss."""
         if shapes == summed:
             return self
         replaced = count({path: shape for path, shape in shapes.items() if path not in summed})

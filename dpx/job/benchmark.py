@@ -74,7 +74,12 @@ class Benchmark:
         wide_console().print(shown(document))
 
     def document(self, experiment: Experiment) -> dict[str, Any]:
-        """What benchmark.json will hold: the conditions and the rows."""
+        """What benchmark.json will hold: the conditions and the rows.
+
+        Raises `ConfigError` for a mechanism that replaces parameters: programs are of the parameters' own gradients."""
+        mechanism = experiment.mechanism
+        reason = "programs clip the parameters' own gradients, and this mechanism replaces parameters"
+        require(not mechanism.reparametrises, f"job=benchmark, mechanism={mechanism.name}", reason, "Use mechanism=dp_sgd")
         began = time.monotonic()
         with contextlib.ExitStack() as stack:
             settings = list(self.settings(experiment, began))

@@ -62,11 +62,11 @@ def historical_update(kernel_Lpd: Array, start_Lpd: Array) -> Array:
 
 
 def split(params: Any, carriers: dict[str, tuple[Array, Array]]) -> tuple[Any, Any]:
-    """(trained, constants): `params` with every kernel of `carriers` (by path) replaced by its two factors, and, to stand beside these,
-    what is left of the kernel and the factor 1 of an adapter. Raises `ConfigError` for parameters that have adapters."""
+    """(trained, constants): `params` with every kernel of `carriers` (by path) replaced by its two factors, and what the model
+    needs in addition: the rest of the kernel and the factor 1 of an adapter. Raises `ConfigError` for parameters that have adapters."""
     trained, constants = leaves_by_path(params), {}
     has_adapters = any(path.startswith(f"{FACTORS}/") for path in trained)
-    require(not has_adapters, "mechanism=rgp", "these parameters have adapters, which carriers would stand beside", "Merge them first")
+    require(not has_adapters, "mechanism=rgp", "these parameters have adapters, whose places carriers take", "Merge them first")
     for path, (a_Lpr, b_Lrd) in carriers.items():
         kernel_Lpd = trained.pop(path)
         trained |= {factor_path(path, "a"): a_Lpr, factor_path(path, "b"): b_Lrd}

@@ -99,8 +99,7 @@ class Reparametrised(NamedTuple):
 
     Attributes:
         trained: The tree of arrays, float32, whose per-example gradients are clipped and summed.
-        constants: The tree of arrays, float32, that stand beside these and beside the frozen parameters. Merged with `trained` it is
-            parameters that the model takes.
+        constants: The tree of all other arrays, float32, that the model needs in place of the trained parameters.
         metrics: Metrics by name, functions of the released parameters.
     """
 
@@ -224,7 +223,7 @@ class Mechanism:
         return None
 
     def kept_from_start(self, params: Any) -> Any:
-        """Returns what `reparametrised` needs of the parameters before the first step, a tree; `None` for nothing.
+        """Returns what `reparametrised` needs of the parameters before the first step, a tree, or `None`.
 
         It is the same in all noise epochs, and a fork keeps its parent's.
         """
@@ -313,7 +312,7 @@ class Mechanism:
 
         Args:
             parameters: The number of trained parameters.
-            replaced: The number of those that it replaces by others for a step (`reparametrised`).
+            replaced: The number of trained parameters that it replaces by others for a step (`reparametrised`).
         """
         return 0
 

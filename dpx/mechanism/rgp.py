@@ -15,6 +15,7 @@ The paper decomposes what training has added to W so far, since it lies in the d
 models decomposes W itself. `decomposes` chooses. Each matrix of a stack is one matrix of the model, `qkv` included, as in that code.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import ConfigError, declaration, require
@@ -149,6 +150,10 @@ class Rgp(Mechanism):
     def extra_memory_bytes(self, parameters: int, replaced: int) -> int:
         """What is left of the weight matrices beside their carriers, and the matrices with which training began, float32."""
         return 4 * (2 if self.decomposes == "update" else 1) * replaced
+
+    def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
+        own = ("rank", "decomposes", "power_iterations", "head_factor", "restores_head")
+        return super().noise_facts(clipping_norm, count_parameters) | {"carriers": {name: getattr(self, name) for name in own}}
 
     def explanation(self) -> list[str]:
         followed = "what training has added to it so far" if self.decomposes == "update" else "the matrix itself"

@@ -24,7 +24,7 @@ def shapes(mechanism: Mechanism, params: Any) -> Reparametrised:
 
 
 def in_first_step(mechanism: Mechanism, params: Any, frozen: Any) -> tuple[Any, Any]:
-    """(what the loss is differentiated by, what stands beside it), for measurements without a run: keys come from a fixed seed."""
+    """(what the loss is differentiated by, all other parameters), for measurements without a run: keys come from a fixed seed."""
     by = _first(mechanism, params, _drawn(mechanism, params))
     return by.trained, merged(by.constants, frozen)
 

@@ -81,7 +81,7 @@ class Workload:
         )
 
     def params(self, key: Any) -> tuple[Any, Any]:
-        """(what the loss is differentiated by, what stands beside it), drawn with `key`. Runs under jit."""
+        """(what the loss is differentiated by, all other parameters), drawn with `key`. Runs under jit."""
         return carried.in_first_step(self.mechanism, *frozen.draw(self.train, self.objective, key))
 
     def sum(self, params: Any, batch: Any) -> Any:

@@ -85,7 +85,7 @@ class Step:
     `accumulate` adds a chunk to the sums, which it consumes; `zero` makes the first. `reduce` adds up over devices and takes a checksum,
     which covers its second argument too: everything else that decides how noise and sum combine. `finish` adds noise and updates.
     `reparametrise`, `None` for most mechanisms, replaces the parameters by what the loss is differentiated by; `gather` then moves that,
-    and `place_constants` the constants that stand beside it.
+    and `place_constants` the constants that the model needs in addition.
     """
 
     init: Callable[[Array | np.ndarray, Any], State]

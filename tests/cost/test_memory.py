@@ -11,6 +11,7 @@ from dpx.cost.memory import Memory, Trains, activations, step_memory
 from dpx.cost.traced import temporary_bytes
 from dpx.mechanism.clip import flat_weights
 from dpx.mechanism.dp_sgd import DpSgd
+from dpx.mechanism.rgp import Rgp
 from dpx.models.shape import Bert
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, TopLayers
 from dpx.task.declarations import MaskedLanguageModel
@@ -65,6 +66,20 @@ def test_frozen_parameters_are_kept_once_and_nothing_else_of_them():
     assert found == Memory(stored=120, gathered=3960, accumulator=40, mechanism=0, microbatch=40 + 5 * example, update=120)
     one = (KEPT - COTANGENTS - 3_072 - 1_368) // 2
     assert activations(TINY_BERT, bias._replace(layers=0), 100, 8, 3) == one + 3_072 + 1_368
+
+
+def test_parameters_that_are_replaced_are_constants_and_gradients_are_of_what_replaces_them():
+    """A matrix of 30 x 20 in 2 layers by factors of rank 2: 2 (30 + 20) 2 numbers are summed in place of 1,200."""
+    shapes = {"layers/up/kernel": (2, 30, 20), "classifier/kernel": (4, 10)}
+    trains = Trains(1240).differentiated_by(shapes, Rgp(rank=2).summed_shapes(shapes))
+    assert trains == Trains(1240, frozen=1200, kernels=False, summed=240, replaced=1200)
+    assert Trains(1240).differentiated_by(shapes, DpSgd().summed_shapes(shapes)) == Trains(1240)
+    extra = Rgp(rank=2).extra_memory_bytes(trains.parameters, trains.replaced)
+    found = step_memory(TINY_BERT, trains, shards=1, method="book_keeping", mechanism_bytes=extra, **SIZES)
+    example = 4 * (KEPT - COTANGENTS)
+    # The rest of every matrix and the one with which training began, and what is computed with.
+    assert extra == 2 * 4 * 1200 and Rgp(decomposes="weight").extra_memory_bytes(1240, 1200) == 4 * 1200
+    assert found == Memory(stored=14_880, gathered=4 * 1200, accumulator=960, mechanism=extra, microbatch=960 + 5 * example, update=14_880)
 
 
 def test_a_compilers_count_stands_in_for_the_arithmetic():

@@ -1,5 +1,6 @@
 """The explanation gives the content of the statement as text, and the cost of neighbouring settings."""
 
+import dataclasses
 import json
 
 import pytest
@@ -14,6 +15,7 @@ from dpx.interop.card import card
 from dpx.job.explain import Explain, explain, public_size
 from dpx.job.plan import Plan
 from dpx.job.train import _hints
+from dpx.mechanism.rgp import Rgp
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, in_words
 from dpx.run_folder import RunFolder
@@ -44,6 +46,12 @@ def test_every_question_is_answered(document):
     ):
         assert question in text
     assert "GUARANTEE: NONE" not in text
+
+
+def test_what_is_clipped_in_place_of_a_matrix_is_said(experiment):
+    carried = dataclasses.replace(experiment, mechanism=Rgp(rank=3))
+    text = " ".join(explain(carried, 10_000, None)["words"])
+    assert "two factors of rank 3" in text and "what training has added to it so far" in text
 
 
 def test_epsilon_grows_with_steps(document):

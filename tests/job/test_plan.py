@@ -182,6 +182,15 @@ def test_a_large_model_is_compiled_without_being_allocated() -> None:
     assert 12 * parameters / 8 + 8 * parameters < found["peak_bytes_per_device"] < 139e9
 
 
+def test_carriers_take_less_work_and_memory_than_the_matrices_they_replace() -> None:
+    given = ["model=tiny", "data=synthetic_labels", "task=classification", "data.declared_size=5000", "steps=10", "noise=multiplier"]
+    given += ["noise.noise_multiplier=1", "accountant=rdp", "batch_schedule.size=500"]
+    whole, carried = (_plan(*given, f"mechanism={name}") for name in ("dp_sgd", "rgp"))
+    assert 0.5 < carried["flops_of_products"] / whole["flops_of_products"] < 0.75
+    assert carried["memory_bytes_per_device"] < whole["memory_bytes_per_device"]
+    assert carried["epsilon"] == whole["epsilon"] and carried["trained_parameters"] == whole["trained_parameters"]
+
+
 @pytest.mark.slow
 def test_frozen_parameters_are_not_counted_as_trained() -> None:
     """Of a classifier on a frozen encoder each text is read once; biases and adapters need two of a step's three products (attention all of

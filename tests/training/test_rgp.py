@@ -74,9 +74,8 @@ def test_one_step_is_carriers_clipped_sum_noise_rebuilt_gradient_and_update(micr
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-7), total, own)
     noisy, _ = jax.jit(noise.add_noise)(total, noise.slice_keys(SECRET, 0, by.trained), jnp.float32(0.05))
     gradient = jax.tree.map(lambda leaf: leaf / 10, MECHANISM.rebuilt(noisy, by.trained))
-    transform = update.transformation(experiment.optimizer)
-    direction, _ = transform.update(gradient, transform.init(before), before)
-    moved = update.apply(before, direction, jnp.float32(1e-2))
+    optimizer = update.make_update(experiment.optimizer)
+    moved, _ = optimizer.apply(before, optimizer.init(before), gradient, jnp.float32(1e-2))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), state.params, moved)
     jax.tree.map(np.testing.assert_array_equal, state.kept, kept)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(by.trained))
@@ -87,7 +86,7 @@ def test_a_step_without_rows_is_noise_alone_and_padding_adds_nothing(micro):
     _, step = made(micro[1])
     _, _, sums, _, metrics = stepped(step, step.init(INIT, None), {name: value[:0] for name, value in make_rows(3).items()})
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(sums)) and float(metrics["gradient_norm"]) == 0
-    # 3 rows fill a microbatch of 4 in part; in one of 3 there is no padding.
+    # Of a microbatch of 4, 3 rows fill a part; they fill one of 3.
     padded, whole = (stepped(made(micro[1], microbatch=size)[1], step.init(INIT, None), make_rows(3))[2] for size in (4, 3))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
     jax.tree.map(close, padded["gradient"], whole["gradient"])
@@ -154,7 +153,8 @@ def test_what_a_run_shows_of_its_carriers(finished):
         assert shown[-1][f"gradients/layers/lora/{weight}/a/layer_00"] > 0
     assert not any("lora" in name for name in released)
     stated = json.loads((path / "release" / "privacy.json").read_text())
-    assert stated["mechanism"]["name"] == "rgp" and [event["count"] for event in stated["ledger"]["events"]] == [4]
+    assert stated["mechanism"]["name"] == "rgp" and stated["mechanism"]["carriers"]["rank"] == 2
+    assert [event["count"] for event in stated["ledger"]["events"]] == [4]
 
 
 def test_a_run_is_charged_as_dp_sgd_is(finished, data, tmp_path):
