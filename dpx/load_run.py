@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from dpx import config
-from dpx.claim.seals import STATEMENT
+from dpx.claim.seals import STATEMENT, read_statement
 from dpx.declaration import require
 from dpx.experiment import Experiment
-from dpx.run_folder import read_json
+from dpx.records import to_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,5 +49,5 @@ def load(run: str | Path) -> Loaded:
 
     is_checked = agreement.check(path) is not None
     experiment, _ = config.build(cfg)
-    params, privacy = released(path / "release" / "params"), read_json(path / "release" / STATEMENT)
+    params, privacy = released(path / "release" / "params"), to_json(read_statement(path / "release" / STATEMENT))
     return Loaded(experiment, params, privacy, is_checked)

@@ -31,6 +31,7 @@ os.environ["JAX_TRACEBACK_FILTERING"] = "off"
 
 import beartype  # noqa: E402
 import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
 
 from tests import quickly as quickly  # noqa: E402
 
@@ -75,6 +76,29 @@ def _checked_again(function):
 # check, and without arrays among them no more than beartype does; jaxtyping would compile two functions for each, also for inner
 # functions that are defined again in every call of the outer function.
 jaxtyping.jaxtyped = lambda typechecker: functools.partial(_checked, typechecker=typechecker)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def statements_fit_their_schema():
+    """Every statement that a test writes or reads validates against the schema that ships."""
+    import json
+
+    import jsonschema
+
+    import dpx
+    from dpx.claim import seals
+    from dpx.records import to_json
+
+    schema = json.loads((Path(dpx.__file__).parent / "docs" / "schemas" / "privacy.schema.json").read_text())
+    validator, require_sound = jsonschema.Draft202012Validator(schema), seals.require_sound
+
+    def fitting(statement, *source):
+        require_sound(statement, *source)
+        validator.validate(to_json(statement))
+
+    seals.require_sound = fitting
+    yield
+    seals.require_sound = require_sound
 
 
 def pytest_collection_finish():

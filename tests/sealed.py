@@ -7,7 +7,25 @@ from pathlib import Path
 from dpx.claim.agreement import LEDGER
 from dpx.claim.seals import STATEMENT, seal
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.lower_bounds import LowerBound, Verdict
 from dpx.run_folder import CONFIG
+
+
+def refuting() -> Verdict:
+    """What an audit proves against a claim of 1."""
+    bound = LowerBound(
+        score="gradient",
+        estimator="one_run",
+        guesses=100,
+        correct=100,
+        delta=1e-5,
+        error=0.05,
+        epsilon=9.0,
+        claim=1.0,
+        guarantee=True,
+        refutes=True,
+    )
+    return Verdict(passes=False, primary=bound, others=())
 
 
 def sealed_anew(path: Path) -> Path:

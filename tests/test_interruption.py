@@ -55,7 +55,7 @@ def _saved(folder: Path) -> int:
     done = int(found[1])
     status = Status(run, "train").read()
     assert (status["state"], status["steps"]) == ("interrupted", done)
-    assert Ledger(run / "private" / "ledger").segments()[0]["steps"] == [[0, done]]
+    assert Ledger(run / "private" / "ledger").segments()[0].steps == ((0, done),)
     assert (run / "private" / "checkpoints" / str(done)).is_dir()
     assert json.loads((run / "release" / "privacy.json").read_text())["spent"]["steps"] == done
     return done

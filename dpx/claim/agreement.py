@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.seals import STATEMENT, read_statement, seal
+from dpx.claim.seals import STATEMENT, read_node, seal
 from dpx.declaration import ConfigError, require, several
 from dpx.durable import write_durably
 from dpx.privacy.chain import RESTORE, Mark, mark_of
@@ -74,7 +74,7 @@ def check_copy(release: Path) -> None:
         return
     told = _facts_beside(weights)
     if statement.is_file():
-        fits = told.get("statement") == seal(read_statement(statement, OR_COPY))
+        fits = told.get("statement") == seal(read_node(statement, OR_COPY))
         require(fits, statement, "is not the statement these weights were released with", OR_COPY)
     if config.is_file():
         fits = told.get("config") == seal(config.read_text(errors="replace"))
@@ -82,12 +82,13 @@ def check_copy(release: Path) -> None:
 
 
 def seal_winner(release: Path, document: dict[str, Any]) -> None:
-    """Records `document`, the statement of a search, as the one that the weights in `release` are released with: the statement of the trial
+    """Records `document`, the statement of a search as JSON, as the one that the weights in `release` are released with: that of the trial
     does not charge the choice."""
     metadata = release / "params" / METADATA
     if metadata.is_file():
         told = read_json(metadata)
-        write_durably(metadata, json.dumps(told | {"custom_metadata": _dict(told, "custom_metadata") | {"statement": seal(document)}}))
+        facts = _dict(told, "custom_metadata") | {"statement": seal(document)}
+        write_durably(metadata, json.dumps(told | {"custom_metadata": facts}))
 
 
 def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:
@@ -149,8 +150,9 @@ def _artefacts(folder: Path) -> Iterator[Found]:
 def _released(folder: Path, place: str) -> Iterator[Found]:
     statement, params, telemetry = (folder / place / name for name in (STATEMENT, "params", "telemetry.jsonl"))
     if statement.is_file():
-        document = read_statement(statement, OR_MOVE)
-        yield f"{place}/{STATEMENT}", mark_of(_dict(document, "ledger").get("mark")), document
+        node = read_node(statement, OR_MOVE)
+        # Not read as a record yet: one that was edited may be none, and its seal shows that.
+        yield f"{place}/{STATEMENT}", mark_of(_dict(node, "ledger").get("mark")), node
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_params(params / METADATA), None
     if telemetry.is_file():

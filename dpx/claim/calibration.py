@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
@@ -20,6 +20,8 @@ from dpx.privacy import accounting, approximations, event_json, ledger, solve
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
 from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
+from dpx.privacy.lines import Part, Plan, PlanParts
+from dpx.privacy.segments import StepCost
 from dpx.sampler import Sampler
 
 # (expected batch size, steps) of each stretch of a schedule.
@@ -118,46 +120,66 @@ def check_claim(experiment: Experiment, size: int) -> int:
     return size + experiment.audit.places(privacy)
 
 
-def plan_of(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
-    """What decides the cost of every step, as JSON: entered in the ledger before the first step. Empty for a run without privacy."""
+def plan_of(experiment: Experiment, calibrated: Calibrated) -> Plan:
+    """What decides the cost of every step: entered in the ledger before the first step. All null for a run without privacy."""
     if calibrated.noise_multiplier is None:
-        return {}
+        return Plan()
     first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
-    of_a_step = {name: value for name, value in first.as_json().items() if name not in _OF_ONE_STEP}
     groups = {name: getattr(experiment, name) for name in ("noise", "privacy", "accountant", "audit")}
-    declared = {name: asdict(group) for name, group in groups.items()}
-    plan = of_a_step | {"steps": experiment.steps, "batch_sizes": calibrated.batch_stages, "declared": declared}
-    plan["at_default"] = {name: at_default(group) for name, group in groups.items()}
-    return json.loads(json.dumps(plan))
+    return Plan(
+        step=StepCost(**{field.name: getattr(first, field.name) for field in fields(StepCost)}),
+        steps=experiment.steps,
+        batch_sizes=calibrated.batch_stages,
+        declared=PlanParts(**{name: _part(group) for name, group in groups.items()}),
+    )
 
 
-def differing(before: dict[str, Any] | None, plan: dict[str, Any]) -> list[str]:
+def _part(group: Any) -> Part:
+    return Part(values=json.loads(json.dumps(asdict(group))), at_default=tuple(at_default(group)))
+
+
+def differing(before: Plan | None, plan: Plan) -> list[str]:
     """The settings of `plan` that differ from those of the plan `before` it, which was made before results were seen."""
     if before is None:
         return []
-    names = [name for name in plan if name not in ("declared", "at_default") and before.get(name) != plan[name]]
-    return names + [group for group in plan.get("declared", {}) if _differs(group, before.get("declared", {}).get(group), plan)]
+    pairs = ((before.step, plan.step), (_whole(before), _whole(plan)), (before.declared, plan.declared))
+    return [name for earlier, later in pairs for name in _changed(_named(earlier), _named(later))]
 
 
-def _differs(group: str, before: dict[str, Any] | None, plan: dict[str, Any]) -> bool:
-    """Whether a declared group has other values than `before`; a field that did not exist then is the same at its default."""
-    values, at_default = plan["declared"][group], plan["at_default"][group]
-    added = [] if before is None else [name for name in values if name not in before and name in at_default]
-    return before != {name: value for name, value in values.items() if name not in added}
+def _differs(before: Any, now: Any) -> bool:
+    """Whether a setting has another value than `before`; a declared field that did not exist then is the same at its default."""
+    if not isinstance(now, Part) or not isinstance(before, Part):
+        return before != now
+    added = [name for name in now.values if name not in before.values and name in now.at_default]
+    return before.values != {name: value for name, value in now.values.items() if name not in added}
 
 
-# `by` follows from what the process has imported, and costs nothing.
-_OF_ONE_STEP = ("epoch", "epoch_name", "q", "expected_batch_size", "cap", "clipping_norm", "event", "by")
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [name for name in now if _differs(before.get(name), now[name])]
 
 
-def as_planned(experiment: Experiment, calibrated: Calibrated, plan: dict[str, Any] | None) -> Calibrated:
+def _named(part: StepCost | PlanParts | dict[str, Any] | None) -> dict[str, Any]:
+    if part is None or isinstance(part, dict):
+        return part or {}
+    return {field.name: getattr(part, field.name) for field in fields(part)}
+
+
+def _whole(plan: Plan) -> dict[str, Any]:
+    """The settings of the whole schedule; empty for a run without privacy."""
+    return {} if plan.steps is None else {"steps": plan.steps, "batch_sizes": plan.batch_sizes}
+
+
+def as_planned(experiment: Experiment, calibrated: Calibrated, plan: Plan | None) -> Calibrated:
     """`calibrated` with the noise multiplier that was solved for when the run began, if nothing else in its plan has changed.
 
     Another version of an accountant may return a noise multiplier that differs in the last digits; a run keeps the one it began with.
     """
     now = plan_of(experiment, calibrated)
-    sigma = (plan or {}).get("noise_multiplier")
-    if not sigma or sigma == calibrated.noise_multiplier or now | {"noise_multiplier": sigma} != plan:
+    if plan is None or plan.step is None or now.step is None:
+        return calibrated
+    sigma = plan.step.noise_multiplier
+    is_new = bool(sigma) and sigma != calibrated.noise_multiplier
+    if not is_new or differing(plan, replace(now, step=replace(now.step, noise_multiplier=sigma))):
         return calibrated
     segments = planned_segments(experiment, calibrated.batch_stages, calibrated.size, sigma)
     spent = accounting_of(experiment.accountant, experiment.privacy, segments)
@@ -232,7 +254,7 @@ def planned_segments(
         left = first + steps - max(first, begins)
         if left > 0:
             record = ledger.encode([(origin, first, entry(experiment, size, noise_multiplier, batch, number, name))])[0]
-            segments.append(record | {"steps": [[max(first, begins), left]]})
+            segments.append(replace(record, steps=((max(first, begins), left),)))
         first += steps
     return segments
 
@@ -260,7 +282,7 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
     )
     accountant, orders = accountant_of(experiment.accountant)
     alone = dict.fromkeys(ledger.AUXILIARY)
-    segments = [segment | alone for segment in planned_segments(experiment, batch_stages, size, 1.0)]
+    segments = [replace(segment, **alone) for segment in planned_segments(experiment, batch_stages, size, 1.0)]
     adjacency = experiment.privacy.adjacency
     if experiment.sampler.assumed is not None:
         segments, adjacency = assumed(experiment.sampler, segments), ASSUMED_ADJACENCY
@@ -294,7 +316,7 @@ ASSUMED_ADJACENCY = "zero_out"
 
 def assumed(sampler: Sampler, segments: Segments) -> Segments:
     """`segments` as if the sampler that `sampler.assumed` names had drawn them; the result is not a bound for the run."""
-    return [segment | {"sampler": sampler.assumed} for segment in segments]
+    return [replace(segment, sampler=sampler.assumed) for segment in segments]
 
 
 def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpx.audit.declarations import Canaries
 from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
+from dpx.claim.document import NotABound
 from dpx.data.declarations import Data
 from dpx.data.labelled import Table
 from dpx.declaration import ConfigError
@@ -145,23 +146,23 @@ def assumptions(
 
 def unsupported(
     sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
-) -> list[dict[str, Any]]:
+) -> tuple[NotABound, ...]:
     """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one of them if there are
     `reasons`."""
     against = epsilon if reasons else {}
-    numbers = [{"name": f"epsilon/{name}", "value": value, "reason": "; ".join(reasons)} for name, value in against.items()]
+    numbers = [NotABound(name=f"epsilon/{name}", value=value, reason="; ".join(reasons)) for name, value in against.items()]
     if sampler.assumed is not None:
         numbers += _under_assumed_sampler(sampler, delta, segments)
     numbers += as_if_hidden(delta, segments)
     if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
-        known = [segment | {"sampler": "poisson"} for segment in segments]
+        known = [replace(segment, sampler="poisson") for segment in segments]
         value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
         why = "the central limit of Gaussian DP is an approximation and can under-report"
-        numbers.append({"name": "epsilon/gdp_clt", "value": accounting.finite(value), "reason": why})
-    return numbers
+        numbers.append(NotABound(name="epsilon/gdp_clt", value=accounting.finite(value), reason=why))
+    return tuple(numbers)
 
 
-def as_if_hidden(delta: float, segments: Segments) -> list[dict[str, Any]]:
+def as_if_hidden(delta: float, segments: Segments) -> list[NotABound]:
     """What is published of rows released one by one: epsilon as if it stayed hidden who is drawn. Empty for other steps."""
     if not any(map(is_forward, segments)):
         return []
@@ -174,16 +175,16 @@ def as_if_hidden(delta: float, segments: Segments) -> list[dict[str, Any]]:
     for accountant in ("pld", "rdp"):
         with suppress(ConfigError):
             value = accounting.compose(charges, accountant, "zero_out_text").epsilon(delta)
-            numbers.append({"name": f"epsilon/{accountant}/poisson", "value": accounting.finite(value), "reason": why})
+            numbers.append(NotABound(name=f"epsilon/{accountant}/poisson", value=accounting.finite(value), reason=why))
     limit = (
         "assumes a limit of many small privacy losses (p sqrt(T M) constant at a fixed mu), but p is far smaller and single losses are "
         "large; it can under-report, and it assumes hidden participation too"
     )
     value = accounting.finite(approximations.gdp_clt_epsilon(charges, delta))
-    return [*numbers, {"name": "epsilon/gdp_clt", "value": value, "reason": limit}]
+    return [*numbers, NotABound(name="epsilon/gdp_clt", value=value, reason=limit)]
 
 
-def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -> list[dict[str, Any]]:
+def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -> list[NotABound]:
     ran, name = sampler.name, sampler.assumed
     charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
@@ -192,5 +193,5 @@ def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -
         # Renyi accounting does not support a unit of several rows; this number, which is unsupported anyway, is then left out.
         with suppress(ConfigError):
             value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
-            numbers.append({"name": f"epsilon/{accountant}/{name}", "value": accounting.finite(value), "reason": why})
+            numbers.append(NotABound(name=f"epsilon/{accountant}/{name}", value=accounting.finite(value), reason=why))
     return numbers

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dpx import packages
+from dpx.privacy.segments import Segment
 
 # The separator between the names of several packages, here and in the ledger.
 AND = "+"
@@ -51,9 +52,9 @@ def joined(*names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name for group in names for name in group}))
 
 
-def packages_of_segments(segments: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+def packages_of_segments(segments: Iterable[Segment]) -> tuple[str, ...]:
     """The packages that charged steps rest on, as their ledger noted."""
-    return joined(*(segment["by"].split(AND) for segment in segments if segment.get("by")))
+    return joined(*(segment.by.split(AND) for segment in segments if segment.by))
 
 
 def guarantee(is_private: bool, reasons: list[str], by: tuple[str, ...]) -> str:

@@ -1,13 +1,16 @@
 """Why a run has no guarantee, whatever its noise."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from dpx.audit.declarations import Audit, Canaries
 from dpx.claim.caveats import vocabulary_source
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.lower_bounds import Verdict
 from dpx.privacy.unit_facts import UnitFacts, unlike
+
+AuditState = Literal["pending", "passes", "fails"]
 
 
 def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
@@ -35,20 +38,25 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
     return [reason for holds, reason in checks if holds] + of_mechanism
 
 
-def refuted(verdict: dict[str, Any] | None) -> list[str]:
+def refuted(verdict: Verdict | None) -> list[str]:
     """What the run's own audit proved against the claim."""
-    bounds = [] if verdict is None else [bound for bound in (verdict["primary"], *verdict["others"]) if bound["refutes"]]
+    bounds = [] if verdict is None else [bound for bound in (verdict.primary, *verdict.others) if bound.refutes]
     return [
-        f"audit: a lower bound of {bound['epsilon']:.3f} at delta {bound['delta']:.3g} ({bound['estimator']}, {bound['score']}) "
-        f"exceeds the claim of {bound['claim']:.3f}"
+        f"audit: a lower bound of {bound.epsilon:.3f} at delta {bound.delta:.3g} ({bound.estimator}, {bound.score}) "
+        f"exceeds the claim of {bound.claim:.3f}"
         for bound in bounds[:1]
     ]
 
 
-def audit_state(audit: Audit, verdict: dict[str, Any] | None) -> str | None:
+def audit_state(audit: Audit, verdict: Verdict | None) -> AuditState | None:
     """The state of a run's own audit: `pending`, `passes` or `fails`; `None` for a run without one."""
     if not isinstance(audit, Canaries):
         return None
+    return state_after(verdict)
+
+
+def state_after(verdict: Verdict | None) -> AuditState:
+    """The state of an audit that has come to `verdict`, or to none yet."""
     return "pending" if verdict is None else "fails" if refuted(verdict) else "passes"
 
 

@@ -10,14 +10,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import require
+from dpx.claim.document import AnyRun, Statement, StudyStatement, require_sound
+from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
 from dpx.privacy.ledger import Ledger
+from dpx.records import FIX, from_json, to_json
 from dpx.run_folder import CONFIG, RunFolder, read_json
 
 STATEMENT = "privacy.json"
 # Format number of the statement of a run and of a study.
-FORMAT = 2
+FORMAT = 3
+VERSION = "Use the version of dpx that wrote it"
 
 
 def seal(content: Any) -> str:
@@ -25,17 +28,44 @@ def seal(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_statement(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
-    """The statement at `path`; raises `ConfigError` for a file that is not a statement, or has another format."""
-    document = read_json(path, fix)
-    found = document.get("format", FORMAT)
-    require(found == FORMAT, path, f"is in format {found}, not {FORMAT}", "Use the version of dpx that wrote it")
-    return document
+def read_node(path: Path, fix: str = FIX) -> dict[str, Any]:
+    """The JSON of the statement at `path`, of which `seal` is the checksum; raises `ConfigError` for another format."""
+    node = read_json(path, fix)
+    require(node.get("format") == FORMAT, path, f"was written with the format number {node.get('format')}, not {FORMAT}", VERSION)
+    return node
 
 
-def write_statement(folder: RunFolder, entered: Ledger, document: dict[str, Any]) -> None:
-    """Seals `document` and writes it to `release/privacy.json`."""
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+def read_statement(path: Path, fix: str = FIX) -> Statement:
+    """The statement at `path`; raises `ConfigError` for a file that is not a statement, has another format, or contradicts itself."""
+    return statement_of(read_node(path, fix), path, fix)
+
+
+def statement_of(node: dict[str, Any], path: Path, fix: str = FIX) -> Statement:
+    """The statement whose JSON is `node`; raises `ConfigError`, naming `path`, for one that contradicts itself or has unknown fields."""
+    statement = from_json(Statement, node, path, fix)
+    require_sound(statement, path, fix)
+    return statement
+
+
+def read_run_statement(path: Path, fix: str = FIX) -> AnyRun:
+    """The statement of a run at `path`; raises `ConfigError` as `read_statement` does, and for that of a search."""
+    statement = read_statement(path, fix)
+    if isinstance(statement, StudyStatement):
+        raise ConfigError(path, "is not the statement of one run, as that of a search's winner", "Read the file itself")
+    return statement
+
+
+def text_of(statement: Statement) -> str:
+    """A statement as it is written, after the check that a reader makes."""
+    require_sound(statement, "the statement")
+    text = json.dumps(to_json(statement), indent=1, allow_nan=False) + "\n"
+    assert from_json(Statement, json.loads(text), "the statement") == statement, "what is written would be read as something else"
+    return text
+
+
+def write_statement(folder: RunFolder, entered: Ledger, statement: AnyRun) -> None:
+    """Seals `statement` and writes it to `release/privacy.json`."""
+    text = text_of(statement)
     checksum = seal(json.loads(text))
     entered.seal_statement(checksum)
     write_durably(folder.release / STATEMENT, text)
@@ -50,6 +80,6 @@ def write_config(folder: RunFolder, entered: Ledger) -> None:
         write_durably(path, text)
 
 
-def beside_weights(folder: RunFolder, document: dict[str, Any]) -> dict[str, str]:
+def beside_weights(folder: RunFolder, statement: AnyRun) -> dict[str, str]:
     """The seals that released weights carry: a copy of `release/` has no ledger to be checked against."""
-    return {"statement": seal(document), "config": seal(folder.released_config_yaml)}
+    return {"statement": seal(to_json(statement)), "config": seal(folder.released_config_yaml)}

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpx.claim import agreement, outside_code
+from dpx.claim.document import PlainStatement, RunStatement
 from dpx.claim.reasons import chosen_late, refuted, seeded, unlike_in_words
-from dpx.claim.seals import STATEMENT, read_statement, seal
+from dpx.claim.seals import STATEMENT, read_node, read_statement, seal, statement_of
 from dpx.declaration import ConfigError, require
 from dpx.privacy import ledger, origins, relations
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.segments import Segments
 from dpx.privacy.unit_facts import UnitFacts, unlike
-from dpx.run_folder import read_json
 
 _NAME = "Name the statement of a private run"
 _ALONE = "account for each by itself"
@@ -59,31 +59,23 @@ def read(path: Path) -> Source:
 
 
 def _of_statement(path: Path) -> Source:
-    document = read_statement(path, _NAME)
-    _require_sealed(path, document)
-    try:
-        return _stated(path, document)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"ledger={path}", "is not a statement that can be read", _NAME) from error
-
-
-def _stated(path: Path, document: dict[str, Any]) -> Source:
-    units = UnitFacts.listed(document.get("units"), path)
-    stated = document.get("ledger")
-    segments: Any = stated.get("segments") if isinstance(stated, dict) else None
-    require(isinstance(segments, list), f"ledger={path}", "is a statement without a ledger", _NAME)
+    node = read_node(path, _NAME)
+    _require_sealed(path, node)
+    statement = statement_of(node, path, _NAME)
+    segments = None if isinstance(statement, PlainStatement) else statement.ledger.segments
+    if isinstance(statement, PlainStatement) or segments is None:
+        raise ConfigError(f"ledger={path}", "is a statement without a ledger", _NAME)
+    units = statement.units
     return Source(
         name=str(path),
         segments=ledger.join(segments),
         is_checked=False,
-        by=outside_code.packages_of_guarantee(document.get("guarantee", "dp")) or (),
-        before=origins.charged_in(document),
-        delta=document.get("delta"),
-        adjacency=document.get("adjacency"),
+        by=outside_code.packages_of_guarantee(statement.guarantee) or (),
+        before=origins.charged_in(statement.init) if isinstance(statement, RunStatement) else [],
+        delta=statement.delta,
+        adjacency=statement.adjacency,
         units=tuple(units),
-        reasons=tuple(dict.fromkeys([*(document.get("reasons") or ()), *_of_units(units)])),
+        reasons=tuple(dict.fromkeys([*statement.reasons, *_of_units(units)])),
     )
 
 
@@ -113,7 +105,8 @@ def _require_sealed(path: Path, document: dict[str, Any]) -> None:
 
 def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) -> Source:
     """The source of a ledger; `run` is the run folder that holds the ledger, whose statement has further facts about it."""
-    privacy = ((entered.plan or {}).get("declared") or {}).get("privacy") or {}
+    declared = None if entered.plan is None else entered.plan.declared
+    privacy = {} if declared is None else declared.privacy.values
     known = [*_stated_reasons(entered, run), *seeded(entered), *chosen_late(entered), *refuted(entered.verdict)]
     known += [*origins.reasons(entered.origins), *_of_units(entered.units)]
     return Source(
@@ -131,10 +124,10 @@ def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) 
 def _stated_reasons(entered: Ledger, run: Path | None) -> list[str]:
     """The reasons against its guarantee in the statement of a run; if a sealed statement is missing, one reason that says so."""
     places = [] if run is None else [run / place / STATEMENT for place in agreement.RELEASES]
-    found = [read_json(file) for file in places if file.is_file()]
+    found = [read_statement(file) for file in places if file.is_file()]
     if not found and entered.statements:
         return ["the statement of this ledger is not beside it, so what else takes its guarantee away is not known"]
-    return [reason for stated in found for reason in stated.get("reasons") or ()]
+    return [reason for stated in found for reason in stated.reasons]
 
 
 def _of_units(units: Sequence[UnitFacts | None]) -> list[str]:

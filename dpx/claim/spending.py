@@ -48,6 +48,6 @@ class Spending:
         read."""
         newest = self._ledger.noise_epochs[-1].name
         segments = self._ledger.segments()
-        return [segment for segment in segments if segment["epoch_name"] != newest] + ledger.until(
-            [segment for segment in segments if segment["epoch_name"] == newest], done
+        return [segment for segment in segments if segment.epoch_name != newest] + ledger.until(
+            [segment for segment in segments if segment.epoch_name == newest], done
         )

@@ -1,9 +1,10 @@
 """What a run has spent and will have spent: epsilon of its ledger so far, and of the planned end."""
 
+import json
 from collections.abc import Sequence
-from typing import Any
 
 from dpx.claim.calibration import Calibrated, compositions, planned_segments
+from dpx.claim.document import ChainFacts, CountedEvent, EpsilonAt, LedgerFacts, RatesRoundedUp, SpentEpsilon
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, events, ledger, loss_grid, origins
 from dpx.privacy.declarations import Accountant, Privacy
@@ -26,7 +27,7 @@ class Spent:
         self._delta, self._adjacency = privacy.delta, privacy.adjacency
         self._exact = ledger.releases(segments)
         self._charges = accounting.bucketed(self._exact)
-        self.steps = sum(count for segment in segments for _, count in segment["steps"])
+        self.steps = sum(segment.count for segment in segments)
         self._composed = compositions(accountant, privacy, self._charges)
         self.accountants = list(self._composed)
 
@@ -39,11 +40,11 @@ class Spent:
             return None
         return accounting.finite(self._composed[accountant].epsilon(delta))
 
-    def table(self, at: list[float]) -> list[dict[str, Any]]:
+    def table(self, at: list[float]) -> tuple[EpsilonAt, ...]:
         """Epsilon by accountant at several deltas."""
-        return [{"delta": delta, "epsilon": {name: self.epsilon(name, delta) for name in self.accountants}} for delta in at]
+        return tuple(EpsilonAt(delta=delta, epsilon={name: self.epsilon(name, delta) for name in self.accountants}) for delta in at)
 
-    def rounding(self) -> dict[str, Any] | None:
+    def rounding(self) -> RatesRoundedUp | None:
         """What rounding a ramp of sampling rates up can add to epsilon, by Renyi accounting, or by the run's own accountant where Renyi
         accounting has no bound; `None` where every rate is composed as it is."""
         if len(self._charges) == len(self._exact):
@@ -51,36 +52,46 @@ class Spent:
         # Renyi accounting is the quickest, but has no bound for some releases.
         accountant = "rdp" if "rdp" in self.accountants else self.accountants[0]
         error = accounting.rounding_error(self._exact, self._delta, self._adjacency, accountant=accountant)
-        counts = {"distinct": len(self._exact), "composed": len(self._charges)}
-        of_grid = loss_grid.grid(self._charges, self._adjacency)
-        return counts | {f"{accountant}_epsilon_error_at_most": accounting.finite(error), "pld_grid": of_grid}
+        return RatesRoundedUp(
+            distinct=len(self._exact),
+            composed=len(self._charges),
+            accountant=accountant,
+            epsilon_error_at_most=accounting.finite(error),
+            pld_grid=loss_grid.grid(self._charges, self._adjacency),
+        )
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> tuple[CountedEvent, ...]:
         """The dp-accounting events composed by the run's own accountant: class, arguments and count."""
-        own = self.accountants[0]
-        return [{"event": describe(events.event(release, self._adjacency, own)), "count": count} for release, count in self._charges]
+        return counted(self._charges, self._adjacency, self.accountants[0])
 
 
-def spent_facts(spent: "Spent", own: Segments) -> dict[str, Any]:
+def counted(charges: accounting.Charges, adjacency: str, accountant: str) -> tuple[CountedEvent, ...]:
+    """The dp-accounting event of each of `charges`, as JSON, with its count."""
+    as_json = ((json.loads(json.dumps(describe(events.event(release, adjacency, accountant)))), count) for release, count in charges)
+    return tuple(CountedEvent(event=event, count=count) for event, count in as_json)
+
+
+def spent_facts(spent: "Spent", own: Segments) -> SpentEpsilon:
     """What the ledger holds so far, `spent`, and when that is a claim; `own` are the run's own steps in it."""
-    return {
-        "steps": len({step for _, step, _ in ledger.decode(own)}),
-        "charged_steps": spent.steps,
-        "epsilon": {name: spent.epsilon(name) for name in spent.accountants},
-        "valid_only_if": "the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
-    }
+    return SpentEpsilon(
+        steps=len({step for _, step, _ in ledger.decode(own)}),
+        charged_steps=spent.steps,
+        epsilon={name: spent.epsilon(name) for name in spent.accountants},
+        valid_only_if="the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
+    )
 
 
-def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> dict[str, Any]:
+def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> LedgerFacts:
     """What ran, the events that the headline composes, and the ledger line that all this follows from."""
-    identity = entered.identity if entered is not None else None
-    return {
-        "segments": segments,
-        "rates_rounded_up": whole.rounding(),
-        "events": whole.events(),
-        "identity": identity,
-        **chain_facts(entered),
-    }
+    line = chain_facts(entered)
+    return LedgerFacts(
+        segments=tuple(segments),
+        rates_rounded_up=whole.rounding(),
+        events=whole.events(),
+        identity=entered.identity if entered is not None else None,
+        mark=line.mark,
+        chain=line.chain,
+    )
 
 
 def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
@@ -112,8 +123,8 @@ def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from:
     return {name: whole.epsilon(name) for name in whole.accountants}
 
 
-def chain_facts(entered: Ledger | None) -> dict[str, Any]:
+def chain_facts(entered: Ledger | None) -> ChainFacts:
     """The line of the ledger that a statement follows from, and what such marks can show."""
     if entered is None:
-        return {"mark": None, "chain": "the run has not begun, so it has no ledger that this statement could be compared with"}
-    return {"mark": entered.mark.as_json(), "chain": CHAIN_SHOWS}
+        return ChainFacts(mark=None, chain="the run has not begun, so it has no ledger that this statement could be compared with")
+    return ChainFacts(mark=entered.mark, chain=CHAIN_SHOWS)

@@ -11,20 +11,33 @@ from dpx.claim import outside_code
 from dpx.claim.calibration import Calibrated, auxiliary
 from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
 from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_source
-from dpx.claim.reasons import audit_state, chosen_late, reasons_against, refuted, seeded, unlike_units
+from dpx.claim.document import (
+    AnyRun,
+    AuditBound,
+    AuditFacts,
+    CanaryCounts,
+    MechanismFacts,
+    OutsideCode,
+    PlainStatement,
+    PlannedEpsilon,
+    RunStatement,
+    Tuning,
+)
+from dpx.claim.reasons import chosen_late, reasons_against, refuted, seeded, state_after, unlike_units
 from dpx.claim.seals import FORMAT
 from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
 from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.models.shape import count
 from dpx.privacy import accounting, ledger, origins
-from dpx.privacy.declarations import Privacy
 from dpx.privacy.event_json import describe as describe
 from dpx.privacy.event_json import restore as restore
 from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.origins import Origin
+from dpx.privacy.lower_bounds import Verdict
+from dpx.privacy.origins import Origin, VocabularyFacts
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import from_json
 
 
 def build(
@@ -34,7 +47,7 @@ def build(
     entered: Ledger | None = None,
     begins_from: Sequence[Origin] = (),
     job: Any = None,
-) -> dict[str, Any]:
+) -> AnyRun:
     """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` is the ledger so far, with
     the result of the run's own audit; `begins_from` are the origins of the starting parameters that are not in a ledger yet; `job` is the
     job that runs the experiment.
@@ -52,49 +65,48 @@ def build(
         + refuted(verdict)
     )
     tuning = tuning_facts(experiment, entered)
-    common = _of_any_run(experiment, manifest, begins_from, job) | tuning
-    uncovered = [*(fact["meaning"] for fact in tuning.values()), *not_covered(experiment)]
+    common: dict[str, Any] = _of_any_run(experiment, manifest, begins_from, job) | {"tuning": tuning}
+    common["not_covered"] = tuple([*([] if tuning is None else [tuning.meaning]), *not_covered(experiment)])
     if not experiment.is_private:
         reasons = [f"mechanism={experiment.mechanism.name}"]
-        plain = {"guarantee": "not_private", "reasons": reasons, "epsilon": {}, "not_covered": uncovered}
-        return common | plain | {"ledger": chain_facts(entered)}
-    facts = {
-        "sampler": sampler_facts(experiment),
-        "mechanism": mechanism_facts(experiment, calibrated),
-        "assumptions": assumptions(experiment, manifest, calibrated.size, entered, begins_from),
-        "audit": audit_facts(experiment, verdict),
-        "not_covered": uncovered,
-    }
-    facts |= {"units": units_of(experiment, manifest, entered)}
-    return common | _unit(experiment.privacy, calibrated.size) | facts | _claim(experiment, calibrated, entered, begins_from, reasons, job)
+        return PlainStatement(**common, guarantee="not_private", reasons=tuple(reasons), epsilon={}, ledger=chain_facts(entered))
+    privacy = experiment.privacy
+    return RunStatement(
+        **common,
+        **{name: getattr(privacy, name) for name in ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")},
+        declared_size=calibrated.size,
+        sampler=sampler_facts(experiment),
+        mechanism=mechanism_facts(experiment, calibrated),
+        assumptions=tuple(assumptions(experiment, manifest, calibrated.size, entered, begins_from)),
+        audit=audit_facts(experiment, verdict),
+        units=units_of(experiment, manifest, entered),
+        **_claim(experiment, calibrated, entered, begins_from, reasons, job),
+    )
 
 
 def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Origin], job: Any) -> dict[str, Any]:
-    """What is stated of a run with or without noise."""
-    common = {"format": FORMAT, "name": experiment.name, "replicate": experiment.replicate, "steps": experiment.steps}
-    outside = outside_code.facts(experiment, job)
-    common |= {"outside_code": outside} if outside else {}
-    if not experiment.train.is_all:
-        common["train"] = experiment.train.kind
-    return common | {"init": origins.facts(begins_from), "vocabulary": vocabulary_facts(experiment, manifest)}
+    """What is stated of a run with or without noise, by field."""
+    return {
+        "format": FORMAT,
+        "name": experiment.name,
+        "replicate": experiment.replicate,
+        "steps": experiment.steps,
+        "outside_code": tuple(OutsideCode(**facts) for facts in outside_code.facts(experiment, job)),
+        "train": None if experiment.train.is_all else experiment.train.kind,
+        "init": origins.facts(begins_from),
+        "vocabulary": vocabulary_facts(experiment, manifest),
+    }
 
 
-def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None) -> list[dict[str, Any] | None]:
+def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None) -> tuple[UnitFacts | None, ...]:
     """The records of what the charged steps protect (`dpx.privacy.unit_facts`); without a ledger, the record of the run itself."""
-    noted = entered.units if entered is not None else [UnitFacts.from_data(experiment.data, experiment.privacy, manifest)]
-    return [None if facts is None else facts.as_json() for facts in noted]
-
-
-def _unit(privacy: Privacy, size: int) -> dict[str, Any]:
-    """Whose data the claim protects, and among how many."""
-    names = ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")
-    return {name: getattr(privacy, name) for name in names} | {"declared_size": size}
+    return tuple(entered.units) if entered is not None else (UnitFacts.from_data(experiment.data, experiment.privacy, manifest),)
 
 
 def _claim(
     experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin], reasons: list[str], job: Any
 ) -> dict[str, Any]:
-    """Guarantee and epsilon: of the planned end, at several deltas, and of what the ledger holds so far."""
+    """Guarantee and epsilon, by field: of the planned end, at several deltas, and of what the ledger holds so far."""
     privacy = experiment.privacy
     segments = entered.segments() if entered is not None else ledger.join(*origins.charged(begins_from))
     spent = Spent(experiment.accountant, privacy, segments)
@@ -108,19 +120,18 @@ def _claim(
     is_proved = not (reasons or by)
     ancestors = ", the runs that this one starts from included" if origins.charged(begins_from) else ""
     why_not = reasons or outside_code.sentences(by)
+    so_far = spent_facts(spent, entered.own_segments() if entered is not None else [])
+    alone = {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}
     return {
         "guarantee": outside_code.guarantee(True, reasons, by),
-        "reasons": reasons,
+        "reasons": tuple(reasons),
         "accountant": own,
         "epsilon": epsilon if is_proved else {},
         "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged in addition to the plan{ancestors}",
-        "epsilon_at": whole.table(deltas(privacy.delta, calibrated.size)) if is_proved else [],
+        "epsilon_at": whole.table(deltas(privacy.delta, calibrated.size)) if is_proved else (),
         "unsupported": unsupported(experiment.sampler, experiment.accountant, privacy.delta, why_not, epsilon, whole_segments),
-        "planned": {
-            "steps": experiment.steps,
-            "epsilon": {} if by else {name: accounting.finite(value) for name, value in calibrated.epsilon.items()},
-        },
-        "spent": spent_facts(spent, entered.own_segments() if entered is not None else []) | ({"epsilon": {}} if by else {}),
+        "planned": PlannedEpsilon(steps=experiment.steps, epsilon={} if by else alone),
+        "spent": dataclasses.replace(so_far, epsilon={}) if by else so_far,
         "ledger": ledger_facts(entered, segments, whole),
     }
 
@@ -132,18 +143,18 @@ _OF_A_TRIAL = {
 }
 
 
-def vocabulary_facts(experiment: Experiment, manifest: Any) -> dict[str, Any]:
+def vocabulary_facts(experiment: Experiment, manifest: Any) -> VocabularyFacts:
     """The source of the vocabulary and its checksum: weights have no meaning with another vocabulary."""
     source = vocabulary_source(experiment.data.vocabulary, manifest)
-    return {"source": source, "sha256": manifest.vocabulary_checksum if manifest is not None else None}
+    return VocabularyFacts(source=source, sha256=manifest.vocabulary_checksum if manifest is not None else None)
 
 
-def tuning_facts(experiment: Experiment, entered: Ledger | None) -> dict[str, Any]:
-    """`tuning` of a run that is a trial of a search: how the choice is charged, as one word and as a sentence. It comes from the ledger,
+def tuning_facts(experiment: Experiment, entered: Ledger | None) -> Tuning | None:
+    """`tuning` of a run that is a trial of a search, `None` for any other run: how the choice is charged. It comes from the ledger,
     not from the command that resumes the run."""
     charges = [trial.charge for trial in entered.trials] if entered is not None else []
     charges += [experiment.tune.charge] if experiment.tune is not None else []
-    return {"tuning": {"charge": charges[0], "meaning": _OF_A_TRIAL[charges[0]]}} if charges else {}
+    return Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
 
 
 def deltas(delta: float, size: int) -> list[float]:
@@ -151,20 +162,20 @@ def deltas(delta: float, size: int) -> list[float]:
     return sorted({delta, 1e-5, 1e-6, 1e-8, 1e-10, 1 / size, 1 / (2 * size), float(size) ** -1.1} - {1.0})
 
 
-def audit_facts(experiment: Experiment, verdict: dict[str, Any] | None) -> dict[str, Any]:
-    """The audit in the run: what was declared, its result, and the privacy cost of publishing that."""
-    if not isinstance(experiment.audit, Canaries):
-        return {"canaries": "none"}
-    declared = dataclasses.asdict(experiment.audit)
-    named = ("score", "estimator", "guesses", "correct", "delta", "error", "epsilon", "claim")
-    return {
-        "canaries": {name: declared[name] for name in ("gradients", "sequences")},
-        "primary": declared["primary"],
-        "verdict": audit_state(experiment.audit, verdict),
-        "lower_bound": None if verdict is None else {name: verdict["primary"][name] for name in named},
-        "released": "the verdict and the primary bound: functions of noisy sums charged above and of coins tossed without the data, at no "
+def audit_facts(experiment: Experiment, verdict: Verdict | None) -> AuditFacts | None:
+    """The audit in the run: what was declared, its result, and the privacy cost of publishing that; `None` without one."""
+    audit = experiment.audit
+    if not isinstance(audit, Canaries):
+        return None
+    named = [field.name for field in dataclasses.fields(AuditBound)]
+    return AuditFacts(
+        canaries=CanaryCounts(gradients=audit.gradients, sequences=audit.sequences),
+        primary=dataclasses.asdict(audit.primary),
+        verdict=state_after(verdict),
+        lower_bound=None if verdict is None else AuditBound(**{name: getattr(verdict.primary, name) for name in named}),
+        released="the verdict and the primary bound: functions of noisy sums charged above and of coins tossed without the data, at no "
         "further cost. Every other bound, the coins, the canaries' texts and the scores stay under private/",
-    }
+    )
 
 
 def sampler_facts(experiment: Experiment) -> dict[str, Any]:
@@ -173,13 +184,13 @@ def sampler_facts(experiment: Experiment) -> dict[str, Any]:
     return dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": sizes[0], "largest": sizes[-1]}}
 
 
-def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> dict[str, Any]:
-    """Clip, noise and generator."""
+def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> MechanismFacts:
+    """Clip, noise and generator. Raises `ConfigError` for facts about a package's noise that no statement holds."""
     sigma = calibrated.noise_multiplier
     sizes = [batch for batch, _ in calibrated.batch_stages]
     aside = {name: z for name, z in auxiliary(experiment.clip, experiment.telemetry).items() if z is not None}
-    together = {"joint_noise_multiplier": None if sigma is None else joint(sigma, *aside.values())} | aside if aside else {}
-    return together | {
+    facts = aside | {
+        "joint_noise_multiplier": joint(sigma, *aside.values()) if aside and sigma is not None else None,
         "name": experiment.mechanism.name,
         "clip": experiment.clip.kind,
         "clipping_norm": experiment.clip.clipping_norm,
@@ -189,6 +200,8 @@ def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> dict[str,
         **_noise_facts(experiment),
         "releases": releases(experiment),
     }
+    fix = "Return the fields of dpx.mechanism.Mechanism.noise_facts alone"
+    return from_json(MechanismFacts, facts, f"mechanism={experiment.mechanism.name}: noise_facts", fix)
 
 
 def _noise_facts(experiment: Experiment) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import Any
 from dpx import config
 from dpx.claim import agreement, outside_code
 from dpx.claim.caveats import vocabulary_source
+from dpx.claim.document import AnyRun, RunStatement, Statement, StudyStatement
 from dpx.claim.reasons import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
-from dpx.claim.seals import STATEMENT, seal
+from dpx.claim.seals import STATEMENT, read_run_statement, read_statement, seal
 from dpx.data import manifests
 from dpx.data.declarations import Data
 from dpx.declaration import ConfigError, require
@@ -22,12 +23,13 @@ from dpx.init.weights import PARAMS, Shapes
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
-from dpx.privacy import ledger
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.origins import Origin, of_released
+from dpx.privacy.lines import Plan
+from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, of_released
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.run_folder import CONFIG, RunFolder, read_json
+from dpx.records import to_json
+from dpx.run_folder import CONFIG, RunFolder
 from dpx.task.declarations import Task
 from dpx.training.fingerprint import claim_checksum
 
@@ -50,7 +52,7 @@ class Parent:
     private: Path | None
     place: Path
     step: int | None
-    plan: dict[str, Any] | None = None
+    plan: Plan | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -78,17 +80,17 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             return _copied(asked, init, release)
         experiment = _declared(asked, config.place_of(folder.path))
         place = _checkpoint(asked, folder, init.step) if init.step else _released(asked, release)
-        document = read_json(release / STATEMENT) if (release / STATEMENT).is_file() else {}
+        stated = read_run_statement(release / STATEMENT) if (release / STATEMENT).is_file() else None
         known = [manifest for one in entered.data if one and (manifest := manifests.manifest(folder.private, one))]
         origin = Origin(
             kind="run",
             name=experiment.name,
             identity=entered.identity,
-            segments=entered.own_segments(),
-            reasons=_reasons(experiment, known, entered, document),
-            claim=_claim(experiment.data, experiment.privacy, document, audit_state(experiment.audit, entered.verdict)),
-            vocabulary={"source": vocabulary_source(experiment.data.vocabulary, None), "sha256": _vocabulary(known, document)},
-            data=entered.data,
+            segments=tuple(entered.own_segments()),
+            reasons=_reasons(experiment, known, entered, stated),
+            claim=_claim(experiment.data, experiment.privacy, stated, audit_state(experiment.audit, entered.verdict)),
+            vocabulary=VocabularyFacts(source=vocabulary_source(experiment.data.vocabulary, None), sha256=_vocabulary(known, stated)),
+            data=tuple(entered.data),
             is_checked=True,
         )
         trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
@@ -119,41 +121,38 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     place = _released(asked, release)
     require((release / STATEMENT).is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
     agreement.check_copy(release)
-    document, experiment = read_json(release / STATEMENT), _declared(asked, release / CONFIG)
-    try:
-        origins = (_stated_origin(experiment.name, experiment.data, experiment.privacy, document), *_stated_further(document))
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(release / STATEMENT, "holds no statement of a run that can be read", agreement.OR_COPY) from error
+    statement, experiment = read_statement(release / STATEMENT, agreement.OR_COPY), _declared(asked, release / CONFIG)
+    origins = (_stated_origin(experiment.name, experiment.data, experiment.privacy, statement), *_stated_further(statement))
     trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
     return Parent(asked, *trained, origins, None, place, None)
 
 
-def _stated_origin(name: str, data: Data, privacy: Privacy, document: dict[str, Any]) -> Origin:
-    """The origin that the statement of a run describes."""
-    is_claimed = outside_code.packages_of_guarantee(str(document.get("guarantee"))) is not None
-    reasons = list(document.get("reasons") or ([] if is_claimed else [f"guarantee: {document.get('guarantee')}"]))
-    if "tuning" in document:
-        reasons.append(of_a_trial([document["tuning"].get("charge")]))
-    stated = document.get("ledger", {})
-    segments = ledger.join(stated.get("segments") or [])
-    if is_claimed and not segments:
+def _stated_origin(name: str, data: Data, privacy: Privacy, statement: Statement) -> Origin:
+    """The origin that the statement of a run describes; that of a search's winner lists no steps of the run itself."""
+    of_run = None if isinstance(statement, StudyStatement) else statement
+    private = statement if isinstance(statement, RunStatement) else None
+    reasons = list(statement.reasons)
+    if of_run is not None and of_run.tuning is not None:
+        reasons.append(of_a_trial([of_run.tuning.charge]))
+    segments = () if private is None else private.ledger.segments
+    if outside_code.packages_of_guarantee(statement.guarantee) is not None and not segments:
         reasons.append("its statement lists no steps whose cost could be added to others, as that of a search's winner")
+    mark = None if of_run is None else of_run.ledger.mark
+    named = (None if private is None else private.ledger.identity) or (None if mark is None else mark.chain)
     return Origin(
         kind="run",
         name=name,
-        identity=stated.get("identity") or (stated.get("mark") or {}).get("chain") or f"unnamed {seal(document)}",
+        identity=named or f"unnamed {seal(to_json(statement))}",
         segments=segments,
-        reasons=reasons,
-        claim=_claim(data, privacy, document, (document.get("audit") or {}).get("verdict")),
-        vocabulary=document.get("vocabulary") or {"source": "unknown", "sha256": None},
+        reasons=tuple(reasons),
+        claim=_claim(data, privacy, statement, None if private is None or private.audit is None else private.audit.verdict),
+        vocabulary=VocabularyFacts() if of_run is None else of_run.vocabulary,
     )
 
 
-def _stated_further(document: dict[str, Any]) -> list[Origin]:
+def _stated_further(statement: Statement) -> list[Origin]:
     """The earlier runs and files that a statement names."""
-    return [of_released(node) for node in (document.get("init") or {}).get("origins", [])]
+    return [] if isinstance(statement, StudyStatement) else [of_released(one) for one in statement.init.origins]
 
 
 def _declared(asked: str, place: Path) -> Experiment:
@@ -175,7 +174,7 @@ def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
     return folder.private / agreement.CHECKPOINTS / str(step)
 
 
-def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document: dict[str, Any]) -> list[str]:
+def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, stated: AnyRun | None) -> tuple[str, ...]:
     """The reasons why the parent has no guarantee: from its parts and from its statement."""
     manifest = known[0] if known else None
     reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
@@ -184,24 +183,30 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, document
         reasons.append("its config.yaml is not the config that its ledger began with")
     reasons += reasons_against(experiment, manifest) + seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
     # A run may be resumed by commands that do not name the search; its ledger and its statement still do.
-    charges = [trial.charge for trial in entered.trials] + ([document["tuning"].get("charge")] if "tuning" in document else [])
+    charges = [trial.charge for trial in entered.trials]
+    charges += [stated.tuning.charge] if stated is not None and stated.tuning is not None else []
     charges += [experiment.tune.charge] if experiment.tune is not None else []
     if charges:
         reasons.append(of_a_trial(charges))
     if experiment.is_private and not entered.segments():
         reasons.append("its ledger charges nothing")
-    stated = document.get("reasons", []) if document.get("guarantee") != "not_private" else []
-    return list(dict.fromkeys([*reasons, *stated]))
+    return tuple(dict.fromkeys([*reasons, *(stated.reasons if isinstance(stated, RunStatement) else ())]))
 
 
-def _claim(data: Data, privacy: Privacy, document: dict[str, Any], audit: str | None) -> dict[str, Any]:
+def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | None) -> ParentClaim:
     """What the parent states and declares about its units; `audit` is the state of its audit, `None` without an audit."""
-    stated = {name: document[name] for name in ("guarantee", "epsilon", "steps") if name in document}
-    declared = {"unit": privacy.unit, "adjacency": privacy.adjacency, "delta": privacy.delta}
-    audited = {"audit": audit} if audit else {}
-    return stated | declared | audited | {"units": UnitFacts.from_data(data, privacy).as_json()}
+    return ParentClaim(
+        guarantee=None if stated is None else stated.guarantee,
+        epsilon=None if stated is None else stated.epsilon,
+        steps=None if stated is None or isinstance(stated, StudyStatement) else stated.steps,
+        unit=privacy.unit,
+        adjacency=privacy.adjacency,
+        delta=privacy.delta,
+        audit=audit,
+        units=UnitFacts.from_data(data, privacy),
+    )
 
 
-def _vocabulary(known: list[Any], document: dict[str, Any]) -> str | None:
+def _vocabulary(known: list[Any], stated: AnyRun | None) -> str | None:
     """A checksum of its vocabulary, from its data's manifest or else its statement."""
-    return known[0].vocabulary_checksum if known else (document.get("vocabulary") or {}).get("sha256")
+    return known[0].vocabulary_checksum if known else None if stated is None else stated.vocabulary.sha256

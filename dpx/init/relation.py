@@ -57,13 +57,12 @@ def is_same_data(checksums: Sequence[str | None], store: Store | None) -> bool:
 def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -> str | None:
     """The reason, as text, why the vocabulary of `origin`, which this run loads from a file, may have been learnt from data that is
     protected now; `None` if declared facts exclude that."""
-    source = origin.vocabulary.get("source")
+    source = origin.vocabulary.source
     if store is None or store.manifest.vocabulary_source != "file" or source == "file" or is_same_data(origin.data, store):
         return None
     if origin.relation == "disjoint":
         return None
-    node = origin.claim.get("units")
-    theirs = None if node is None else UnitFacts.from_json(node, origin.name)
+    theirs = origin.claim.units
     # A unit's split is a function of its name, the salt and the fractions: a unit that was public there is public here.
     if source == "public_split" and theirs is not None and _split_alike(theirs, own):
         return None

@@ -22,7 +22,8 @@ from dpx.models.shape import AnyModel
 from dpx.models.trained import OutputLayer, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.origins import UNREAD, Origin, require_same_relation, unit_mismatch
+from dpx.privacy.lines import Plan
+from dpx.privacy.origins import UNREAD, CheckpointFacts, Origin, require_same_relation, unit_mismatch
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.task.declarations import Classification, MultipleChoice, Task
 
@@ -67,7 +68,7 @@ class Start:
     private: Path | None = None
     messages: tuple[str, ...] = ()
     step: int | None = None
-    plan: dict[str, Any] | None = None
+    plan: Plan | None = None
 
 
 RANDOM = Start()
@@ -82,7 +83,7 @@ def planned_start(init: Init, receiver: Receiver, store: Store | None = None, fo
     if fork is None:
         return Start(_decided(init, receiver, store)[0])
     origins, parent = _of_run(of_fork(fork), receiver, store, f"fork={fork}")
-    return Start(origins, step=parent.step, plan=parent.plan or {})
+    return Start(origins, step=parent.step, plan=parent.plan or Plan())
 
 
 def require_one_start(init: Init, fork: str | None) -> None:
@@ -103,7 +104,7 @@ def start_of_fork(fork: str, receiver: Receiver, store: Store, own_private: Path
     asked = f"fork={fork}"
     origins, parent = _of_run(of_fork(fork), receiver, store, asked)
     told = tuple(contradictions(origins, store, parent.private, own_private))
-    return Start(origins, private=parent.private, messages=told, step=parent.step, plan=parent.plan or {})
+    return Start(origins, private=parent.private, messages=told, step=parent.step, plan=parent.plan or Plan())
 
 
 def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path], own_private: Path | None = None) -> Start:
@@ -152,11 +153,11 @@ def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: I
     prepared data as the run that held this record before.
     """
     if origin.kind == "file":
-        return dataclasses.replace(origin, against=list(dict.fromkeys([*origin.against, *_of_overlap(origin, receiver.data.known_as)])))
+        return dataclasses.replace(origin, against=tuple(dict.fromkeys([*origin.against, *_of_overlap(origin, receiver.data.known_as)])))
     origin = dataclasses.replace(origin, relation=relation(origin, disjoint, is_holders_data), against=())
     mismatch = unit_mismatch(origin, receiver.data, receiver.privacy, is_same_data(origin.data, store))
     learnt = learnt_from_protected(origin, UnitFacts.from_data(receiver.data, receiver.privacy), store)
-    return dataclasses.replace(origin, against=[reason for reason in (mismatch, learnt) if reason])
+    return dataclasses.replace(origin, against=tuple(reason for reason in (mismatch, learnt) if reason))
 
 
 def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store: Store, drawn_from: Sequence[str | None]) -> list[Origin]:
@@ -167,10 +168,10 @@ def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store
 
 def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
     """Reasons why external weights may have seen this run's data: the data that they were trained on, or their name."""
-    may_hold = among(known_as, origin.claim.get("trained_on", ()))
+    may_hold = among(known_as, origin.checkpoint.trained_on if origin.checkpoint else ())
     if may_hold:
         yield f"{origin.name} was trained on {', '.join(may_hold)}, which may hold this run's data"
-    called = among(known_as, origin.claim.get("names", ()))
+    called = among(known_as, origin.checkpoint.names if origin.checkpoint else ())
     if called:
         yield f"{origin.name} is called {called[0]}, as if it was trained on this run's data"
 
@@ -232,9 +233,14 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
     name = _called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
-    told = selected.as_facts() | {"trained_on": list(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)]))}
-    told |= {"names": sorted({name, _called(init.path)})}
-    origin = Origin(kind="file", name=name, identity=UNREAD, provenance=init.provenance, claim=told)
+    facts = CheckpointFacts(
+        loaded=tuple(sorted(selected.parts)),
+        made_new=tuple(selected.made_new),
+        left_out=tuple(selected.left_out),
+        trained_on=tuple(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)])),
+        names=tuple(sorted({name, _called(init.path)})),
+    )
+    origin = Origin(kind="file", name=name, identity=UNREAD, provenance=init.provenance, checkpoint=facts)
     return related(origin, receiver, store, (), False)
 
 
@@ -293,7 +299,7 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
     data is prepared."""
     if store is None or is_same_data(origin.data, store):
         return
-    theirs = origin.vocabulary.get("sha256")
+    theirs = origin.vocabulary.sha256
     if theirs is None:
         fix = "Begin from its own folder and on the same prepared data, or train it again"
         raise ConfigError(parent.asked, "does not say which vocabulary it was trained with", fix)

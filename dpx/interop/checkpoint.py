@@ -7,7 +7,6 @@ misspelt or truncated file must not become a model that is random in parts.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import require, several
@@ -28,9 +27,6 @@ class Taken:
     parts: Mapping[str, Part]
     made_new: tuple[str, ...]
     left_out: tuple[str, ...]
-
-    def as_facts(self) -> dict[str, Any]:
-        return {"loaded": sorted(self.parts), "made_new": list(self.made_new), "left_out": list(self.left_out)}
 
     def in_words(self) -> tuple[str, ...]:
         words = [f"loaded {len(self.parts)} parameters"]

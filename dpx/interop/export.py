@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from dpx.claim import agreement
-from dpx.claim.seals import STATEMENT
+from dpx.claim.seals import STATEMENT, read_statement
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.store import VOCABULARY, Store
 from dpx.data.vocabulary import SpecialIds
@@ -29,7 +29,7 @@ from dpx.interop.card import card
 from dpx.interop.written import Written, written
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert, Decoder
-from dpx.run_folder import CONFIG, RunFolder, read_json
+from dpx.run_folder import CONFIG, RunFolder
 from dpx.task.declarations import Classification, Task
 from dpx.training.checkpoint import on_host
 from dpx.training.evaluation import store_of
@@ -58,7 +58,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
         converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | Decoder)
     require((release / STATEMENT).is_file(), release, "holds weights without their statement", f"Restore its {STATEMENT}")
-    statement = read_json(release / STATEMENT)
+    statement = read_statement(release / STATEMENT)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
         # A later init=hf is refused by this: these weights have a privacy cost. Adapters alone cannot start a run.

@@ -14,6 +14,8 @@ from dpx.console import wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
+from dpx.privacy.segments import Segment, Segments
+from dpx.records import to_json
 from dpx.report import pictures
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
@@ -60,7 +62,7 @@ class Account:
         by = outside_code.joined(outside_code.packages_of_segments(segments), *(one.by for one in read_sources))
         document |= {"outside_code": list(by)} if by else {}
         unit = unit_of(read_sources, adjacency)
-        document["unit"] = None if unit is None else unit.as_json()
+        document["unit"] = None if unit is None else to_json(unit)
         document["is_checked"] = all(one.is_checked for one in read_sources)
         document["no_guarantee"] = [f"{path.name}: {why}" for path, one in zip(sources, read_sources, strict=True) for why in one.reasons]
         write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
@@ -90,9 +92,7 @@ def _place(named: str) -> Path:
     return Path(named) if Path(named).exists() or Path(named).suffix else config.load(named)[1]
 
 
-def account(
-    segments: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]] = ()
-) -> list[Table]:
+def account(segments: Segments, accountant: str, delta: float, adjacency: str, before: Sequence[Segment] = ()) -> list[Table]:
     """Every table of the account of `segments`; those of `before` among them were made before the first step."""
     from dpx.privacy import accounting, ledger
     from dpx.privacy.profile import Profile
@@ -127,9 +127,9 @@ def account(
     ]
 
 
-def _events(segments: list[dict[str, Any]]) -> Table:
+def _events(segments: Segments) -> Table:
     columns = ("origin", "epoch", "sampler", "q", "noise_multiplier", "clipping_norm", "rows_per_unit", "unit_mode")
-    rows = tuple((*(segment.get(name, "group") for name in columns), sum(count for _, count in segment["steps"])) for segment in segments)
+    rows = tuple((*(getattr(segment, name) for name in columns), segment.count) for segment in segments)
     return Table("events", (*columns, "steps"), rows, "what is charged")
 
 
@@ -139,13 +139,13 @@ def _thinned(profile: Any) -> tuple[tuple[float, float], ...]:
 
 
 def _by_step(
-    segments: list[dict[str, Any]], accountant: str, delta: float, adjacency: str, before: Sequence[dict[str, Any]]
+    segments: Segments, accountant: str, delta: float, adjacency: str, before: Sequence[Segment]
 ) -> list[tuple[int, float | None]]:
     from dpx.privacy import accounting, ledger
 
-    earlier = {(segment["origin"], segment["epoch_name"]) for segment in before}
-    segments = [segment for segment in ledger.join(segments) if (segment["origin"], segment["epoch_name"]) not in earlier]
-    end = max((first + count for segment in segments for first, count in segment["steps"]), default=0)
+    earlier = {(segment.origin, segment.epoch_name) for segment in before}
+    segments = [segment for segment in ledger.join(segments) if (segment.origin, segment.epoch_name) not in earlier]
+    end = max((first + count for segment in segments for first, count in segment.steps), default=0)
     points = []
     for point in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
         charges = accounting.bucketed(ledger.releases(ledger.join(ledger.until(segments, point), list(before))))

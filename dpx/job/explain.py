@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import outside_code
-from dpx.claim.seals import STATEMENT
+from dpx.claim.document import AnyRun, PlainStatement, RunStatement
+from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.console import wide_console
-from dpx.declaration import ConfigError, declaration, require
+from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
-from dpx.run_folder import RunFolder, read_json, write_json
+from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -51,7 +52,7 @@ class Explain:
             columns = tuple(table["rows"][0])
             console.print(Table(table["name"], columns, tuple(tuple(row.values()) for row in table["rows"]), table["title"]).shown())
 
-    def _size(self, experiment: Experiment, stated: dict[str, Any] | None) -> int:
+    def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
         """The number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is
         unknown."""
         if self.size is not None:
@@ -60,25 +61,18 @@ class Explain:
             return public_size(experiment)
         if _is_not_private(stated):
             return 0
-        return stated["declared_size"] - experiment.audit.places(experiment.privacy)
+        assert isinstance(stated, RunStatement)
+        return stated.declared_size - experiment.audit.places(experiment.privacy)
 
 
-def _is_not_private(stated: dict[str, Any] | None) -> bool:
-    return stated is not None and stated["guarantee"] == "not_private"
+def _is_not_private(stated: AnyRun | None) -> bool:
+    return isinstance(stated, PlainStatement)
 
 
-def _statement(path: Path) -> dict[str, Any] | None:
+def _statement(path: Path) -> AnyRun | None:
     """What a run of this folder has stated so far."""
     file = path / "release" / STATEMENT
-    if not file.is_file():
-        return None
-    stated = read_json(file)
-    is_of_a_run = stated.get("guarantee") == "not_private" or _OF_A_RUN <= stated.keys()
-    require(is_of_a_run, file, "is not the statement of one run, as that of a search's winner", "Read the file itself")
-    return stated
-
-
-_OF_A_RUN = {"accountant", "mechanism", "spent", "unit_mode", "declared_size", "guarantee", "reasons", "unsupported", "epsilon"}
+    return read_run_statement(file) if file.is_file() else None
 
 
 def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:
@@ -104,21 +98,22 @@ def public_size(experiment: Experiment) -> int:
     return experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
 
 
-def explain(experiment: Experiment, size: int, stated: dict[str, Any] | None, begins_from: Sequence[Any] = ()) -> dict[str, Any]:
+def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_from: Sequence[Any] = ()) -> dict[str, Any]:
     """Sentences and tables about the claim. `stated` is the statement of the run; `None` for a run that has not begun and will start from
     `begins_from`."""
-    from dpx.claim import statement
     from dpx.claim.calibration import calibrate
+    from dpx.claim.statement import build
     from dpx.privacy.origins import charged_in
 
     if not experiment.is_private or _is_not_private(stated):
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
         return {"name": experiment.name, "words": words, "tables": []}
     calibrated = calibrate(experiment, size)
-    document = stated or statement.build(experiment, None, calibrated, begins_from=begins_from)
-    by = outside_code.packages_of_guarantee(document["guarantee"])
-    words = [*_promise(experiment, document, calibrated), *_lists(document)]
-    go_by = _as_steps_go(experiment, calibrated, charged_in(document))
+    statement = stated or build(experiment, None, calibrated, begins_from=begins_from)
+    assert isinstance(statement, RunStatement)
+    by = outside_code.packages_of_guarantee(statement.guarantee)
+    words = [*_promise(experiment, statement, calibrated), *_lists(statement)]
+    go_by = _as_steps_go(experiment, calibrated, charged_in(statement.init))
     if stated is not None:
         go_by["title"] += ", by the plan alone"
     tables = [go_by, _neighbouring_settings(experiment, size)]
@@ -134,22 +129,22 @@ def _with_trust(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str, 
     return table | {"title": f"{table['title']} (not bounds that dpx has proved: they trust {', '.join(by)})"} if by else table
 
 
-def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) -> list[str]:
+def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -> list[str]:
     from dpx.claim.caveats import little_data
 
     # What the claim is about is read from the statement, which is sealed, as far as it holds it.
-    drawn, own, sigma = experiment.privacy.drawn, document["accountant"], document["mechanism"]["noise_multiplier"]
-    batch = document["sampler"]["expected_batch_size"]["largest"]
-    origins = document.get("init", {}).get("origins", [])
-    epsilon = _stated_epsilon(document, own)
-    unit = document["unit"] if document["unit"] == "row" else f"{document['unit']} (at most {document['rows_per_unit_max']} rows)"
-    spent = document["spent"]
-    neighbour = NEIGHBOURS[document["adjacency"]].format(unit=document["unit"], drawn=drawn)
-    is_text = document["adjacency"] == "zero_out_text"
+    drawn, own, sigma = experiment.privacy.drawn, statement.accountant, statement.mechanism.noise_multiplier
+    batch = statement.sampler["expected_batch_size"]["largest"]
+    origins = statement.init.origins
+    epsilon = _stated_epsilon(statement, own)
+    unit = statement.unit if statement.unit == "row" else f"{statement.unit} (at most {statement.rows_per_unit_max} rows)"
+    spent = statement.spent
+    neighbour = NEIGHBOURS[statement.adjacency].format(unit=statement.unit, drawn=drawn)
+    is_text = statement.adjacency == "zero_out_text"
     lines = [f"What is protected: {f'the text of one {unit}, not its label' if is_text else f'one {unit} of the training text'}."]
-    if document["guarantee"] == "none":
-        lines.append("GUARANTEE: NONE. " + "; ".join(document["reasons"]) + ". The numbers below would hold without that.")
-    if by := outside_code.packages_of_guarantee(document["guarantee"]):
+    if statement.guarantee == "none":
+        lines.append("GUARANTEE: NONE. " + "; ".join(statement.reasons) + ". The numbers below would hold without that.")
+    if by := outside_code.packages_of_guarantee(statement.guarantee):
         lines.append(f"GUARANTEE: NONE OF DPX'S OWN, but {outside_code.sentences(by)[0]}. The numbers below hold if that package is right.")
     return [
         *lines,
@@ -157,22 +152,22 @@ def _promise(experiment: Experiment, document: dict[str, Any], calibrated: Any) 
         "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
         f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
-        f"  except with probability at most delta = {document['delta']:.3g} (accountant {own}, all {document['steps']:,} steps).",
-        f"How: {_clipped(experiment, document)} is clipped to {experiment.clip.explanation()};",
+        f"  except with probability at most delta = {statement.delta:.3g} (accountant {own}, all {statement.steps:,} steps).",
+        f"How: {_clipped(experiment, statement)} is clipped to {experiment.clip.explanation()};",
         f"  noise with standard deviation {sigma:.4g} times that norm is added to "
         f"{'each of them, before the loss' if experiment.mechanism.is_forward else 'each sum'}.",
         *(f"  {line}" for line in experiment.mechanism.explanation()),
         *_sampling(experiment, drawn),
-        *_audit(document.get("audit", {"canaries": "none"})),
-        f"So far {spent['steps']:,} steps have run and {spent['charged_steps']:,} are charged.",
-        *(f"Hint: {line}" for line in little_data(document["declared_size"], drawn, batch, document["delta"])),
+        *_audit(statement.audit),
+        f"So far {spent.steps:,} steps have run and {spent.charged_steps:,} are charged.",
+        *(f"Hint: {line}" for line in little_data(statement.declared_size, drawn, batch, statement.delta)),
     ]
 
 
-def _clipped(experiment: Experiment, document: dict[str, Any]) -> str:
+def _clipped(experiment: Experiment, statement: RunStatement) -> str:
     if experiment.mechanism.is_forward:
         return "the pooled vector of each drawn row"
-    return "each row's gradient" if document["unit_mode"] == "group" else f"the sum of the gradients of a {document['unit']}'s rows"
+    return "each row's gradient" if statement.unit_mode == "group" else f"the sum of the gradients of a {statement.unit}'s rows"
 
 
 def _sampling(experiment: Experiment, drawn: str) -> list[str]:
@@ -181,15 +176,15 @@ def _sampling(experiment: Experiment, drawn: str) -> list[str]:
     return [f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}."]
 
 
-def _stated_epsilon(document: dict[str, Any], accountant: str) -> float:
+def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
     """The statement's epsilon, of the planned end and everything charged in addition to the plan; if it is not a bound, the number stated
     instead. Infinite without a number."""
-    instead = {one["name"].removeprefix("epsilon/"): one["value"] for one in document["unsupported"]}
-    value = (instead | document["epsilon"]).get(accountant)
+    instead = {one.name.removeprefix("epsilon/"): one.value for one in statement.unsupported}
+    value = (instead | statement.epsilon).get(accountant)
     return math.inf if value is None else value
 
 
-def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
+def _start(origins: Sequence[Any], alone: float) -> list[str]:
     """The lines about the origins of the run."""
     from dpx.privacy.origins import in_words
 
@@ -199,16 +194,16 @@ def _start(origins: list[dict[str, Any]], alone: float) -> list[str]:
     return [*sentences, f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone."]
 
 
-def _audit(audit: dict[str, Any]) -> list[str]:
+def _audit(audit: Any) -> list[str]:
     """The lines about the audit's canaries in the run."""
-    if audit["canaries"] == "none":
+    if audit is None:
         return ["Audit: none in this run; job=audit attacks its mechanism."]
     from dpx.privacy.origins import VERDICTS
 
-    planted = f"{audit['canaries']['gradients']:,} gradient canaries and {audit['canaries']['sequences']:,} sequences"
+    planted = f"{audit.canaries.gradients:,} gradient canaries and {audit.canaries.sequences:,} sequences"
     return [
         f"Audit: {planted} are in or out by secret coins; the run fails if the lower bound on epsilon that they prove exceeds the claim.",
-        f"  The audit of this run {VERDICTS[audit['verdict']]}.",
+        f"  The audit of this run {VERDICTS[audit.verdict]}.",
     ]
 
 
@@ -216,15 +211,15 @@ def _factor(epsilon: float) -> str:
     return f"{math.exp(epsilon):,.3g}" if epsilon < 700 else "no bounded number of"
 
 
-def _lists(document: dict[str, Any]) -> list[str]:
-    lines = ["What is assumed:"] + [f"  - {line}" for line in document["assumptions"]]
-    lines += ["What is not covered:"] + [f"  - {line}" for line in document["not_covered"]]
-    if document["unsupported"]:
-        lines += ["Numbers that are not bounds:"] + [f"  - {item['name']}: {item['reason']}" for item in document["unsupported"]]
+def _lists(statement: RunStatement) -> list[str]:
+    lines = ["What is assumed:"] + [f"  - {line}" for line in statement.assumptions]
+    lines += ["What is not covered:"] + [f"  - {line}" for line in statement.not_covered]
+    if statement.unsupported:
+        lines += ["Numbers that are not bounds:"] + [f"  - {item.name}: {item.reason}" for item in statement.unsupported]
     return lines
 
 
-def _as_steps_go(experiment: Experiment, calibrated: Any, before: list[dict[str, Any]]) -> dict[str, Any]:
+def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any]) -> dict[str, Any]:
     from dpx.claim.calibration import accounting_of, planned_segments
     from dpx.privacy.ledger import join, until
 

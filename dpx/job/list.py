@@ -87,7 +87,7 @@ def _show_plans(rows: list[dict[str, Any]], console: Console) -> None:
         if plan is None:
             table.add_row(row["experiment"], row["point"], *[""] * 6, row["error"])
             continue
-        if "analysis" in plan:
+        if plan["kind"] == "analysis":
             ready = all(entry["exists"] for entry in plan["inputs"])
             table.add_row(row["experiment"], row["point"], "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
             continue

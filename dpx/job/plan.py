@@ -1,6 +1,7 @@
 """`job=plan`: what a config would cost and guarantee, before anything runs. Nothing is allocated, and jax looks for no devices unless
 `plan.compile=true` asks for the real step to be compiled on simulated devices of the declared mesh."""
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from dpx.audit.declarations import Canaries
 from dpx.claim import outside_code, statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
 from dpx.claim.caveats import as_if_hidden, assumptions, little_data, not_covered
+from dpx.claim.document import NotABound
 from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.console import Console
@@ -20,11 +22,13 @@ from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.init.start import planned_start, receiver_of
 from dpx.job.analyse import inputs
+from dpx.job.plan_records import AnalysisInput, AnalysisPlan, RunPlan
 from dpx.mesh import simulate_devices
 from dpx.models.shape import count
 from dpx.optimizer import Adam
 from dpx.privacy import ledger, origins
-from dpx.privacy.origins import Origin
+from dpx.privacy.origins import Beginning, Origin
+from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder, write_json
 
 # Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
@@ -56,12 +60,18 @@ class Plan:
     def document(self, experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
         """The content of plan.json. `fork` is the `<run folder>@<step>` that the run would resume from."""
         if self.analysis is None:
-            planned = plan(experiment, fork)
-            return planned | {"compiled": _compiled(experiment, planned)} if self.compile else planned
-        return {"name": experiment.name, "analysis": type(self.analysis).__name__, "inputs": inputs(self.analysis), "device_hours": 0.0}
+            planned = plan_of_run(experiment, fork)
+            return to_json(dataclasses.replace(planned, compiled=_compiled(experiment, planned)) if self.compile else planned)
+        read = tuple(AnalysisInput(**one) for one in inputs(self.analysis))
+        return to_json(AnalysisPlan(name=experiment.name, analysis=type(self.analysis).__name__, inputs=read, device_hours=0.0))
 
 
 def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
+    """The content of plan.json, as JSON (`plan_of_run`)."""
+    return to_json(plan_of_run(experiment, fork))
+
+
+def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
     """Every field of plan.json; `fork` is the `<run folder>@<step>` that the run resumes from.
 
     Raises `ConfigError` if the claim is not valid or the number of rows is not known.
@@ -76,12 +86,15 @@ def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
     trains = _trains(experiment, parameters, vocabulary)
     examples = sum(batch * steps for batch, steps in calibrated.batch_stages)
-    return (
-        {"name": experiment.name, "model": experiment.model.name, "parameters": parameters, "vocabulary_size": vocabulary}
-        | {"trained_parameters": trains.parameters}
-        | _work(experiment, parameters, vocabulary, examples, calibrated.size)
-        | _memory(experiment, trains, vocabulary)
-        | _claim(experiment, manifest, calibrated, begins.origins, late)
+    return RunPlan(
+        name=experiment.name,
+        model=experiment.model.name,
+        parameters=parameters,
+        vocabulary_size=vocabulary,
+        trained_parameters=trains.parameters,
+        **_work(experiment, parameters, vocabulary, examples, calibrated.size),
+        **_memory(experiment, trains, vocabulary),
+        **_claim(experiment, manifest, calibrated, begins.origins, late),
     )
 
 
@@ -112,11 +125,11 @@ def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int | None:
     return state_bytes(experiment.optimizer, shapes(experiment.trained, _objective(experiment, vocabulary))[0], experiment.mesh)
 
 
-def _compiled(experiment: Experiment, planned: dict[str, Any]) -> dict[str, Any]:
+def _compiled(experiment: Experiment, planned: RunPlan) -> dict[str, Any]:
     simulate_devices(experiment.mesh, experiment.mesh.devices)
     from dpx.cost.dry_run import dry_run
 
-    return dry_run(experiment, planned["vocabulary_size"], planned["microbatch"])
+    return dry_run(experiment, planned.vocabulary_size, planned.microbatch)
 
 
 def _store(experiment: Experiment) -> Any:
@@ -220,9 +233,9 @@ def _claim(
     epsilon = planned_epsilon(experiment, calibrated, begins_from)
     # As in a statement: a number that is not proved is given with its reason, not as a bound.
     why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
-    said = [{"name": f"epsilon/{name}", "value": value, "reason": why_not} for name, value in epsilon.items() if why_not]
+    numbers = [NotABound(name=f"epsilon/{name}", value=value, reason=why_not) for name, value in epsilon.items() if why_not]
     if sigma is not None:
-        said += as_if_hidden(experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
+        numbers += as_if_hidden(experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
@@ -230,18 +243,18 @@ def _claim(
         "unit_mode": experiment.privacy.unit_mode,
         "canaries": experiment.audit.places(experiment.privacy),
         "noise_multiplier": sigma,
-        "releases": statement.releases(experiment) if experiment.is_private else [],
+        "releases": tuple(statement.releases(experiment)) if experiment.is_private else (),
         "noise_batch_ratio": _noise_batch_ratio(experiment, calibrated),
         "delta": experiment.privacy.delta if experiment.is_private else None,
         "epsilon": {} if why_not else epsilon,
         "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),
         "init": origins.facts(begins_from),
-        **({"unsupported": said} if said else {}),
+        "unsupported": tuple(numbers),
         "guarantee": outside_code.guarantee(experiment.is_private, reasons, by),
-        "reasons": reasons,
-        "assumptions": assumptions(experiment, manifest, calibrated.size, None, begins_from) if experiment.is_private else [],
-        "not_covered": not_covered(experiment),
-        "hints": _hints(experiment, calibrated),
+        "reasons": tuple(reasons),
+        "assumptions": tuple(assumptions(experiment, manifest, calibrated.size, None, begins_from)) if experiment.is_private else (),
+        "not_covered": tuple(not_covered(experiment)),
+        "hints": tuple(_hints(experiment, calibrated)),
     }
 
 
@@ -271,16 +284,16 @@ def show_points(plans: Iterable[tuple[str, dict[str, Any]]], console: Console) -
 
 def show(document: dict[str, Any], console: Console) -> None:
     """Prints the plan for people."""
-    if "analysis" in document:
+    if document["kind"] == "analysis":
         _show_analysis(document, console)
         return
     table = Table(title=f"plan of {document['name']}", show_header=False, title_justify="left")
     for name, text in _lines(document):
         table.add_row(name, text)
-    for name, text in _compiled_lines(document.get("compiled")):
+    for name, text in _compiled_lines(document["compiled"]):
         table.add_row(name, text)
     console.print(table)
-    for one in document.get("unsupported", []):
+    for one in document["unsupported"]:
         value = "none" if one["value"] is None else f"{one['value']:.4g}"
         console.print(f"not a bound: {one['name']} = {value} ({one['reason']})", highlight=False)
     for line in document["hints"]:
@@ -327,10 +340,10 @@ def _epsilons(epsilons: dict[str, float | None]) -> str:
 
 def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines about the run's origins, and epsilon without them."""
-    begins_from = document["init"]["origins"]
-    lines = [("starts from", origins.in_words(one)) for one in begins_from]
+    beginning = from_json(Beginning, document["init"], "the plan")
+    lines = [("starts from", origins.in_words(one)) for one in beginning.origins]
     alone = f"{_epsilons(document['epsilon_of_this_run'])}, of this run without those; noise.epsilon is the target for this number"
-    return [*lines, ("epsilon of its own steps", alone)] if any(one.get("composed") for one in begins_from) else lines
+    return [*lines, ("epsilon of its own steps", alone)] if origins.are_composed(beginning) else lines
 
 
 def _compiled_lines(compiled: dict[str, Any] | None) -> list[tuple[str, str]]:

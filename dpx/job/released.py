@@ -5,10 +5,11 @@ from typing import Literal
 
 from rich.table import Table
 
+from dpx.claim.seals import STATEMENT, read_statement
 from dpx.console import Console, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder, read_json, write_json
+from dpx.run_folder import RunFolder, write_json
 
 
 @declaration
@@ -29,9 +30,9 @@ class Evaluate:
         for name, value in metrics.items():
             table.add_row(name, f"{value:.4f}")
         Console().print(table)
-        claim = read_json(folder.release / "privacy.json")
+        claim = read_statement(folder.release / STATEMENT)
         unchecked = "" if is_checked else " (unchecked: the folder has no private/ to compare it with)"
-        Console().print(f"guarantee: {claim['guarantee']}{unchecked}", highlight=False)
+        Console().print(f"guarantee: {claim.guarantee}{unchecked}", highlight=False)
 
 
 @declaration

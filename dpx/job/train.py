@@ -5,16 +5,17 @@ record store alone, so that training starts at once or on a machine without the 
 """
 
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from dpx.claim import outside_code
+from dpx.claim.document import AnyRun, RunStatement
 from dpx.console import Console, figure
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.one_process import require_one_process
 from dpx.privacy.origins import in_words
+from dpx.results import Results
 from dpx.run_folder import RunFolder
 
 
@@ -69,39 +70,42 @@ class Prepare:
 _BASELINES = {"most_frequent_token": "most frequent public token", "untrained": "same model, untrained"}
 
 
-def show(results: dict[str, Any], claim: dict[str, Any], folder: Path) -> None:
+def show(results: Results, claim: AnyRun, folder: Path) -> None:
     """Prints the final table: metrics, their baselines and the claim."""
     table = Table(title=str(folder), title_justify="left", show_header=False)
-    metric = results["metric"]
-    table.add_row(f"held-out {metric.replace('_', ' ')}", f"{results['heldout'][metric]:.2%}")
-    for name, value in results["baselines"].items():
+    metric = results.metric
+    table.add_row(f"held-out {metric.replace('_', ' ')}", f"{results.heldout[metric]:.2%}")
+    for name, value in results.baselines.items():
         table.add_row(f"  {_BASELINES.get(name, name.replace('_', ' '))}", f"{value:.2%}")
-    for name, value in results["heldout"].items():
+    for name, value in results.heldout.items():
         if name not in ("loss", metric):
             table.add_row(f"held-out {name.replace('_', ' ')}", f"{value:.4g}")
-    for name, value in results.get("test", {}).items():
+    for name, value in (results.test or {}).items():
         table.add_row(f"test set {name.replace('_', ' ')}", f"{value:.4g}")
-    for origin in claim.get("init", {}).get("origins", []):
+    for origin in claim.init.origins:
         table.add_row("started from", in_words(origin))
-    table.add_row("guarantee", ", ".join([claim["guarantee"], *claim.get("reasons", [])]))
-    if "verdict" in claim.get("audit", {}):
-        table.add_row("audit", claim["audit"]["verdict"])
-    for line in _hints(claim):
-        table.add_row("hint", line)
-    for accountant, epsilon in claim.get("epsilon", {}).items():
-        table.add_row(f"epsilon ({accountant})", f"{figure(epsilon)} at delta {claim['delta']:.2e}")
-    if outside_code.packages_of_guarantee(claim["guarantee"]):
-        for one in claim["unsupported"]:
-            value = "infinite" if one["value"] is None else figure(one["value"])
-            table.add_row(f"not a bound: {one['name']}", f"{value} at delta {claim['delta']:.2e}, on {one['reason']}")
+    table.add_row("guarantee", ", ".join([claim.guarantee, *claim.reasons]))
+    if isinstance(claim, RunStatement):
+        _show_claim(claim, table)
     Console().print(table)
 
 
-def _hints(claim: dict[str, Any]) -> list[str]:
+def _hints(claim: RunStatement) -> list[str]:
     """What the plan would have hinted at: too little data for the claim of the run."""
-    if "sampler" not in claim:
-        return []
     from dpx.claim.caveats import little_data
 
-    drawn = "row" if claim["unit_mode"] == "group" else claim["unit"]
-    return little_data(claim["declared_size"], drawn, claim["sampler"]["expected_batch_size"]["largest"], claim["delta"])
+    drawn = "row" if claim.unit_mode == "group" else claim.unit
+    return little_data(claim.declared_size, drawn, claim.sampler["expected_batch_size"]["largest"], claim.delta)
+
+
+def _show_claim(claim: RunStatement, table: Table) -> None:
+    if claim.audit is not None:
+        table.add_row("audit", claim.audit.verdict)
+    for line in _hints(claim):
+        table.add_row("hint", line)
+    for accountant, epsilon in claim.epsilon.items():
+        table.add_row(f"epsilon ({accountant})", f"{'infinite' if epsilon is None else figure(epsilon)} at delta {claim.delta:.2e}")
+    if outside_code.packages_of_guarantee(claim.guarantee):
+        for one in claim.unsupported:
+            value = "infinite" if one.value is None else figure(one.value)
+            table.add_row(f"not a bound: {one.name}", f"{value} at delta {claim.delta:.2e}, on {one.reason}")

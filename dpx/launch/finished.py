@@ -6,9 +6,10 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.claim.seals import STATEMENT
+from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.places import without_places
-from dpx.run_folder import Status, read_json
+from dpx.results import read_results
+from dpx.run_folder import Status
 
 # The files that a run writes at its end; if one of them is removed, the same command makes it again.
 _LEFT = ("release/params", f"release/{STATEMENT}", "private/results.json")
@@ -44,6 +45,6 @@ def say(folder: Path) -> None:
     from dpx.job.train import show
 
     agreement.check(folder)
-    results, claim = (read_json(folder / name) for name in ("private/results.json", f"release/{STATEMENT}"))
+    results, claim = read_results(folder / "private"), read_run_statement(folder / "release" / STATEMENT)
     stage("this run has finished; nothing was done. With replicate=1 it is run again, with fresh noise and its own cost.")
     show(results, claim, folder)

@@ -5,7 +5,6 @@ Only this module and `__main__` depend on a running Hydra.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import math
 import os
@@ -38,6 +37,7 @@ from dpx.launch.sweep import Outcome
 from dpx.mechanism.protocol import Mechanism
 from dpx.mesh import simulate_devices
 from dpx.one_process import require_one_process
+from dpx.results import read_results
 from dpx.run_folder import RunFolder, Status
 from dpx.tuning.rules import check_charge, check_fork, check_init
 from dpx.tuning.study import Study
@@ -331,8 +331,8 @@ def _require_same_run(cfg: DictConfig, path: Path) -> None:
 def _score(path: Path) -> float | None:
     """The headline held-out figure of a run that trained."""
     try:
-        results = json.loads((path / "private" / "results.json").read_text())
-        score = float(results["heldout"][results["metric"]])
+        results = read_results(path / "private")
+        score = results.heldout[results.metric]
         # A score that cannot be compared is not used.
         return score if math.isfinite(score) else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -17,30 +17,28 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpx.declaration import ConfigError, declaration, require
+from dpx.declaration import ConfigError, require
 from dpx.durable import naming, write_durably
+from dpx.records import described, from_json, record
 
 DIGEST_BYTES = 16
 RESTORE = "Restore the file. A new run goes into its own folder (replicate=1), and what was spent here stays spent"
 
 
-@declaration
+@record
 class Mark:
     """A place in a chain: its name, the number of lines up to there, and the digest of the last of them."""
 
-    chain: str
-    position: int
-    digest: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {"chain": self.chain, "position": self.position, "digest": self.digest}
+    chain: str = described("Random name of the chain.")
+    position: int = described("Number of lines up to there.")
+    digest: str = described("Keyed digest of those lines.")
 
 
 def mark_of(node: Any) -> Mark | None:
-    """The mark that `as_json` was written for; `None` for anything else."""
+    """The mark that was written as `node`; `None` for anything else."""
     try:
-        return Mark(**node)
-    except Exception:
+        return from_json(Mark, node, "mark")
+    except ConfigError:
         return None
 
 

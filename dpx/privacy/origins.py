@@ -7,15 +7,15 @@ shared, has no guarantee.
 """
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from dpx.data.declarations import Data
-from dpx.declaration import declaration, require
+from dpx.declaration import require
 from dpx.privacy.declarations import Privacy
-from dpx.privacy.segments import join
+from dpx.privacy.segments import Segment, Segments, join
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import described, record
 
 # Declared, never computed from data: a relation that one row of the data could change would reveal something about that row.
 Relation = Literal["unknown", "disjoint"]
@@ -37,32 +37,60 @@ MEANING = (
 UNREAD = ""
 
 
-@declaration
+@record
+class VocabularyFacts:
+    """The vocabulary of a run: weights have no meaning with another one."""
+
+    source: str | None = described("Where it is from: a file, the public split, or protected text; null if that is unknown.", default=None)
+    sha256: str | None = described("Checksum of its word pieces; null before the data is prepared.", default=None)
+
+
+@record
+class ParentClaim:
+    """What a run that a later one starts from states and declares."""
+
+    guarantee: str | None = described("Its guarantee; null before it stated any.", default=None)
+    epsilon: dict[str, float | None] | None = described("Its epsilon by accountant; null before it stated any.", default=None)
+    steps: int | None = described("Its planned number of steps.", default=None)
+    unit: str | None = described("What one protected unit of it is.", default=None)
+    adjacency: str | None = described("Its neighbouring relation.", default=None)
+    delta: float | None = described("Its delta.", default=None)
+    audit: str | None = described("State of its audit: pending, passes or fails; null without one.", default=None)
+    units: UnitFacts | None = described("The record of its units.", default=None)
+
+
+@record
+class CheckpointFacts:
+    """What was taken from a checkpoint that no run of dpx trained."""
+
+    loaded: tuple[str, ...] = described("Paths of the parameters that were loaded.")
+    made_new: tuple[str, ...] = described("Paths of the parameters that the checkpoint lacks, drawn at random.")
+    left_out: tuple[str, ...] = described("Parameters of the checkpoint that the model has no use for.")
+    trained_on: tuple[str, ...] = described("Data that it was trained on, by the user's word and by its model card.")
+    names: tuple[str, ...] = described("Its names.")
+
+
+@record
 class Origin:
-    """A run or a file that a run's starting parameters come from, however many runs ago.
+    """A run or a file that a run's starting parameters come from, however many runs ago, as a ledger holds it."""
 
-    `identity` is the name of its ledger; of a file, the checksum of its values. `relation` is that of its data to the data of the run that
-    holds this record. `is_fork` says that this run resumes from its state, and so keeps the canaries of its audit. `segments` are its
-    charges, `reasons` say why it has no guarantee, `against` lists other reasons why the run that holds this record has no guarantee.
-    `claim` is what it stated; of a checkpoint, what was loaded, made new and left out. `data` holds checksums of its prepared data, `None`
-    for unknown data; they never leave private/. `weights` is the checksum of the weights that were loaded from it, empty for an earlier
-    origin.
-    """
-
-    kind: Literal["run", "file"]
-    name: str
-    identity: str
-    relation: Relation = "unknown"
-    is_fork: bool = False
-    weights: str = ""
-    segments: Sequence[dict[str, Any]] = ()
-    reasons: Sequence[str] = ()
-    against: Sequence[str] = ()
-    claim: dict[str, Any] = dataclasses.field(default_factory=dict)
-    vocabulary: dict[str, Any] = dataclasses.field(default_factory=dict)
-    data: Sequence[str | None] = (None,)
-    is_checked: bool = False
-    provenance: str | None = None
+    kind: Literal["run", "file"] = described("Whether it is a run of dpx or a file of weights.")
+    name: str = described("Its name.")
+    identity: str = described("Name of its ledger; of a file, the checksum of its values.")
+    relation: Relation = described("Relation of its data to the data of the run that holds this record.", default="unknown")
+    is_fork: bool = described("Whether the run resumes from its state, and so keeps the canaries of its audit.", default=False)
+    weights: str = described("Checksum of the weights that were loaded from it; empty for an earlier origin.", default="")
+    segments: tuple[Segment, ...] = described("Its charges.", default=())
+    reasons: tuple[str, ...] = described("Why it has no guarantee.", default=())
+    against: tuple[str, ...] = described("Other reasons why the run that holds this record has no guarantee.", default=())
+    claim: ParentClaim = described("What it stated.", default=ParentClaim())
+    checkpoint: CheckpointFacts | None = described("What was taken from a checkpoint; null of a run and of a plain file.", default=None)
+    vocabulary: VocabularyFacts = described("Its vocabulary.", default=VocabularyFacts())
+    data: tuple[str | None, ...] = described(
+        "Checksums of its prepared data, null for unknown data; they never leave private/.", default=(None,)
+    )
+    is_checked: bool = described("Whether its ledger was checked against everything that follows from it.", default=False)
+    provenance: str | None = described("The user's word for where a file is from; null of a run.", default=None)
 
     @property
     def label(self) -> str:
@@ -75,24 +103,71 @@ class Origin:
     def is_composed(self) -> bool:
         return self.kind == "run" and self.relation != "disjoint"
 
-    def as_line(self) -> dict[str, Any]:
-        """As a ledger holds it."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
-    def as_released(self) -> dict[str, Any]:
+    def as_released(self) -> "Released":
         """As a statement holds it, without checksums of the data."""
-        line = self.as_line()
         if self.kind == "file":
             word = "the user vouches that no protected data was used to make it" if self.provenance == "public" else None
-            told = {"claim": line["claim"]} if line["claim"] else {}
-            return {name: line[name] for name in ("kind", "name", "identity", "weights", "provenance")} | {"word": word} | told
-        return {name: value for name, value in line.items() if name not in ("data", "provenance")} | {"composed": self.is_composed}
+            return ReleasedFile(**{name: getattr(self, name) for name in _OF_FILE}, word=word)
+        return ReleasedRun(**{name: getattr(self, name) for name in _OF_RUN}, composed=self.is_composed)
 
 
-def of_released(node: dict[str, Any]) -> Origin:
-    """The origin that `as_released` wrote, for a run that has no other facts about it: its data counts as unknown."""
-    names = {field.name for field in dataclasses.fields(Origin)} - {"relation", "is_fork", "against", "data", "is_checked"}
-    return Origin(**{name: value for name, value in node.items() if name in names})
+@record
+class ReleasedFile:
+    """A file that the starting parameters come from."""
+
+    kind: Literal["file"] = "file"
+    name: str = described("Its name.")
+    identity: str = described("Checksum of its values.")
+    weights: str = described("Checksum of the weights that were loaded from it.")
+    provenance: str | None = described("Where it is from: `public` is the user's word.")
+    word: str | None = described("What the user's word says; null without it.")
+    checkpoint: CheckpointFacts | None = described("What was taken from a checkpoint; null of a plain file.")
+
+
+@record
+class ReleasedRun:
+    """A run that the starting parameters come from."""
+
+    kind: Literal["run"] = "run"
+    name: str = described("Its name.")
+    identity: str = described("Name of its ledger.")
+    relation: Relation = described("Relation of its data to that of this run: unknown, or declared disjoint.")
+    is_fork: bool = described("Whether this run resumes from its state.")
+    weights: str = described("Checksum of the weights that were loaded from it; empty for an earlier run.")
+    segments: tuple[Segment, ...] = described("Its charges.")
+    reasons: tuple[str, ...] = described("Why it has no guarantee.")
+    against: tuple[str, ...] = described("Other reasons why this run has no guarantee.")
+    claim: ParentClaim = described("What it stated.")
+    vocabulary: VocabularyFacts = described("Its vocabulary.")
+    is_checked: bool = described("Whether its ledger was checked against everything that follows from it.")
+    composed: bool = described("Whether its charges are composed with those of this run.")
+
+
+Released = ReleasedRun | ReleasedFile
+
+_OF_FILE = ("name", "identity", "weights", "provenance", "checkpoint")
+_OF_RUN = tuple(field.name for field in dataclasses.fields(ReleasedRun) if field.name not in ("kind", "composed"))
+# What a statement says of an origin that holds for any run that starts from it.
+_LASTING = ("name", "identity", "weights", "segments", "reasons", "claim", "vocabulary")
+
+
+@record
+class Beginning:
+    """Where the starting parameters come from."""
+
+    kind: Literal["random", "fork", "run", "file"] = described("Random parameters, a fork, the weights of another run, or a file.")
+    meaning: str | None = described("What the headline covers then; null for random parameters.")
+    origins: tuple[Released, ...] = described("The runs and files they come from, nearest first.")
+
+
+# As JSON, where a statement says nothing of its parameters.
+RANDOM = {"kind": "random", "meaning": None, "origins": []}
+
+
+def of_released(released: Released) -> Origin:
+    """The origin of `as_released`, for a run that has no other facts about it: its data counts as unknown."""
+    names = _OF_FILE if isinstance(released, ReleasedFile) else _LASTING
+    return Origin(kind=released.kind, **{name: getattr(released, name) for name in names})
 
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
@@ -106,7 +181,7 @@ def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
                 relation="disjoint" if other.relation == origin.relation == "disjoint" else "unknown",
                 is_fork=other.is_fork or origin.is_fork,
                 weights=other.weights or origin.weights,
-                segments=join(list(other.segments), list(origin.segments)),
+                segments=tuple(join(other.segments, origin.segments)),
                 reasons=_all_of(other.reasons, origin.reasons),
                 against=_all_of(other.against, origin.against),
                 data=_all_of(other.data, origin.data),
@@ -117,11 +192,11 @@ def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
     return list(by_identity.values())
 
 
-def _all_of(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
-    return list(dict.fromkeys([*one, *other]))
+def _all_of(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys([*one, *other]))
 
 
-def charged(origins: Iterable[Origin]) -> list[list[dict[str, Any]]]:
+def charged(origins: Iterable[Origin]) -> list[Segments]:
     """The charges of `origins` that are added to those of a run that starts from them."""
     return [list(origin.segments) for origin in origins if origin.is_composed]
 
@@ -159,27 +234,32 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
     return premises
 
 
-def facts(origins: Sequence[Origin]) -> dict[str, Any]:
+def facts(origins: Sequence[Origin]) -> Beginning:
     """`init` of a statement and of a plan."""
     if not origins:
-        return {"kind": "random", "origins": []}
+        return Beginning(kind="random", meaning=None, origins=())
     kind = "fork" if origins[0].is_fork else origins[0].kind
-    return {"kind": kind, "meaning": MEANING, "origins": [origin.as_released() for origin in origins]}
+    return Beginning(kind=kind, meaning=MEANING, origins=tuple(origin.as_released() for origin in origins))
 
 
-def charged_in(statement: dict[str, Any]) -> list[dict[str, Any]]:
-    """The charges in a statement of the runs before its own run."""
-    return join(*charged(of_released(node) for node in statement.get("init", {}).get("origins", []) if node.get("composed")))
+def are_composed(beginning: Beginning) -> bool:
+    """Whether charges of an earlier run are composed with those of the run of a statement."""
+    return any(isinstance(one, ReleasedRun) and one.composed for one in beginning.origins)
 
 
-def in_words(released: dict[str, Any]) -> str:
+def charged_in(beginning: Beginning) -> Segments:
+    """The charges of the runs before the run of a statement."""
+    return join(*charged(of_released(one) for one in beginning.origins if isinstance(one, ReleasedRun) and one.composed))
+
+
+def in_words(released: Released) -> str:
     """One of the `origins` of a statement, as text."""
-    if released["kind"] == "file":
-        return f"{of_released(released).label}; {released['word'] or 'its provenance is unknown'}"
-    stated, audit = released["claim"].get("guarantee", "not stated yet"), released["claim"].get("audit")
-    charged_here = "its steps are charged here too" if released["composed"] else f"its steps are not charged here; its guarantee: {stated}"
+    if isinstance(released, ReleasedFile):
+        return f"{of_released(released).label}; {released.word or 'its provenance is unknown'}"
+    stated, audit = released.claim.guarantee or "not stated yet", released.claim.audit
+    charged_here = "its steps are charged here too" if released.composed else f"its steps are not charged here; its guarantee: {stated}"
     audited = "" if audit is None else f"; its audit {VERDICTS.get(audit, audit)}"
-    return f"{of_released(released).label}, trained on {WORDS[released['relation']]}: {charged_here}{audited}"
+    return f"{of_released(released).label}, trained on {WORDS[released.relation]}: {charged_here}{audited}"
 
 
 def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bool) -> str | None:
@@ -192,10 +272,9 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
     if not origin.is_composed or origin.reasons:
         return None
     ours = UnitFacts.from_data(data, privacy)
-    node = origin.claim.get("units")
-    if node is None:
+    theirs = origin.claim.units
+    if theirs is None:
         return f"what {origin.name} protects is not recorded"
-    theirs = UnitFacts.from_json(node, origin.name)
     # Reading the weights checks that the vocabularies are the same; another check excludes one learnt from protected text.
     alike = {name: getattr(ours, name) for name in ("unit_mode", "rows_per_unit_max", "vocabulary_source")} | {"vocabulary_sha256": ""}
     differing = dataclasses.replace(theirs, **alike).differences(dataclasses.replace(ours, vocabulary_sha256=""))
@@ -209,7 +288,7 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
 def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
     """Raises `ConfigError` if charges under another neighbouring relation would have to be composed."""
     for origin in origins:
-        theirs = origin.claim.get("adjacency", privacy.adjacency)
+        theirs = origin.claim.adjacency or privacy.adjacency
         require(
             not origin.is_composed or bool(origin.reasons) or theirs == privacy.adjacency,
             f"privacy.adjacency={privacy.adjacency}",

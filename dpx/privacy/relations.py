@@ -9,7 +9,7 @@ from typing import Any
 
 from dpx.declaration import require
 from dpx.privacy.events import RELATION
-from dpx.privacy.segments import Segments, is_forward, rows_clipped_apart
+from dpx.privacy.segments import Segment, Segments, is_forward, rows_clipped_apart
 
 # By kind of step and stated relation: the other relations under which it is also proved. Every draw of dpx depends on N and on positions in
 # the data, never on contents. A unit that is blanked or replaced moves no other unit, and moves the sum by C or 2C, which the cells of the
@@ -39,14 +39,14 @@ _OF_KIND = {
 }
 
 
-def kind_of(segment: dict[str, Any]) -> str:
+def kind_of(segment: Segment) -> str:
     """The kind of a charged step, which decides under which relations it is proved: its sampler, "group" if a unit can be in several
     clipped gradients, "slot_revealed" if its rows were released one by one, "package" if a package defined its event."""
-    if segment.get("event") is not None:
+    if segment.event is not None:
         return "package"
     if is_forward(segment):
         return "slot_revealed"
-    return "group" if rows_clipped_apart(segment) > 1 else segment["sampler"]
+    return "group" if rows_clipped_apart(segment) > 1 else segment.sampler
 
 
 def require_relation(value: str, adjacency: str) -> None:

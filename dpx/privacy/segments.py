@@ -1,123 +1,148 @@
 """Releases as a ledger enters them, and their run-length encoding, which statements carry."""
 
+import dataclasses
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from dpx.declaration import declaration, require
+from dpx.records import described, record
 
-# One dictionary per event, with the steps that it cost.
-Segments = list[dict[str, Any]]
-
-# Fields of an entry that exist only where they say something: if code from outside the tree takes part, and for rows released one by one.
-_ONLY_IF_SET = ("event", "by", "micro_batches")
+Spans = tuple[tuple[int, int], ...]
 
 
-@declaration
-class LedgerEntry:
-    """The event of one step. `noise_multiplier` is relative to `clipping_norm`, on the sum; `None` if each step has its own norm.
+@record
+class StepCost:
+    """What decides the cost of a step and is the same for all steps of a run: what its plan declares (`dpx.privacy.lines.Plan`)."""
 
-    `count_noise_multiplier` and `telemetry_noise_multiplier` are those of the values released beside the sum (`dpx.privacy.joint`). `size`,
-    `cap` and `rows_per_unit` are for the samplers and units that need them (`dpx.privacy.events.Release`). `unit_mode` says whether q,
-    `size` and the clipping norm are of rows ("group") or of whole units of up to `rows_per_unit` rows ("sample_units"). `epoch_name` is
-    that of the noise epoch (`NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names are unique. `event` is the
-    whole step's event if an external package defines one (`dpx.privacy.event_json`), and `by` names the packages that the step trusts
-    (`dpx.claim.outside_code`); `None` if all of it is dpx's own. With `noise` "forward_gaussian" a step is `micro_batches` independent
-    draws, each at q / `micro_batches`, whose rows' vectors are released one by one with noise (`dpx.privacy.revealed`).
+    noise_multiplier: float = described("Standard deviation of the noise on the sum, relative to `clipping_norm`.")
+    sampler: str = described("How the units of a step were drawn, by the name in the table of events.")
+    size: int | None = described("The public number N of rows or units to draw from; null for a sampler without it.", default=None)
+    rows_per_unit: int = described("The most rows that one protected unit has.", default=1)
+    unit_mode: str = described('Whether q, `size` and the clipping norm are of rows ("group") or units ("sample_units").', default="group")
+    count_noise_multiplier: float | None = described("Noise multiplier of an adaptive clip's count; null without one.", default=None)
+    telemetry_noise_multiplier: float | None = described("Noise multiplier of released telemetry; null if it is secret.", default=None)
+    noise: Literal["gaussian", "discrete_gaussian", "forward_gaussian"] = described(
+        "Distribution of the noise: on the sum, or on each row's vector in the forward pass.", default="gaussian"
+    )
+    cycle: int | None = described("Number of groups that take turns under cyclic sampling; null under any other.", default=None)
+    micro_batches: int | None = described("Independent draws of a step that releases its rows one by one.", default=None)
+
+
+@record
+class LedgerEntry(StepCost):
+    """The event of one step.
+
+    `epoch_name` is that of the noise epoch (`dpx.privacy.lines.NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names
+    are unique. `event` (`dpx.privacy.event_json`) and `by` (`dpx.claim.outside_code`) are set only where code of an external package takes
+    part. With `noise` "forward_gaussian" a step is `micro_batches` independent draws, each at q / `micro_batches`, whose rows' vectors are
+    released one by one with noise (`dpx.privacy.revealed`).
     """
 
-    epoch: int
-    q: float
-    noise_multiplier: float
-    sampler: str
-    expected_batch_size: int
-    clipping_norm: float | None
-    size: int | None = None
-    cap: int | None = None
-    rows_per_unit: int = 1
-    unit_mode: str = "group"
-    count_noise_multiplier: float | None = None
-    telemetry_noise_multiplier: float | None = None
-    noise: Literal["gaussian", "discrete_gaussian", "forward_gaussian"] = "gaussian"
-    cycle: int | None = None
-    epoch_name: str = ""
-    event: str | None = None
-    by: str | None = None
-    micro_batches: int | None = None
+    epoch: int = described("Number of the noise epoch, from 0 in every folder.")
+    q: float = described("Probability with which a row or unit takes part in the step.")
+    expected_batch_size: int = described("Expected number of rows or units of the step, by which its noisy sum is divided.")
+    clipping_norm: float | None = described("Norm of every gradient after clipping, at most; null if each step has its own.")
+    cap: int | None = described("The most rows or units that a truncated draw may have; null without a cap.", default=None)
+    epoch_name: str = described("Random name of the noise epoch, which no other run or copy shares.", default="")
+    event: str | None = described("The step's dp-accounting event as JSON text, if a package defines it.", default=None)
+    by: str | None = described("The external packages that the step trusts, joined by +; null if all of it is dpx's own.", default=None)
 
-    def as_json(self) -> dict[str, Any]:
-        """Every field by name, without the `_ONLY_IF_SET` ones that are not set."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in _ONLY_IF_SET}
+
+@record
+class Segment(LedgerEntry):
+    """Equal events of one ledger, with the steps that they cost."""
+
+    origin: str = described("Name of the ledger that the steps were first entered in.")
+    steps: Spans = described("The steps, each as [first step, number of consecutive steps].")
+
+    @property
+    def count(self) -> int:
+        """The number of steps."""
+        return sum(count for _, count in self.steps)
+
+    @property
+    def entry(self) -> LedgerEntry:
+        """The event of each of its steps."""
+        return entry_in(self)
+
+    def each(self) -> Iterator[int]:
+        """Every step, in ascending order."""
+        return (step for first, count in self.steps for step in range(first, first + count))
+
+
+Segments = list[Segment]
+
+_OF_ENTRY = tuple(field.name for field in dataclasses.fields(LedgerEntry))
+
+
+def entry_in(longer: LedgerEntry) -> LedgerEntry:
+    """The event alone, of a record that has further fields."""
+    return LedgerEntry(**of_entry(longer))
+
+
+def of_entry(entry: LedgerEntry) -> dict[str, Any]:
+    """The fields of an event by name, without the further fields of a longer record."""
+    return {name: getattr(entry, name) for name in _OF_ENTRY}
 
 
 def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Segments:
-    """Charged releases, each once, as one dictionary per event with `steps` = `[[first, count], ...]`."""
+    """Charged releases `(origin, step, entry)`, each once, as one segment per event."""
     by_event: dict[tuple[str, LedgerEntry], set[int]] = {}
     for origin, step, entry in releases:
         by_event.setdefault((origin, entry), set()).add(step)
-    return [{"origin": origin, **entry.as_json(), "steps": _spans(sorted(steps))} for (origin, entry), steps in by_event.items()]
+    return [Segment(origin=origin, **of_entry(entry), steps=_spans(sorted(steps))) for (origin, entry), steps in by_event.items()]
 
 
-def _spans(steps: list[int]) -> list[list[int]]:
-    spans: list[list[int]] = []
+def _spans(steps: list[int]) -> Spans:
+    spans: list[tuple[int, int]] = []
     for step in steps:
         if spans and step == sum(spans[-1]):
-            spans[-1][1] += 1
+            spans[-1] = (spans[-1][0], spans[-1][1] + 1)
         else:
-            spans.append([step, 1])
-    return spans
+            spans.append((step, 1))
+    return tuple(spans)
 
 
-def decode(segments: Segments) -> Iterator[tuple[str, int, LedgerEntry]]:
-    """The releases that `encode` was given, each once. Raises `ConfigError` for entries of another version of dpx that this one does not
-    know: they may be releases with a cost."""
-    names = {field.name for field in fields(LedgerEntry)}
+def decode(segments: Iterable[Segment]) -> Iterator[tuple[str, int, LedgerEntry]]:
+    """The releases that `encode` was given, each once."""
     for segment in segments:
-        unknown = sorted(segment.keys() - names - {"origin", "steps"})
-        value = f"a ledger's {', '.join(unknown)}"
-        require(not unknown, value, "unknown here, so that its cost is too", "Use the version of dpx that wrote it")
-        entry = LedgerEntry(**{name: value for name, value in segment.items() if name in names})
-        for first, count in segment["steps"]:
-            yield from ((segment["origin"], step, entry) for step in range(first, first + count))
+        entry = segment.entry
+        yield from ((segment.origin, step, entry) for step in segment.each())
 
 
-def join(*branches: Segments) -> Segments:
+def join(*branches: Iterable[Segment]) -> Segments:
     """Several branches as one claim: releases that they share (those of a common parent) count once."""
     return encode(release for segments in branches for release in decode(segments))
 
 
-def rows_clipped_apart(segment: dict[str, Any]) -> int:
+def rows_clipped_apart(entry: StepCost) -> int:
     """The number of clipped gradients that one unit can be in: one if whole units were drawn and clipped."""
-    return 1 if segment.get("unit_mode") == "sample_units" else segment["rows_per_unit"]
+    return 1 if entry.unit_mode == "sample_units" else entry.rows_per_unit
 
 
-def is_forward(segment: dict[str, Any]) -> bool:
+def is_forward(entry: StepCost) -> bool:
     """Whether a step added its noise to each row's vector in the forward pass, and none to a sum."""
-    return segment.get("noise") == "forward_gaussian"
+    return entry.noise == "forward_gaussian"
 
 
 def left(plan: Segments, entered: Segments, ignored: Collection[str] = ("by",)) -> Segments:
     """The steps of `plan` that `entered` does not hold with the same values of every field except the `ignored` ones."""
+    names = [name for name in ("origin", *_OF_ENTRY) if name not in ignored]
 
-    def facts(segment: dict[str, Any]) -> frozenset[Any]:
-        return frozenset((key, value) for key, value in segment.items() if key != "steps" and key not in ignored and value is not None)
+    def facts(segment: Segment) -> tuple[Any, ...]:
+        return tuple(getattr(segment, name) for name in names)
 
-    held: dict[frozenset[Any], set[int]] = {}
+    held: dict[tuple[Any, ...], set[int]] = {}
     for segment in entered:
-        held.setdefault(facts(segment), set()).update(_each(segment))
-    remaining = [(segment, [step for step in _each(segment) if step not in held.get(facts(segment), ())]) for segment in plan]
-    return [segment | {"steps": _spans(steps)} for segment, steps in remaining if steps]
-
-
-def _each(segment: dict[str, Any]) -> Iterator[int]:
-    return (step for first, count in segment["steps"] for step in range(first, first + count))
+        held.setdefault(facts(segment), set()).update(segment.each())
+    remaining = [(segment, [step for step in segment.each() if step not in held.get(facts(segment), ())]) for segment in plan]
+    return [dataclasses.replace(segment, steps=_spans(steps)) for segment, steps in remaining if steps]
 
 
 def until(segments: Segments, end: int) -> Segments:
     """`segments` without the steps from `end` on."""
     kept = []
     for segment in segments:
-        spans = [[first, min(count, end - first)] for first, count in segment["steps"] if first < end]
+        spans = tuple((first, min(count, end - first)) for first, count in segment.steps if first < end)
         if spans:
-            kept.append(segment | {"steps": spans})
+            kept.append(dataclasses.replace(segment, steps=spans))
     return kept

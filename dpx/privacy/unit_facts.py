@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dpx.data.declarations import Data, Vocabulary
-from dpx.declaration import ConfigError, declaration
 from dpx.privacy.declarations import Privacy
+from dpx.records import described, record
 
 _OF_PRIVACY = ("unit", "unit_mode", "rows_per_unit_max", "adjacency")
 _OF_SPLITS = ("split_salt", "public_fraction", "heldout_fraction", "test_split")
 _VOCABULARY = "data.vocabulary"
-_FIX = "Restore the file, or use the version of dpx that wrote it"
 
 
-@declaration
+@record
 class UnitFacts:
     """The units that a run protects.
 
@@ -28,17 +27,17 @@ class UnitFacts:
     prepared; an unknown checksum agrees with no other.
     """
 
-    unit: str
-    unit_mode: str
-    rows_per_unit_max: int
-    adjacency: str
-    definition: dict[str, Any]
-    vocabulary_source: str
-    vocabulary_sha256: str | None
-    split_salt: str
-    public_fraction: float
-    heldout_fraction: float
-    test_split: str | None
+    unit: str = described("What one protected unit is: a row, a document or an author.")
+    unit_mode: str = described('Whether steps draw rows ("group") or whole units ("sample_units").')
+    rows_per_unit_max: int = described("The most rows that one unit has; further rows are dropped.")
+    adjacency: str = described("The neighbouring relation: how two data sets differ that the claim compares.")
+    definition: dict[str, Any] = described("How a unit is named, found in the data and cut into rows.")
+    vocabulary_source: str = described("Where the vocabulary is from: a file, the public split, or protected text.")
+    vocabulary_sha256: str | None = described("Checksum of the vocabulary; null before the data is prepared.")
+    split_salt: str = described("Salt of the hash that puts a unit into a split.")
+    public_fraction: float = described("Fraction of units in the public split.")
+    heldout_fraction: float = described("Fraction of units in the held-out split.")
+    test_split: str | None = described("Which split a separate test set is; null without one.")
 
     @classmethod
     def from_data(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
@@ -50,25 +49,6 @@ class UnitFacts:
             vocabulary_source=vocabulary_source(data.vocabulary, manifest),
             vocabulary_sha256=None if manifest is None else manifest.vocabulary_checksum,
         )
-
-    @classmethod
-    def from_json(cls, node: Any, source: Any) -> "UnitFacts":
-        """The record that `as_json` wrote into `source`; raises `ConfigError`, naming `source`, for anything else."""
-        try:
-            return cls(**node)
-        # The constructor checks the types, and raises by its own class.
-        except Exception as error:
-            raise ConfigError(source, "holds no record of its units that can be read", _FIX) from error
-
-    @classmethod
-    def listed(cls, nodes: Any, source: Any) -> "list[UnitFacts | None]":
-        """The records that a statement lists, `None` for an unknown record; raises `ConfigError` as `of_json` does."""
-        listed = nodes if isinstance(nodes, list) else [] if nodes is None else [nodes]
-        return [None if node is None else cls.from_json(node, source) for node in listed]
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as a ledger and a statement hold it: nothing in it depends on protected text."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def in_words(self) -> str:
         """The unit and its neighbouring relation, as text for people."""

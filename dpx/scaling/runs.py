@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from dpx.claim import agreement
+from dpx.claim.document import RunStatement
+from dpx.claim.seals import STATEMENT, read_statement
 from dpx.declaration import require
 from dpx.scaling.measurements import Measurements
 
@@ -92,8 +94,9 @@ def _knobs(config: Any, folder: Path) -> dict[str, Any]:
     elif "noise_multiplier" in noise:
         ratio = noise.noise_multiplier / batch_size
     else:
-        claim = json.loads((folder / "release" / "privacy.json").read_text())
-        ratio = claim["mechanism"]["noise_multiplier"] / batch_size if "mechanism" in claim else 0.0
+        claim = read_statement(folder / "release" / STATEMENT)
+        sigma = claim.mechanism.noise_multiplier if isinstance(claim, RunStatement) else None
+        ratio = 0.0 if sigma is None else sigma / batch_size
     return {
         "model": config.model.name,
         "parameters": _parameters(config),

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.claim.document import StudyStatement
+from dpx.claim.seals import STATEMENT, read_statement
 from dpx.data import length_buckets
 from dpx.data.declarations import Data
 from dpx.data.keyed import Split
@@ -20,7 +22,6 @@ from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.privacy.declarations import Privacy
-from dpx.run_folder import read_json
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
 from dpx.task.protocol import ClassifierObjective
@@ -105,8 +106,9 @@ def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
     """The prepared data of a run, whose vocabulary the weights in `params` use. Raises `ConfigError` if the vocabulary is not the one
     that the statement next to the weights names: every token would be read as another token."""
     store = prepare(data, privacy)
-    statement = params.parent / "privacy.json"
-    stated = (read_json(statement).get("vocabulary") or {}).get("sha256") if statement.is_file() else None
+    place = params.parent / STATEMENT
+    statement = read_statement(place) if place.is_file() else None
+    stated = None if statement is None or isinstance(statement, StudyStatement) else statement.vocabulary.sha256
     require(
         stated in (None, store.manifest.vocabulary_checksum),
         store.folder,

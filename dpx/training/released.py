@@ -7,6 +7,7 @@ from typing import Any
 
 from dpx.durable import naming, not_following, sync
 from dpx.privacy.chain import Mark
+from dpx.records import to_json
 
 PREFIX = "released/"
 
@@ -35,7 +36,7 @@ class Released:
         held, self._held = self._held, []
         if not held:
             return
-        named = {"ledger": mark.as_json() if mark else None}
+        named = {"ledger": to_json(mark) if mark else None}
         with naming(self._path), open(self._path, "a", opener=not_following) as file:
             file.write("".join(json.dumps(line | named) + "\n" for line in held))
             file.flush()

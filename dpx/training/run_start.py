@@ -18,7 +18,9 @@ from dpx.data import manifests
 from dpx.declaration import ConfigError, require, several
 from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.privacy.lines import Plan, StartFacts
 from dpx.randomness import RootSecret
+from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder
 from dpx.training import frozen
 from dpx.training.checkpoint import Checkpoints, Saved
@@ -48,9 +50,9 @@ class NoiseEpochs:
     seed: int | None
     fingerprint: dict[str, Any]
     ledger: Ledger
-    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    plan: Plan = Plan()
 
-    def open(self, from_step: int, start: dict[str, Any] | None, why: str) -> tuple[NoiseEpoch, RootSecret]:
+    def open(self, from_step: int, start: StartFacts | None, why: str) -> tuple[NoiseEpoch, RootSecret]:
         """Opens a new epoch with a fresh secret; both are durable when this returns. The epoch's number was not used before in this run."""
         used = [noise_epoch.number for noise_epoch in self.ledger.noise_epochs]
         used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
@@ -95,8 +97,8 @@ class NoiseEpochs:
 
 
 def facts_of(ledger: Ledger) -> dict[str, Any]:
-    """What is saved with a state: the ledger line that it follows from, and the newest noise epoch, that of its last step."""
-    return {"ledger": ledger.mark.as_json(), "epoch": ledger.noise_epochs[-1].name}
+    """What is saved with a state, as JSON: the ledger line that it follows from, and the newest noise epoch, that of its last step."""
+    return {"ledger": to_json(ledger.mark), "epoch": ledger.noise_epochs[-1].name}
 
 
 def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
@@ -112,7 +114,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
         f"Restore it, or give fork={folder.path.name}@<step> to branch into a new folder",
     )
     saved, damaged = _newest_whole(checkpoints, step)
-    first_step, facts = (saved.steps_done, saved.facts) if saved else (0, None)
+    first_step, facts = (saved.steps_done, from_json(StartFacts, saved.facts, folder.path)) if saved else (0, None)
     why = _why_anew(noise_epochs, changed, first_step, facts)
     _require_whole(saved, damaged, why, folder, checkpoints)
     if saved is None and folder.fork:
@@ -142,7 +144,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
     return RunStart(noise_epoch, first_step, secret, state, (*aside, *messages, *start.messages), frozen_params)
 
 
-def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | None = None) -> None:
+def note_plan(ledger: Ledger, plan: Plan, parents: Plan | None = None) -> None:
     """Writes the plan (sampling, noise, number of steps) to the ledger before the first step. When a run resumes, it writes the
     names of the settings that differ from that plan instead. The plan of a fork is compared with its `parents` plan in the same way.
 
@@ -157,12 +159,12 @@ def note_plan(ledger: Ledger, plan: dict[str, Any], parents: dict[str, Any] | No
         ledger.declare_plan(plan)
 
 
-def _why_anew(noise_epochs: NoiseEpochs, changed: list[str], first_step: int, start: dict[str, Any] | None) -> str | None:
+def _why_anew(noise_epochs: NoiseEpochs, changed: list[str], first_step: int, start: StartFacts | None) -> str | None:
     """The reason, as text, why the newest epoch cannot resume from this state; `None` if it can."""
     noise_epoch = noise_epochs.ledger.noise_epochs[-1]
     if changed:
         return f"{', '.join(changed)} changed since this run began"
-    is_own = start is not None and start.get("epoch") == noise_epoch.name
+    is_own = start is not None and start.epoch == noise_epoch.name
     if not is_own and (first_step, start) != (noise_epoch.from_step, noise_epoch.start):
         return "the last checkpoint is not one of the newest noise epoch"
     if noise_epochs.secret_of(noise_epoch) is None:

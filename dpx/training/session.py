@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 from dpx import interruption
 from dpx.audit.objective import without
 from dpx.claim import outside_code, seals, statement
+from dpx.claim.document import AnyRun, RunStatement, headline
 from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
 from dpx.init import weights
 from dpx.interruption import Interrupted
 from dpx.privacy.ledger import NoiseEpoch
+from dpx.privacy.lower_bounds import decisive
 from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder, write_json
+from dpx.results import Results, write_results
+from dpx.run_folder import RunFolder
 from dpx.training import features, frozen
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import HeldOut
@@ -50,8 +53,8 @@ class Trained(NamedTuple):
     """A finished run: `results` as in `private/results.json`, the statement of its claim, the verdict of its own audit (`None` without
     one) and its last state."""
 
-    results: dict[str, Any]
-    stated: dict[str, Any]
+    results: Results
+    stated: AnyRun
     verdict: dict[str, Any] | None
     state: State
 
@@ -102,22 +105,23 @@ class Session:
         verdict = None
         if self.conclude is not None:
             verdict = self.conclude(self._merged(state))
-            ledger.note_verdict(verdict)
+            ledger.note_verdict(decisive(verdict))
         stated = self.publish()
         params = frozen.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
         told = weights.facts(params, weights.by_path(without(state.params, CANARIES)))
         told |= seals.beside_weights(self.folder, stated)
         export(self.folder.release / "params", params, facts_of(ledger) | told)
         metric = experiment.task.metric
-        results = {
-            "steps": experiment.steps,
-            "metric": metric,
-            "heldout": metrics,
-            "baselines": self.evaluations.heldout.baselines | {"untrained": untrained[metric]},
-        } | self._tested(state)
+        results = Results(
+            steps=experiment.steps,
+            metric=metric,
+            heldout=metrics,
+            baselines=self.evaluations.heldout.baselines | {"untrained": untrained[metric]},
+            test=self._tested(state),
+        )
         columns = self._hparams() | _claimed(stated)
         self.outputs.writer.hparams(columns, [f"heldout/{name}" for name in metrics])
-        write_json(self.folder.private / "results.json", results)
+        write_results(self.folder.private, results)
         features.remove(self.folder.private)
         return Trained(results, stated, verdict, state)
 
@@ -125,14 +129,14 @@ class Session:
         """Writes the config of this launch, after all of it was accepted."""
         seals.write_config(self.folder, self.runtime.ledger)
 
-    def publish(self) -> dict[str, Any]:
+    def publish(self) -> AnyRun:
         """Writes `release/privacy.json` from the current ledger and returns it; then, and only then, the values that it charges for."""
         runtime, outputs = self.runtime, self.outputs
         self._imported = outside_code.imported()
         stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, job=runtime.job)
         seals.write_statement(self.folder, runtime.ledger, stated)
         outputs.released.publish(runtime.ledger.mark)
-        outputs.progress.planned = outputs.spending.bound = stated["epsilon"].get(stated.get("accountant"))
+        outputs.progress.planned = outputs.spending.bound = headline(stated)
         return stated
 
     def _hparams(self) -> dict[str, Any]:
@@ -154,10 +158,10 @@ class Session:
         """Held-out metrics of the model's own parameters."""
         return self.evaluations.heldout(without(self._merged(state), CANARIES))
 
-    def _tested(self, state: State) -> dict[str, Any]:
-        """Metrics of the test set, if it is a separate split: it is read only here, after the last step."""
+    def _tested(self, state: State) -> dict[str, float] | None:
+        """Metrics of the test set, `None` if it is no separate split: it is read only here, after the last step."""
         test = self.evaluations.test
-        return {} if test is None else {"test": test()(without(self._merged(state), CANARIES))}
+        return None if test is None else test()(without(self._merged(state), CANARIES))
 
     def _merged(self, state: State) -> Any:
         """The trained and the frozen parameters, in the form that the model takes."""
@@ -201,10 +205,10 @@ class Session:
         return noise_epoch, secret, state
 
 
-def _claimed(stated: dict[str, Any]) -> dict[str, Any]:
+def _claimed(stated: AnyRun) -> dict[str, Any]:
     """The claim next to the knobs: epsilon, by the run's own accountant, only if the statement has one."""
-    epsilon = stated["epsilon"].get(stated.get("accountant"))
-    return {"guarantee": stated["guarantee"], "epsilon": epsilon, "delta": stated.get("delta")}
+    delta = stated.delta if isinstance(stated, RunStatement) else None
+    return {"guarantee": stated.guarantee, "epsilon": headline(stated), "delta": delta}
 
 
 def _shown(knobs: dict[str, Any]) -> dict[str, Any]:

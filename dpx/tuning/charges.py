@@ -1,7 +1,6 @@
 """The cost of a trial: its plan from the moment it begins, and everything in its ledger beyond the plan."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
+from dpx.privacy.unit_facts import UnitFacts
 from dpx.tuning.record import Record, Trial
 
 # Two steps that agree in all other fields have the same cost.
@@ -23,7 +23,7 @@ _NO_COST = ("origin", "epoch", "epoch_name", "clipping_norm", "by")
 class Cost:
     """What one trial is charged: `segments`. `entered` is the part that a ledger held, `planned` the whole plan, `None` if it is unknown.
 
-    `lost` says that the ledger is missing; `disagrees` says why the existing ledger is not reliable. `units` are the records, as JSON, of
+    `lost` says that the ledger is missing; `disagrees` says why the existing ledger is not reliable. `units` are the records of
     what the steps in a ledger protect (`dpx.privacy.unit_facts`), `None` for steps whose units were not noted.
     """
 
@@ -32,7 +32,7 @@ class Cost:
     plan: Segments | None
     lost: bool = False
     disagrees: str | None = None
-    units: Sequence[dict[str, Any] | None] = ()
+    units: Sequence[UnitFacts | None] = ()
 
 
 def planned_segments(experiment: Experiment) -> Segments | None:
@@ -66,28 +66,32 @@ def known(trial: Trial, record: Record) -> dict[str, Any]:
     except ConfigError:
         entered = None
     if entered is None:
-        return {"entered": trial.entered, "ledger": trial.ledger.as_json() if trial.ledger else None, "units": trial.units}
+        return {"entered": trial.entered, "ledger": trial.ledger, "units": trial.units}
     # A ledger that ends before the mark noted earlier has lost lines: the older mark is kept, to show that.
     reached = trial.ledger if trial.ledger and entered.missing(trial.ledger) else entered.mark
-    noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached.as_json()}
+    noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached}
     return noted | {"units": distinct([*trial.units, *_units(entered)])}
 
 
-def distinct(units: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+def distinct(units: Iterable[UnitFacts | None]) -> list[UnitFacts | None]:
     """Each record once, in the order noted."""
-    return [*{json.dumps(one, sort_keys=True): one for one in units}.values()]
+    found: list[UnitFacts | None] = []
+    for one in units:
+        if one not in found:
+            found.append(one)
+    return found
 
 
-def _units(entered: Ledger) -> list[dict[str, Any] | None]:
+def _units(entered: Ledger) -> list[UnitFacts | None]:
     """What the steps of a ledger protect, as JSON."""
     units = entered.units or ([None] if entered.segments() else [])
-    return [None if facts is None else facts.as_json() for facts in units]
+    return list(units)
 
 
-def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[dict[str, Any] | None], str | None]:
+def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[UnitFacts | None], str | None]:
     """The charges in the ledger in `folder`, what its steps protect, and the reason why it cannot be complete, if any."""
     segments: Segments = []
-    units: list[dict[str, Any] | None] = []
+    units: list[UnitFacts | None] = []
     try:
         entered = Ledger(folder / agreement.LEDGER)
         segments, units = entered.segments(), _units(entered)
@@ -109,8 +113,8 @@ def union(plan: Segments, entered: Segments, name: str) -> Segments:
 
     The rest of an epoch then belongs to the epoch that had begun.
     """
-    newest = {key: entered[-1][key] for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
-    return ledger.join(entered, [segment | newest for segment in left(plan, entered, _NO_COST)])
+    newest = {key: getattr(entered[-1], key) for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
+    return ledger.join(entered, [dataclasses.replace(segment, **newest) for segment in left(plan, entered, _NO_COST)])
 
 
 def charges(*branches: Segments) -> Charges:

@@ -1,16 +1,33 @@
 """The statement of a whole search: the guarantee of its winner, with the choice among the trials charged."""
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
 from dpx.claim import agreement, calibration, outside_code, statement
+from dpx.claim.document import (
+    BudgetFacts,
+    CountedEvent,
+    CountedTrials,
+    DrawnTrials,
+    DrawsFrom,
+    Epsilons,
+    NotABound,
+    RecordFacts,
+    RecordMark,
+    Score,
+    Statement,
+    StudyLedger,
+    StudySpent,
+    StudyStatement,
+)
 from dpx.claim.reasons import unlike_in_words
-from dpx.claim.seals import FORMAT, STATEMENT
+from dpx.claim.seals import FORMAT, STATEMENT, read_statement
+from dpx.claim.spent import counted
 from dpx.declaration import ConfigError
-from dpx.privacy import accounting, events, ledger, selection
+from dpx.privacy import accounting, ledger, selection
 from dpx.privacy.accounting import Charges
+from dpx.privacy.segments import Segment
 from dpx.privacy.unit_facts import UnitFacts, unlike
-from dpx.run_folder import read_json
 from dpx.tuning import charges, rules
 from dpx.tuning.charges import Cost
 from dpx.tuning.record import Record, Trial
@@ -35,7 +52,7 @@ _DECLARED = "the number of trials was declared before the first, and none was st
 Costs = list[tuple[Trial, Cost]]
 
 
-def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any]:
+def build(search: Search, record: Record, winner: Trial | None) -> StudyStatement:
     """Every field of the study's `privacy.json`, from its record and from the folders of its trials."""
     tune = search.tune
     secret = tune.charge == "repeat_and_select"
@@ -44,41 +61,45 @@ def build(search: Search, record: Record, winner: Trial | None) -> dict[str, Any
     epsilon = _epsilon(search, record, costs) if search.is_private else {}
     by = _by(search, record, costs) if search.is_private else ()
     why = reasons or outside_code.sentences(by)
-    return {
-        "format": FORMAT,
-        "study": record.path.name,
-        "charge": tune.charge,
-        "trials": {"mean": tune.trials, "shape": str(tune.shape)} if secret else _trials(search, record, costs),
-        "guarantee": outside_code.guarantee(search.is_private, reasons, by),
-        "reasons": reasons,
-        "unit": search.privacy.unit,
-        "adjacency": search.privacy.adjacency,
-        "delta": search.privacy.delta,
-        "units": _units(costs),
-        "epsilon": {} if why else epsilon,
-        "unsupported": [{"name": f"epsilon/{key}", "value": one, "reason": "; ".join(why)} for key, one in epsilon.items() if why],
-        **_without_bounds(_beside(search, record, costs, epsilon), by),
+    spent, budget = _beside(search, record, costs, epsilon)
+    numbers = [NotABound(name=f"epsilon/{key}", value=one, reason="; ".join(why)) for key, one in epsilon.items() if why]
+    return StudyStatement(
+        format=FORMAT,
+        study=record.path.name,
+        charge=tune.charge,
+        trials=DrawnTrials(mean=float(tune.trials), shape=str(tune.shape)) if secret else _trials(search, record, costs),
+        guarantee=outside_code.guarantee(search.is_private, reasons, by),
+        reasons=tuple(reasons),
+        unit=search.privacy.unit,
+        adjacency=search.privacy.adjacency,
+        delta=search.privacy.delta,
+        units=tuple(_units(costs)),
+        epsilon={} if why else epsilon,
+        unsupported=tuple(numbers),
+        # Where the claim trusts a package, the epsilon spent so far is not proved either.
+        spent=dataclasses.replace(spent, epsilon={}) if spent is not None and by else spent,
+        budget=budget,
+        score=_score(search),
         # The folders of the other trials would reveal their number.
-        "score": _score(search),
-        "winner": None if winner is None else "winner" if secret else winner.folder,
-        "assumptions": [_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])],
-        "not_covered": [_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *statement.NOT_COVERED[2:]],
-        **_draws(record, secret),
-        "ledger": {"repeated": _repeated_events(search, record)} if secret else {"segments": ledger.join(*(c.segments for _, c in costs))},
-        "record": {"mark": _mark(record, secret)},
-    }
+        winner=None if winner is None else "winner" if secret else winner.folder,
+        assumptions=tuple([_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])]),
+        not_covered=tuple([_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *statement.NOT_COVERED[2:]]),
+        draws_from=_draws(record, secret),
+        ledger=StudyLedger(repeated=_repeated_events(search, record)) if secret else StudyLedger(segments=_segments(costs)),
+        record=RecordFacts(mark=_mark(record, secret)),
+    )
 
 
-def _score(search: Search) -> dict[str, Any]:
+def _score(search: Search) -> Score:
     """The score that the trials are compared by: a function of a trial's noisy parameters and of held-out rows, so it adds no charge."""
-    return {"name": search.score, "of": "the trained parameters", "reads": "rows of the held-out split", "charged": False}
+    return Score(name=search.score, of="the trained parameters", reads="rows of the held-out split", charged=False)
 
 
-def _draws(record: Record, secret: bool) -> dict[str, Any]:
+def _draws(record: Record, secret: bool) -> DrawsFrom | None:
     """The distribution that the trials of a `repeat_and_select` were drawn from: it was fixed before the first trial, so it depends on no
     trial."""
     known = record.distribution
-    return {"draws_from": {"sampler": known.sampler, "space": known.space}} if secret and known is not None else {}
+    return DrawsFrom(sampler=known.sampler, space=known.space) if secret and known is not None else None
 
 
 def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
@@ -88,16 +109,17 @@ def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
     return [(trial, charges.cost_of(trial, record)) for trial in counted]
 
 
-def _mark(record: Record, secret: bool) -> dict[str, Any]:
+def _mark(record: Record, secret: bool) -> RecordMark:
     """The line that the statement follows from. Its position reveals the number of trials; its digest, without the record's key, reveals
     nothing."""
     mark = record.chain.mark
-    return {"chain": mark.chain, "digest": mark.digest} if secret else mark.as_json()
+    return RecordMark(chain=mark.chain, position=None if secret else mark.position, digest=mark.digest)
 
 
-def _trials(search: Search, record: Record, costs: Costs) -> dict[str, Any]:
+def _trials(search: Search, record: Record, costs: Costs) -> CountedTrials:
     lost = [trial.folder for trial, cost in costs if cost.lost] if search.is_private else []
-    return {"declared": record.declared or search.tune.trials, "begun": len(record.trials), "charged_by_plan_alone": lost}
+    declared = record.declared or search.tune.trials
+    return CountedTrials(declared=declared, begun=len(record.trials), charged_by_plan_alone=tuple(lost))
 
 
 def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
@@ -120,7 +142,11 @@ def _of_trials(record: Record, costs: Costs) -> list[str]:
     return sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
 
 
-def _units(costs: Costs) -> list[Any]:
+def _segments(costs: Costs) -> tuple[Segment, ...]:
+    return tuple(ledger.join(*(cost.segments for _, cost in costs)))
+
+
+def _units(costs: Costs) -> list[UnitFacts | None]:
     """The records of what the trials' charged steps protect, each once."""
     return charges.distinct(one for _, cost in costs for one in cost.units)
 
@@ -128,7 +154,7 @@ def _units(costs: Costs) -> list[Any]:
 def _of_units(costs: Costs) -> list[str]:
     """The reason why the trials' charges cannot be added up, or are not those of one repeated mechanism: their data was prepared
     differently in between."""
-    units = UnitFacts.listed(_units(costs), "the study's record")
+    units = _units(costs)
     return [unlike_in_words(units)] if units and unlike(units) else []
 
 
@@ -137,8 +163,8 @@ def own_reasons(folder: Path) -> list[str]:
     said = _stated(folder)
     return (
         []
-        if said is None or outside_code.packages_of_guarantee(said["guarantee"]) is not None
-        else ["a trial has no guarantee", *said["reasons"]]
+        if said is None or outside_code.packages_of_guarantee(said.guarantee) is not None
+        else ["a trial has no guarantee", *said.reasons]
     )
 
 
@@ -153,22 +179,17 @@ def reasons_at_end(folder: Path) -> list[str]:
     return own_reasons(folder)
 
 
-def _stated(folder: Path) -> dict[str, Any] | None:
+def _stated(folder: Path) -> Statement | None:
     """A trial's own statement; `None` before it is written."""
     places = (place / STATEMENT for place in (folder / "release", folder / "private" / "withheld"))
-    return next((read_json(path) for path in places if path.is_file()), None)
+    return next((read_statement(path) for path in places if path.is_file()), None)
 
 
 def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:
     """The packages that the search trusts: those of its config, of all charges of its trials, and of their statements."""
     stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
-    said = [outside_code.packages_of_guarantee(one["guarantee"]) or () for one in stated if one is not None]
+    said = [outside_code.packages_of_guarantee(one.guarantee) or () for one in stated if one is not None]
     return outside_code.joined(search.by, *(outside_code.packages_of_segments(cost.segments) for _, cost in costs), *said)
-
-
-def _without_bounds(beside: dict[str, Any], by: tuple[str, ...]) -> dict[str, Any]:
-    """The values beside the headline, without the epsilon spent so far if that trusts a package."""
-    return beside | {"spent": beside["spent"] | {"epsilon": {}}} if by and "spent" in beside else beside
 
 
 def _against_composition(search: Search, record: Record, costs: Costs) -> list[str]:
@@ -236,18 +257,18 @@ def _composed(search: Search, begun: Charges) -> dict[str, float | None]:
     return {name: accounting.finite(one.epsilon(search.privacy.delta)) for name, one in composed.items()}
 
 
-def _beside(search: Search, record: Record, costs: Costs, headline: dict[str, float | None]) -> dict[str, Any]:
+def _beside(search: Search, record: Record, costs: Costs, headline: Epsilons) -> tuple[StudySpent | None, BudgetFacts | None]:
     """The epsilon spent so far, beside that of the planned end; or the budget, if it is the claim."""
     if not search.is_private or search.tune.charge != "composition":
-        return {}
+        return None, None
     budget = rules.filter_of(search)
     if budget is not None:
-        return {"budget": {"kind": budget.kind, "epsilon": budget.epsilon, "order": budget.order, "limit": budget.limit}}
+        return None, BudgetFacts(kind=budget.kind, epsilon=budget.epsilon, order=budget.order, limit=budget.limit)
     # Composing takes seconds for a ramp: if every declared trial has begun, the result is the headline.
     to_begin = (record.declared or search.tune.trials) > len(record.trials)
     epsilon = _composed(search, charges.charges(*(cost.segments for _, cost in costs))) if to_begin else headline
     valid = "no trial more begins, and stopping here depended neither on the data nor on anything that a trial gave out"
-    return {"spent": {"trials": len(costs), "epsilon": epsilon, "valid_only_if": valid}}
+    return StudySpent(trials=len(costs), epsilon=epsilon, valid_only_if=valid), None
 
 
 def _plan(record: Record) -> Charges:
@@ -256,7 +277,6 @@ def _plan(record: Record) -> Charges:
     return accounting.bucketed(ledger.releases(plan))
 
 
-def _repeated_events(search: Search, record: Record) -> list[dict[str, Any]]:
+def _repeated_events(search: Search, record: Record) -> tuple[CountedEvent, ...]:
     """The event of one trial, as dp-accounting composes it; it does not contain the number of trials."""
-    adjacency = search.privacy.adjacency
-    return [{"event": statement.describe(events.event(release, adjacency, "rdp")), "count": count} for release, count in _plan(record)]
+    return counted(_plan(record), search.privacy.adjacency, "rdp")

@@ -19,11 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.seals import STATEMENT, seal
+from dpx.claim.document import StudyStatement
+from dpx.claim.seals import STATEMENT, seal, text_of
 from dpx.declaration import ConfigError, require, several
 from dpx.durable import locked, make_private, write_durably
 from dpx.privacy.chain import Chain, Mark, mark_of
-from dpx.privacy.segments import Segments
+from dpx.privacy.segments import Segment, Segments
+from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.tuning.declarations import Budget, Tune
 from dpx.tuning.distribution import TrialDistribution
@@ -40,7 +43,7 @@ class Trial:
     one.
 
     `plan` is the charge of its whole schedule, `None` without privacy; `entered` is what its ledger held when it last ended, and `ledger`
-    the mark of that; `units` is what those steps protect, as JSON (`dpx.privacy.unit_facts`); `reasons` say why its own statement had no
+    the mark of that; `units` is what those steps protect; `reasons` say why its own statement had no
     guarantee then.
     """
 
@@ -54,7 +57,7 @@ class Trial:
     entered: Segments = dataclasses.field(default_factory=list)
     ledger: Mark | None = None
     reasons: tuple[str, ...] = ()
-    units: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
+    units: list[UnitFacts | None] = dataclasses.field(default_factory=list)
 
 
 class Record:
@@ -94,9 +97,9 @@ class Record:
         for line in lines:
             self._take(line)
 
-    def state(self, document: dict[str, Any]) -> None:
+    def state(self, statement: StudyStatement) -> None:
         """Seals the statement of the study and writes it, also beside a winner that was already released (see `dpx.claim.seals`)."""
-        text = json.dumps(document, indent=2) + "\n"
+        text = text_of(statement)
         checksum = seal(json.loads(text))
         self.note({"sealed": checksum})
         released = self.path / "release"
@@ -106,7 +109,7 @@ class Record:
 
     def begin(self, folder: Path, point: tuple[str, ...], plan: Segments | None) -> None:
         """Notes a new trial with its whole plan, here and in its folder."""
-        self.note({"begun": len(self.trials), "folder": folder.name, "point": list(point), "plan": plan})
+        self.note({"begun": len(self.trials), "folder": folder.name, "point": list(point), "plan": to_json(plan)})
         self._mark(folder, len(self.trials) - 1)
 
     def begin_again(self, trial: Trial) -> None:
@@ -116,7 +119,7 @@ class Record:
 
     def end(self, trial: Trial, **facts: Any) -> None:
         """Notes the result of a trial."""
-        self.note({"ended": trial.number} | facts)
+        self.note({"ended": trial.number} | to_json(facts))
 
     def trial_in(self, folder: Path) -> Trial | None:
         """The trial whose run lies in `folder`; `None` if no trial began there, or if that trial was lost."""
@@ -135,7 +138,7 @@ class Record:
 
     def _mark(self, folder: Path, number: int) -> None:
         make_private(folder / "private")
-        write_json(folder / TRIAL, {"study": self.path.name, "trial": number, "mark": self.chain.mark.as_json()})
+        write_json(folder / TRIAL, {"study": self.path.name, "trial": number, "mark": to_json(self.chain.mark)})
 
     def _opened(self, followers: "list[Follower]") -> Chain:
         path = self.path / "private" / CHAIN
@@ -162,12 +165,15 @@ class Record:
         elif "stated" in line:
             self.sealed = {line["stated"]}
         elif "begun" in line:
-            self.trials.append(Trial(line["folder"], tuple(line["point"]), number=line["begun"], plan=line["plan"]))
+            self.trials.append(Trial(line["folder"], tuple(line["point"]), number=line["begun"], plan=_plan(line["plan"], self.path)))
         elif "again" in line:
             self._change(line["again"], state="begun", score=None, error=None)
         elif "ended" in line:
             facts = {key: value for key, value in line.items() if key != "ended"}
-            self._change(line["ended"], **(facts | {"ledger": mark_of(line.get("ledger")), "reasons": tuple(line.get("reasons", ()))}))
+            facts |= {"ledger": mark_of(line.get("ledger")), "reasons": tuple(line.get("reasons", ()))}
+            facts["entered"] = from_json(list[Segment], line.get("entered", []), self.path)
+            facts["units"] = from_json(list[UnitFacts | None], line.get("units", []), self.path)
+            self._change(line["ended"], **facts)
         elif "began_with" in line:
             self.began_with = line["began_with"]
         elif "drawn" in line:
@@ -214,6 +220,7 @@ def _followers(outputs: Path, path: Path) -> Iterator[Follower]:
     for name in STATEMENTS:
         stated = _json(path / "release" / name)
         if stated is not None:
+            # Not read as a record yet: one that was edited may be none, and its seal shows that.
             yield f"{path.name}/release/{name}", _mark_in(stated.get("record", {}).get("mark")), stated
     for noted_at in sorted(outputs.glob(f"*/{TRIAL}")):
         noted = _json(noted_at)
@@ -221,8 +228,12 @@ def _followers(outputs: Path, path: Path) -> Iterator[Follower]:
             yield f"{noted_at.parent.parent.name}/{TRIAL}", _mark_in(noted.get("mark")), noted
 
 
+def _plan(node: Any, source: Path) -> Segments | None:
+    return None if node is None else from_json(list[Segment], node, source)
+
+
 def _mark_in(node: Any) -> Mark | str | None:
-    if isinstance(node, dict) and "position" not in node:
+    if isinstance(node, dict) and node.get("position") is None:
         return str(node.get("digest"))
     return mark_of(node)
 

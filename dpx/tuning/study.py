@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import agreement
-from dpx.claim.seals import STATEMENT
+from dpx.claim.seals import STATEMENT, read_node
 from dpx.declaration import require
-from dpx.durable import not_following, put_in_place
+from dpx.durable import not_following, put_in_place, write_durably
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import CONFIG, LOCK, RunFolder, Status, read_json, write_json
+from dpx.run_folder import CONFIG, LOCK, RunFolder, Status, read_json
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution
 from dpx.tuning.record import CHAIN, TRIAL, Record, Trial, opened
@@ -252,9 +252,8 @@ class Study:
         if withheld.is_dir():
             RunFolder(self.outputs / best.folder).require_no_links()
             shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATEMENT))
-            stated = read_json(self.release / STATEMENT)
-            write_json(shown / STATEMENT, stated)
-            agreement.seal_winner(shown, stated)
+            write_durably(shown / STATEMENT, (self.release / STATEMENT).read_bytes())
+            agreement.seal_winner(shown, read_node(shown / STATEMENT))
 
 
 def _note_in_ledger(folder: Path, name: str, charge: str) -> None:

@@ -105,11 +105,16 @@ LEFT_OUT |= {"secret_place", "train/examples_per_s", "privacy/epsilon", "train/t
 # Sentences, which may name a random identity, and the digests in which they take part.
 LEFT_OUT |= {"assumptions", "not_covered", "epsilon_is_of", "reasons", "reason", "why", "sealed", "stated"}
 
+# Null and empty fields count as missing: earlier revisions left some of them out.
+EMPTY = (None, [], {}, {"canaries": "none"})
+# Only the present statements have these.
+LEFT_OUT |= {"format", "kind"}
+
 
 def known(value):
     """`value` without what no two runs share; an origin or an epoch's name is only ever a name."""
     if isinstance(value, dict):
-        kept = {key: known(item) for key, item in value.items() if key not in LEFT_OUT}
+        kept = {key: known(item) for key, item in value.items() if key not in LEFT_OUT and item not in EMPTY}
         return kept if not isinstance(value.get("ledger"), dict) or "position" not in value["ledger"] else kept | {"ledger": None}
     return [known(item) for item in value] if isinstance(value, list) else value
 
@@ -118,20 +123,51 @@ def lines(path):
     return [known(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def tagged(line):
+    """A line of the ledger in the present form; before format 5 it had no `kind`, and a step was a bare number."""
+    if isinstance(line, int):
+        return {"kind": "step", "step": line}
+    if "kind" not in line:
+        kinds = {"from": "begins_from", "origin": "event"}
+        kind = next(kinds.get(name, name) for name in ("from", "origin", *line) if name in line)
+        line = {"kind": kind} | {"begins_from" if name == "from" else name: value for name, value in line.items()}
+    if line["kind"] == "plan":
+        plan = line["plan"]
+        parts = plan.get("declared") or {}
+        values = {name: part.get("values", part) for name, part in parts.items()}
+        return line | {"plan": plan | (plan.get("step") or {}) | {"step": None, "at_default": None, "declared": values}}
+    return line
+
+
+def ledger(path):
+    """A line of the ledger is a digest and its JSON; the first one is the chain's own. Seals, which are digests, are left out."""
+    found = [tagged(json.loads(text.partition(" ")[2])) for text in path.read_text().splitlines()[1:]]
+    return [(line["kind"], known(line)) for line in found if not line["kind"].startswith(("sealed", "stated"))]
+
+
+def statement(path):
+    """What a statement says, without its format. Before format 3 it had no `kind`, and one of its keys held an accountant's name."""
+    found = json.loads(path.read_text())
+    rounded = found["ledger"].get("rates_rounded_up")
+    if rounded is not None:
+        errors = [rounded.pop(name) for name in list(rounded) if name.endswith("epsilon_error_at_most")]
+        found["ledger"]["rates_rounded_up"] = rounded | {"errors": errors, "accountant": None}
+    return known(found | {"format": None, "kind": None})
+
+
 def difference(old, new):
     params = [jax.tree_util.tree_leaves_with_path(released(side / "release" / "params")) for side in (old, new)]
     if [path for path, _ in params[0]] != [path for path, _ in params[1]]:
         return "names of parameters"
     if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for (_, a), (_, b) in zip(*params, strict=True)):
         return "parameters"
-    # A line of the ledger is a digest and its JSON; the first one is the chain's own.
-    ledgers = [[known(json.loads(text.partition(" ")[2])) for text in (side / "private" / "ledger").read_text().splitlines()[1:]] for side in (old, new)]
+    ledgers = [ledger(side / "private" / "ledger") for side in (old, new)]
     if ledgers[0] != ledgers[1]:
         return "ledger"
     for name in ("private/metrics.jsonl", "release/telemetry.jsonl"):
         if lines(old / name) != lines(new / name):
             return name
-    statements = [known(json.loads((side / "release" / "privacy.json").read_text())) for side in (old, new)]
+    statements = [statement(side / "release" / "privacy.json") for side in (old, new)]
     return None if statements[0] == statements[1] else "statement"
 
 

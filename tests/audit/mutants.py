@@ -49,10 +49,10 @@ EVENTS = "dpx/privacy/events.py"
 LEDGER, CHAIN = "dpx/privacy/ledger.py", "dpx/privacy/chain.py"
 DP_FP = "dpx/mechanism/dp_fp.py"
 ACCIDENTS = "tests/job/test_accidents.py::"
-CHARGED = 'charges.append((_release(segment), sum(count for _, count in segment["steps"])))'
-APART = """for z in [segment["noise_multiplier"], *(segment[name] for name in AUXILIARY if segment.get(name))]:
-                alone = segment | dict.fromkeys(AUXILIARY) | {"noise_multiplier": z}
-                charges.append((_release(alone), sum(count for _, count in segment["steps"])))"""
+CHARGED = "charges.append((_release(segment), segment.count))"
+APART = """for z in filter(None, [segment.noise_multiplier, *(getattr(segment, name) for name in AUXILIARY)]):
+                alone = dataclasses.replace(segment, **dict.fromkeys(AUXILIARY) | {"noise_multiplier": z})
+                charges.append((_release(alone), segment.count))"""
 POISSON, DRAW = "dpx/sampler/poisson.py", "return independent(size, sampling_probability, generator_for, step)"
 SUBSET = """from dpx.sampler.fixed_size import _subset
 
@@ -276,8 +276,8 @@ MUTANTS = (
     Mutant(
         "row event for a document unit",
         "dpx/privacy/ledger.py",
-        'kind = "group" if rows_clipped_apart(segment) > 1 else segment["sampler"]',
-        'kind = segment["sampler"]',
+        'kind = "group" if rows_clipped_apart(segment) > 1 else segment.sampler',
+        "kind = segment.sampler",
         "tests/privacy/test_ledger.py::test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows",
     ),
     Mutant(
@@ -447,8 +447,8 @@ MUTANTS = (
     Mutant(
         "cyclic draws charged at the rate of plain ones",
         LEDGER,
-        'segment["q"] * segment["cycle"]',
-        'segment["q"]',
+        "segment.q * cycle",
+        "segment.q",
         "tests/mechanism/test_banded.py::test_one_release_is_charged_each_time_the_busiest_group_comes_round",
     ),
     Mutant(

@@ -39,7 +39,7 @@ def epsilon(path: Path) -> float:
 
 
 def charged_steps(path: Path) -> int:
-    return sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"])
+    return sum(run.count for run in Ledger(path / "private" / "ledger").segments())
 
 
 def accounted(path: Path) -> float:

@@ -70,7 +70,7 @@ def claim_of(path: Path) -> dict:
 
 
 def charged(path: Path) -> int:
-    return sum(count for run in Ledger(path / "private" / "ledger").segments() for _, count in run["steps"])
+    return sum(run.count for run in Ledger(path / "private" / "ledger").segments())
 
 
 @pytest.fixture(scope="module")

@@ -8,20 +8,24 @@ import pytest
 
 import dpx.privacy
 from dpx import config
-from dpx.claim import seals, spent
+from dpx.claim import seals
 from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.account import Account, account
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.privacy.lines import Part, Plan, PlanParts
+from dpx.records import to_json
 from dpx.run_folder import RunFolder
+from tests.made_statement import made_plain, made_statement
 from tests.privacy.test_ledger import forked
 from tests.privacy.test_unit_facts import facts_of
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=1.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
 FACTS = facts_of()
+NOTHING = Part(values={}, at_default=())
 
 
 @pytest.fixture
@@ -76,13 +80,13 @@ def test_branches_are_accounted_jointly(run, tmp_path):
     for step in range(10, 20):
         branch.append(step, ENTRY)
     joint = ledger.join(read(run.path).segments, read(tmp_path / "branch").segments)
-    assert sum(count for found in joint for _, count in found["steps"]) == 30
+    assert sum(found.count for found in joint) == 30
 
 
 def test_a_statement_is_as_good_as_its_ledger(run):
     run.release.mkdir()
     entered = Ledger(run.private / "ledger")
-    seals.write_statement(run, entered, {"ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}})
+    seals.write_statement(run, entered, made_statement(entered))
     assert read(run.release / "privacy.json").segments == read(run.private / "ledger").segments == read(run.path).segments
     assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
 
@@ -90,11 +94,10 @@ def test_a_statement_is_as_good_as_its_ledger(run):
 def test_why_a_source_guarantees_nothing_is_said_first(run, experiment, tmp_path, capsys):
     entered = Ledger(run.private / "ledger")
     run.release.mkdir(parents=True, exist_ok=True)
-    stated = {"guarantee": "none", "reasons": ["seed=7: anybody can draw the same noise"]}
-    stated |= {"ledger": {"segments": entered.segments()} | spent.chain_facts(entered), "units": [FACTS.as_json()]}
+    stated = made_statement(entered, guarantee="none", reasons=("seed=7: anybody can draw the same noise",), units=(FACTS,))
     seals.write_statement(run, entered, stated)
     for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
-        assert read(source).reasons == tuple(stated["reasons"])
+        assert read(source).reasons == stated.reasons
     Account(delta=1e-6, ledgers=[str(run.path)])(experiment, RunFolder(tmp_path / "account"))
     assert "NO GUARANTEE: " in capsys.readouterr().out
     (said,) = json.loads((tmp_path / "account" / "release" / "account.json").read_text())["no_guarantee"]
@@ -108,21 +111,27 @@ def test_where_nothing_is_charged_one_line_says_so(make, tmp_path):
 
 
 def test_a_statement_without_ledger_is_refused(tmp_path):
-    (tmp_path / "privacy.json").write_text('{"guarantee": "not_private"}')
+    entered = Ledger(tmp_path / "private" / "ledger")
+    seals.write_statement(RunFolder(tmp_path), entered, made_plain(entered))
     with pytest.raises(ConfigError, match="without a ledger"):
-        read(tmp_path / "privacy.json")
+        read(tmp_path / "release" / "privacy.json")
 
 
-def test_a_statement_in_another_format_is_refused(run):
+@pytest.mark.parametrize("number", [2, None])
+def test_a_statement_in_another_format_is_refused(run, number):
     run.release.mkdir()
     entered = Ledger(run.private / "ledger")
-    seals.write_statement(run, entered, {"format": 1, "ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}})
+    stated = to_json(made_statement(entered)) | {"format": number}
+    (run.release / "privacy.json").write_text(json.dumps(stated))
     for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
-        with pytest.raises(ConfigError, match=r"privacy\.json: is in format 1, not 2\. Use the version of dpx that wrote it\.$"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"privacy\.json: was written with the format number {number}, not 3\. Use the version of dpx that wrote it\.$",
+        ):
             read(source)
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"ledger": [1]}', '{"ledger": {"segments": 3}}'])
+@pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"format": 3}', '{"format": 3, "kind": "run", "ledger": {"segments": 3}}'])
 def test_a_file_that_is_no_statement_is_refused_in_a_line(text, tmp_path):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError, match=r"a\.json: .*Name the statement of a private run"):
@@ -132,13 +141,20 @@ def test_a_file_that_is_no_statement_is_refused_in_a_line(text, tmp_path):
 def _stated(folder, adjacency, delta):
     """A ledger under private/ and a statement of it, of a claim under `adjacency` at `delta`."""
     entered = Ledger(folder / "private" / "ledger")
-    entered.declare_plan({"declared": {"privacy": {"adjacency": adjacency, "delta": delta}}})
+    entered.declare_plan(
+        Plan(
+            declared=PlanParts(
+                noise=NOTHING,
+                privacy=Part(values={"adjacency": adjacency, "delta": delta}, at_default=()),
+                accountant=NOTHING,
+                audit=NOTHING,
+            )
+        )
+    )
     facts = dataclasses.replace(FACTS, adjacency=adjacency)
     entered.note_units(facts)
     entered.append(0, ENTRY)
-    said = {"ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}, "adjacency": adjacency, "delta": delta}
-    said["units"] = [facts.as_json()]
-    seals.write_statement(RunFolder(folder), entered, said)
+    seals.write_statement(RunFolder(folder), entered, made_statement(entered, adjacency=adjacency, delta=delta))
     return folder
 
 

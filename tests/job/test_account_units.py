@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpx import config
-from dpx.claim import calibration, caveats, seals, spent, statement
+from dpx.claim import calibration, caveats, seals, statement
 from dpx.claim.sources import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
@@ -19,10 +19,13 @@ from dpx.privacy import events, relations
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from tests.composed import composed
+from tests.made_statement import made_statement
 from tests.privacy.test_ledger import forked
 from tests.privacy.test_unit_facts import MANIFEST, changed, facts_of
+from tests.sealed import refuting
 
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=2.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
 FACTS, DOCUMENTS = facts_of(), facts_of("privacy.unit=document", "privacy.rows_per_unit_max=4")
@@ -46,9 +49,8 @@ def source(folder, facts: UnitFacts | None, entry: LedgerEntry = ENTRY, steps: i
         entered.note_units(facts)
     for step in range(steps):
         entered.append(step, entry)
-    said = {"guarantee": "dp", "reasons": [], "ledger": {"segments": entered.segments(), **spent.chain_facts(entered)}}
-    said |= {} if facts is None else {"units": [facts.as_json()], "adjacency": facts.adjacency}
-    seals.write_statement(RunFolder(folder), entered, said)
+    stated = {} if facts is None else {"adjacency": facts.adjacency}
+    seals.write_statement(RunFolder(folder), entered, made_statement(entered, **stated))
     entered.close()
     return folder
 
@@ -81,7 +83,7 @@ def test_the_same_units_are_added_up_and_others_refused_from_wherever_they_are_r
     for name, facts in (("one", FACTS), ("alike", FACTS), ("other", DOCUMENTS)):
         source(tmp_path / name, facts)
     said = accounted(tmp_path / "a", [tmp_path / "one" / places[0], tmp_path / "alike" / places[1]])
-    assert said["no_guarantee"] == [] and said["unit"] == FACTS.as_json()
+    assert said["no_guarantee"] == [] and said["unit"] == to_json(FACTS)
     assert "What is protected: one row, under zero_out." in capsys.readouterr().out
     line = refusal(tmp_path / "b", [tmp_path / "one" / places[0], tmp_path / "other" / places[1]])
     assert "privacy.unit (row and document)" in line
@@ -98,13 +100,11 @@ def test_a_source_that_does_not_say_what_it_protects_is_accounted_alone_without_
 
 def test_what_takes_a_guarantee_away_is_said_of_a_ledger_whose_statement_is_withheld_or_gone(tmp_path):
     folder = source(tmp_path / "run", FACTS)
-    bound = {"epsilon": 9.0, "delta": 1e-5, "estimator": "one_run", "score": "update", "claim": 1.0, "refutes": True}
     entered = Ledger(folder / "private" / "ledger")
-    entered.note_verdict({"passes": False, "primary": bound, "others": []})
+    entered.note_verdict(refuting())
     epoch = {"name": "a", "from_step": 0, "start": None, "secret_tag": "", "fingerprint": {}, "why": "the run begins"}
     entered.open_noise_epoch(NoiseEpoch(number=0, secret_place=None, **epoch))
-    said = {"guarantee": "none", "reasons": ["labels: learnt"], "ledger": spent.chain_facts(entered)}
-    seals.write_statement(RunFolder(folder), entered, said)
+    seals.write_statement(RunFolder(folder), entered, made_statement(entered, guarantee="none", reasons=("labels: learnt",)))
     alone = shutil.copy(folder / "private" / "ledger", tmp_path / "ledger")
     for reasons_of in (read(folder).reasons, read(Path(alone)).reasons):
         assert {reason.partition(":")[0] for reason in reasons_of} >= {"audit", "fixed_seed"}
@@ -141,10 +141,10 @@ def test_steps_of_other_units_in_one_ledger_leave_no_guarantee(tmp_path):
     entered, own = Ledger(tmp_path / "ledger"), UnitFacts.from_data(experiment.data, experiment.privacy, MANIFEST)
     entered.note_units(own)
     said = statement.build(experiment, None, calibrated, entered)
-    assert said["guarantee"] == "dp" and said["units"] == [own.as_json()]
+    assert said.guarantee == "dp" and said.units == (own,)
     entered.note_units(dataclasses.replace(own, vocabulary_sha256="b" * 64))
     said = statement.build(experiment, None, calibrated, entered)
-    assert said["guarantee"] == "none" and "data.vocabulary" in said["reasons"][0] and len(said["units"]) == 2
+    assert said.guarantee == "none" and "data.vocabulary" in said.reasons[0] and len(said.units) == 2
 
 
 def test_that_no_unit_is_renamed_during_a_run_is_an_assumption(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from dpx import config
 from dpx.claim import statement
 from dpx.claim.calibration import calibrate, entry
+from dpx.claim.document import RunStatement
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.init.parent import _claim
@@ -81,9 +82,10 @@ def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path
         for step in range(experiment.steps):
             ledger.append(step, entry(experiment, size, 1.0, 64, epoch))
     stated = statement.build(experiment, None, calibrated, ledger)
-    assert stated["epsilon"]["rdp"] > calibrated.epsilon["rdp"] + 0.02
+    assert isinstance(stated, RunStatement) and stated.epsilon["rdp"] is not None
+    assert stated.epsilon["rdp"] > calibrated.epsilon["rdp"] + 0.02
     words = "\n".join(explain(experiment, size, stated)["words"])
-    assert f"at most e^{stated['epsilon']['rdp']:.3g} = " in words
+    assert f"at most e^{stated.epsilon['rdp']:.3g} = " in words
 
 
 def test_a_fork_of_nothing_is_neither_planned_nor_explained(experiment, tmp_path):
@@ -100,8 +102,8 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
     """In an explanation, on a model card, and of a parent in the statement of the run that began from it."""
     audited = config.build(recipes.compose([*QUICK, "data.declared_size=10000", "audit=canaries"]))[0]
     stated = statement.build(audited, None, calibrate(audited, 10_000))
-    assert stated["audit"]["verdict"] == "pending"
-    stated["audit"]["verdict"] = verdict
+    assert isinstance(stated, RunStatement) and stated.audit is not None and stated.audit.verdict == "pending"
+    stated = dataclasses.replace(stated, audit=dataclasses.replace(stated.audit, verdict=verdict))
     (said,) = [line for line in explain(audited, 10_000, stated)["words"] if "The audit of this run" in line]
     (on_card,) = [line for line in card(stated, name="a", architecture="b", trained="all", command="c").splitlines() if "audit:" in line]
     assert words in said and words in on_card and verdict in on_card

@@ -1,5 +1,6 @@
 """Statement and config are what was sealed: whatever is edited in them, every job that would repeat them refuses, for copies alike."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -14,8 +15,8 @@ from omegaconf import OmegaConf
 import dpx
 from dpx import config, packages
 from dpx.claim import agreement, seals
+from dpx.claim.document import RunStatement
 from dpx.claim.sources import read
-from dpx.claim.spent import chain_facts
 from dpx.declaration import ConfigError
 from dpx.init.declarations import FromRun
 from dpx.init.parent import open_parent
@@ -29,6 +30,7 @@ from dpx.launch import finished
 from dpx.launch.launcher import _of_finished_run
 from dpx.papers.mckenna2025.table3_trainset import MckennaTable3Trainset
 from dpx.privacy.ledger import Ledger
+from dpx.records import from_json
 from dpx.report import collect
 from dpx.run_folder import RunFolder
 from dpx.scaling import runs
@@ -36,6 +38,7 @@ from dpx.tuning import charges
 from dpx.tuning.record import Trial
 
 from ..composed import composed
+from ..made_statement import made_statement
 from ..processes import micro_run
 from ..training.sharing import run_job
 
@@ -122,6 +125,12 @@ def test_every_field_is_sealed(copy: Path, file: str, has_private: bool) -> None
     assert len(places) > 100, "the walk reaches what is nested"
     path.write_text(before)
     agreement.check(copy)
+
+
+def anew(document: dict[str, Any], entered: Ledger) -> RunStatement:
+    """The same statement, of a later line of the ledger."""
+    stated = from_json(RunStatement, document, "a statement")
+    return dataclasses.replace(stated, ledger=dataclasses.replace(stated.ledger, mark=entered.mark))
 
 
 def lower_epsilon(path: Path) -> None:
@@ -220,7 +229,7 @@ def test_a_statement_of_another_time_is_found(copy: Path, declared: tuple[Any, A
     """An older one is lower where steps were charged again since."""
     older, folder = (copy / STATEMENT).read_text(), RunFolder(copy)
     entered = Ledger(copy / "private" / "ledger")
-    seals.write_statement(folder, entered, json.loads(older) | {"ledger": chain_facts(entered)})
+    seals.write_statement(folder, entered, anew(json.loads(older), entered))
     agreement.check(copy)
     (copy / STATEMENT).write_text(older)
     refuses(lambda: agreement.check(copy), STATEMENT)
@@ -258,7 +267,7 @@ def test_no_order_of_kills_locks_a_run_out(tmp_path: Path, kills: tuple[str | No
                 if step == kill:
                     patch.setattr(place, name, lambda *_: (_ for _ in ()).throw(Killed))
             try:
-                seals.write_statement(folder, entered, {"number": number, "ledger": chain_facts(entered)})
+                seals.write_statement(folder, entered, made_statement(entered, replicate=number))
             except Killed:
                 pass
         entered.close()
@@ -279,7 +288,7 @@ def test_a_statement_that_is_made_anew_while_a_job_looks_is_the_runs_own(copy: P
 
     def late(self: Ledger, path: Any) -> None:
         if next(times, False):
-            seals.write_statement(RunFolder(copy), entered, before | {"ledger": chain_facts(entered)})
+            seals.write_statement(RunFolder(copy), entered, anew(before, entered))
             seals.write_config(RunFolder(copy, "name: anew\n"), entered)
         made(self, path)
 

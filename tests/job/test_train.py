@@ -16,6 +16,7 @@ from dpx.declaration import ConfigError
 from dpx.job.released import Evaluate
 from dpx.job.train import Prepare
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
@@ -50,13 +51,14 @@ def test_the_run_folder_holds_what_the_design_names(trained):
 def test_what_its_units_are_is_entered_before_the_first_step_and_stated(trained):
     experiment, folder = trained
     lines = [json.loads(line.partition(" ")[2]) for line in (folder.private / "ledger").read_text().splitlines()]
-    (noted,) = [line["units"] for line in lines if isinstance(line, dict) and "units" in line]
-    assert lines.index({"units": noted}) < lines.index(0)
+    kinds = [line.get("kind") for line in lines]
+    assert kinds.count("units") == 1 and kinds.index("units") < kinds.index("step")
+    noted = lines[kinds.index("units")]["units"]
     store = prepare(experiment.data, experiment.privacy)
-    assert noted == UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest).as_json() and noted["vocabulary_sha256"]
+    assert noted == to_json(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest)) and noted["vocabulary_sha256"]
     assert json.loads((folder.release / "privacy.json").read_text())["units"] == [noted]
     for place in (folder.path, folder.private / "ledger", folder.release / "privacy.json"):
-        assert read(place).units == (UnitFacts.from_json(noted, place),) and read(place).reasons == ()
+        assert read(place).units == (from_json(UnitFacts, noted, place),) and read(place).reasons == ()
 
 
 def test_tensorboard_reads_scalars_config_and_hparams(trained):

@@ -17,6 +17,7 @@ from dpx.job import explain, plan
 from dpx.job.train import Resume, Train
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from dpx.training import fingerprint, loop, opening, session
 from dpx.training.state import State
@@ -80,12 +81,12 @@ def entered(experiment: Experiment, path, job=None) -> Ledger:
 
 
 def stated(experiment: Experiment, held: Ledger | None = None, job=None) -> dict:
-    return statement.build(experiment, None, calibration.calibrate(experiment, SIZE), held, job=job)
+    return to_json(statement.build(experiment, None, calibration.calibrate(experiment, SIZE), held, job=job))
 
 
 ROADS = {
     "entry": lambda experiment, job, path: calibration.entry(experiment, SIZE, SIGMA, BATCH, job=job).by,
-    "planned steps": lambda experiment, job, path: calibration.planned_segments(experiment, ((BATCH, 3),), SIZE, SIGMA)[0].get("by"),
+    "planned steps": lambda experiment, job, path: calibration.planned_segments(experiment, ((BATCH, 3),), SIZE, SIGMA)[0].by,
     "statement": lambda experiment, job, path: said(stated(experiment, None, job)),
     "statement of a ledger alone": lambda experiment, job, path: said(stated(experiment, entered(experiment, path, job))),
     "plan": lambda experiment, job, path: said(plan.plan(experiment)),
@@ -98,7 +99,7 @@ ROADS = {
 def said(document: dict) -> str | None:
     """The package that a statement or a plan names, with no number left as a bound."""
     assert document["guarantee"] == f"dp_by_{BY}" and document["epsilon"] == {} and document["unsupported"]
-    assert [one["package"] for one in document.get("outside_code", [{"package": BY}])] == [BY]
+    assert [one["package"] for one in document.get("outside_code") or [{"package": BY}]] == [BY]
     return document["guarantee"].removeprefix("dp_by_")
 
 

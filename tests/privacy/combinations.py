@@ -37,6 +37,7 @@ from dpx.privacy import accounting, closed_form, ledger, loss_grid
 from dpx.privacy.declarations import Deterministic as WithoutAmplification
 from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
+from dpx.records import to_json
 from dpx.sampler import (
     IN_EPOCHS,
     BallsInBins,
@@ -134,12 +135,12 @@ def drawn(base, seed, size_of, steps):
 def entered(experiment, calibrated, path):
     """`(statement, ledger's runs)` of `experiment` with every step entered and nothing trained."""
     if calibrated.noise_multiplier is None:
-        return statement.build(experiment, None, calibrated), []
+        return to_json(statement.build(experiment, None, calibrated)), []
     with_steps = Ledger(path)
     for step in range(experiment.steps):
         batch = experiment.batch_schedule.at(step)
         with_steps.append(step, calibration.entry(experiment, calibrated.size, calibrated.noise_multiplier, batch))
-    return statement.build(experiment, None, calibrated, with_steps), with_steps.segments()
+    return to_json(statement.build(experiment, None, calibrated, with_steps)), with_steps.segments()
 
 
 def is_one_line(refusal):

@@ -219,12 +219,15 @@ def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
     now = calibrate(experiment, N)
     plan = plan_of(experiment, now)
     assert now.noise_multiplier is not None
-    other = plan | {"noise_multiplier": now.noise_multiplier * 1.0001}
+    assert plan.step is not None
+    sigma = now.noise_multiplier * 1.0001
+    other = dataclasses.replace(plan, step=dataclasses.replace(plan.step, noise_multiplier=sigma))
     kept = as_planned(experiment, now, other)
-    assert kept.noise_multiplier == other["noise_multiplier"] and kept.epsilon["pld"] < now.epsilon["pld"]
+    assert kept.noise_multiplier == sigma and kept.epsilon["pld"] < now.epsilon["pld"]
     assert as_planned(experiment, now, None) is now and as_planned(experiment, now, plan) is now
-    for changed in ({"steps": 3}, {"size": 5}, {"batch_sizes": [[1, 2]]}):
-        assert as_planned(experiment, now, other | changed) is now
+    other_size = dataclasses.replace(plan.step, noise_multiplier=sigma, size=5)
+    for changed in ({"steps": 3}, {"step": other_size}, {"batch_sizes": ((1, 2),)}):
+        assert as_planned(experiment, now, dataclasses.replace(other, **changed)) is now
 
 
 def test_balls_in_bins_is_refused_where_n_is_protected(small):

@@ -6,6 +6,7 @@ import pytest
 
 from dpx.claim import seals, spent, statement
 from dpx.claim.calibration import calibrate, entry
+from dpx.claim.document import RunStatement
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.explain import explain
@@ -14,6 +15,7 @@ from dpx.privacy import accounting, event_json, loss_grid
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from tests.composed import composed
 from tests.privacy.test_unit_facts import MANIFEST
@@ -39,7 +41,7 @@ def stated(tmp_path, *given):
     for step in range(STEPS):
         ledger.append(step, entry(experiment, SIZE, calibrated.noise_multiplier, 40))
     document = statement.build(experiment, None, calibrated, ledger)
-    return experiment, calibrated, json.loads(json.dumps(document, allow_nan=False))
+    return experiment, calibrated, json.loads(json.dumps(to_json(document), allow_nan=False))
 
 
 def bound(sigma):
@@ -129,7 +131,7 @@ def folder_of(place, *given):
     for step in range(STEPS):
         entered.append(step, entry(experiment, SIZE, calibrated.noise_multiplier, 40))
     document = statement.build(experiment, None, calibrated, entered)
-    assert document["ledger"]["segments"] == entered.segments() and spent.CHAIN_SHOWS
+    assert isinstance(document, RunStatement) and list(document.ledger.segments) == entered.segments() and spent.CHAIN_SHOWS
     seals.write_statement(RunFolder(place), entered, document)
     segments = entered.segments()
     entered.close()

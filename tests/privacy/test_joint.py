@@ -14,6 +14,7 @@ from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.events import Release
 from dpx.privacy.joint import joint, remaining
 from dpx.privacy.ledger import Ledger
+from dpx.records import to_json
 from dpx.sampler import Shuffled
 
 N = 10_000
@@ -46,7 +47,7 @@ def entered(experiment, path, steps=20):
 
 def test_an_adaptive_count_is_charged_on_the_draw_of_the_sum(small, tmp_path):
     runs = entered(small(clip=CLIP), tmp_path / "ledger").segments()
-    assert runs[0]["noise_multiplier"] == 1.0 and runs[0]["count_noise_multiplier"] == 2.0 and runs[0]["clipping_norm"] is None
+    assert (runs[0].noise_multiplier, runs[0].count_noise_multiplier, runs[0].clipping_norm) == (1.0, 2.0, None)
     q = 64 / N
     together = [(Release(noise_multiplier=math.sqrt(1 / 1.25), sampling_probability=q, size=N), 20)]
     assert ledger.releases(runs) == together
@@ -82,7 +83,7 @@ def test_a_count_dearer_than_the_target_is_refused(small):
 
 def test_the_statement_says_what_is_released_and_recomputes(small, tmp_path):
     experiment = small(clip=CLIP)
-    document = statement.build(experiment, None, calibrate(experiment, N), entered(experiment, tmp_path / "ledger"))
+    document = to_json(statement.build(experiment, None, calibrate(experiment, N), entered(experiment, tmp_path / "ledger")))
     mechanism = document["mechanism"]
     assert mechanism["clip"] == "quantile" and mechanism["count_noise_multiplier"] == 2.0
     assert mechanism["joint_noise_multiplier"] == pytest.approx(joint(1.0, 2.0))

@@ -15,7 +15,10 @@ from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.chain import Chain
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
+from dpx.privacy.lines import Plan
 from dpx.privacy.origins import Origin
+from dpx.privacy.segments import Segment
+from dpx.records import from_json, to_json
 
 PLAIN = {"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5}
 
@@ -34,7 +37,7 @@ def fill(path, steps, **changes):
 def forked(path, parent):
     """A new ledger of a run that was forked from that of `parent`."""
     ledger = Ledger(path)
-    ledger.note_origins([Origin(kind="run", name="parent", identity=parent.identity, is_fork=True, segments=parent.own_segments())])
+    ledger.note_origins([Origin(kind="run", name="parent", identity=parent.identity, is_fork=True, segments=tuple(parent.own_segments()))])
     return ledger
 
 
@@ -51,7 +54,8 @@ def counted(runs):
 def test_a_step_is_one_tiny_line(tmp_path):
     fill(tmp_path / "ledger", range(1000))
     lines = (tmp_path / "ledger").read_text().splitlines()
-    assert [line.split()[1] for line in lines[2:]] == [str(step) for step in range(1000)] and max(map(len, lines[2:])) < 40
+    assert [json.loads(line.partition(" ")[2]) for line in lines[2:]] == [{"kind": "step", "step": step} for step in range(1000)]
+    assert max(map(len, lines[2:])) < 65
 
 
 def test_read_back_is_what_was_entered(tmp_path):
@@ -90,10 +94,10 @@ def test_what_is_no_ledger_is_refused(tmp_path, text):
         Ledger(tmp_path / "ledger")
 
 
-@pytest.mark.parametrize("facts", [{"ledger": 3}, {"trials": 4}])
+@pytest.mark.parametrize("facts", [{"ledger": 3}, {"trials": 5}])
 def test_a_chain_of_another_format_is_no_ledger(tmp_path, facts):
     Chain(tmp_path / "ledger", facts).close()
-    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 4"):
+    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 5"):
         Ledger(tmp_path / "ledger")
 
 
@@ -112,7 +116,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
 def test_a_replayed_step_of_the_same_epoch_is_charged_once(tmp_path):
     fill(tmp_path / "ledger", range(10))
     runs = fill(tmp_path / "ledger", range(5, 12)).segments()
-    assert counted(runs) == [(0.01, 12)] and runs[0]["steps"] == [[0, 12]]
+    assert counted(runs) == [(0.01, 12)] and runs[0].steps == ((0, 12),)
 
 
 def test_a_step_of_a_new_epoch_is_charged_again(tmp_path):
@@ -150,14 +154,15 @@ def test_run_length_encoding_is_exact(tmp_path):
     ledger = fill(tmp_path / "ledger", [0, 1, 2, 7, 8, 11])
     ledger.append(12, entry(q=0.5))
     runs = ledger.segments()
-    assert [run["steps"] for run in runs] == [[[0, 3], [7, 2], [11, 1]], [[12, 1]]]
+    assert [run.steps for run in runs] == [((0, 3), (7, 2), (11, 1)), ((12, 1),)]
     assert ledgers.encode(ledgers.decode(runs)) == runs
 
 
 def test_what_a_later_version_entered_beside_a_release_is_never_left_out(tmp_path):
     (segment,) = fill(tmp_path / "ledger", range(3)).segments()
-    with pytest.raises(ConfigError, match="second_sum_noise_multiplier.*version of dpx"):
-        ledgers.join([segment | {"second_sum_noise_multiplier": 0.5}])
+    assert from_json(Segment, to_json(segment), "a statement") == segment
+    with pytest.raises(ConfigError, match="second_sum_noise_multiplier.*its cost.*version of dpx"):
+        from_json(Segment, to_json(segment) | {"second_sum_noise_multiplier": 0.5}, "a statement")
 
 
 def test_charges_compose_equal_releases(tmp_path):
@@ -227,7 +232,7 @@ def test_a_changed_line_is_found_by_itself(tmp_path):
     ledger = fill(tmp_path / "ledger", range(4))
     ledger.close()
     text = (tmp_path / "ledger").read_text()
-    for changed in (text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'), text.replace(" 2\n", " 7\n")):
+    for changed in (text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'), text.replace('"step": 2}', '"step": 7}')):
         (tmp_path / "ledger").write_text(changed)
         with pytest.raises(ConfigError, match=r"line \d was changed, or one before it is missing"):
             Ledger(tmp_path / "ledger")
@@ -259,7 +264,7 @@ def test_released_lines_are_held_against_the_ledger_wherever_a_kill_cut_the_last
     mark, released = with_steps.mark, tmp_path / "release" / "telemetry.jsonl"
     assert mark is not None
     released.parent.mkdir()
-    line = json.dumps({"epoch": 0, "step": 2, "ledger": mark.as_json()})
+    line = json.dumps({"epoch": 0, "step": 2, "ledger": to_json(mark)})
     for kept in range(len(line)):
         released.write_text(f"{line}\n{line[:kept]}")
         found = agreement.check(tmp_path)
@@ -283,14 +288,14 @@ def test_the_digest_that_leaves_is_keyed(tmp_path):
 def test_epochs_sums_and_plans_are_read_back(tmp_path):
     ledger = Ledger(tmp_path / "ledger")
     facts = {"from_step": 0, "start": None, "secret_tag": "t", "secret_place": 5, "fingerprint": {"data": "d"}, "why": "the run begins"}
-    ledger.declare_plan({"steps": 3})
+    ledger.declare_plan(Plan(steps=3))
     ledger.open_noise_epoch(NoiseEpoch(number=0, name="first", **facts))
     ledger.append(0, entry(epoch_name="first"))
     ledger.record_sum("first", 0, "ab")
     ledger.open_noise_epoch(NoiseEpoch(number=1, name="second", **facts))
     ledger.note_choices(["steps"])
     again = Ledger(tmp_path / "ledger")
-    assert [epoch.name for epoch in again.noise_epochs] == ["first", "second"] and again.plan == {"steps": 3}
+    assert [epoch.name for epoch in again.noise_epochs] == ["first", "second"] and again.plan == Plan(steps=3)
     assert again.sum_of("first", 0) == "ab" and again.sum_of("second", 0) is None and again.chosen_after_results == ["steps"]
     assert again.holds(0, entry(epoch_name="first")) and not again.holds(0, entry(epoch_name="second"))
 
@@ -308,5 +313,5 @@ def test_epochs_of_one_number_and_other_names_are_charged_apart(tmp_path):
 
 
 def test_until_cuts_spans():
-    runs = [{"steps": [[0, 5], [8, 4]]}, {"steps": [[20, 1]]}]
-    assert ledgers.until(runs, 10) == [{"steps": [[0, 5], [8, 2]]}]
+    early, late = (Segment(origin="a", steps=steps, **PLAIN) for steps in (((0, 5), (8, 4)), ((20, 1),)))
+    assert ledgers.until([early, late], 10) == [Segment(origin="a", steps=((0, 5), (8, 2)), **PLAIN)]

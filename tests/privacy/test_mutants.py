@@ -16,6 +16,7 @@ from dpx.privacy import accounting, closed_form, events, ledger
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
+from dpx.records import to_json
 from dpx.sampler import Poisson, Shuffled, poisson
 
 N = 10_000
@@ -159,11 +160,13 @@ def test_an_approximation_under_epsilon(small, tmp_path):
     from dpx.privacy.declarations import GdpClt
 
     experiment = small(accountant=GdpClt())
-    document = statement.build(
-        experiment,
-        SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="pieces", rows={"protected": N}),
-        calibrate(experiment, N),
-        entered(experiment, tmp_path / "l", 20),
+    document = to_json(
+        statement.build(
+            experiment,
+            SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="pieces", rows={"protected": N}),
+            calibrate(experiment, N),
+            entered(experiment, tmp_path / "l", 20),
+        )
     )
 
     def check(found):

@@ -8,23 +8,28 @@ from dpx.declaration import ConfigError
 from dpx.privacy import ledger as ledgers
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.origins import Origin, merged, of_released
+from dpx.privacy.origins import Origin, ParentClaim, ReleasedRun, merged, of_released
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import to_json
+from tests.sealed import refuting
 
 from .test_ledger import entry, fill
 
 
-def segments(name: str, steps: int) -> list:
-    return ledgers.encode([(name, step, entry(epoch_name=name)) for step in range(steps)])
+def segments(name: str, steps: int) -> tuple:
+    return tuple(ledgers.encode([(name, step, entry(epoch_name=name)) for step in range(steps)]))
 
 
 def origin(name: str, steps: int = 3, **changes) -> Origin:
-    fields = {"kind": "run", "name": name, "identity": name, "segments": segments(name, steps), "data": ["text"]}
+    fields = {"kind": "run", "name": name, "identity": name, "segments": segments(name, steps), "data": ("text",)}
     return Origin(**(fields | changes))
 
 
+PROVED = refuting()
+
+
 def charged(ledger: Ledger) -> int:
-    return sum(count for run in ledger.segments() for _, count in run["steps"])
+    return sum(run.count for run in ledger.segments())
 
 
 def test_a_ledger_charges_what_its_run_begins_from_and_reads_it_back(tmp_path):
@@ -32,7 +37,7 @@ def test_a_ledger_charges_what_its_run_begins_from_and_reads_it_back(tmp_path):
     ledger.note_origins([origin("one"), origin("other", relation="disjoint")])
     again = Ledger(tmp_path / "ledger")
     assert charged(ledger) == charged(again) == 5 and again.origins == ledger.origins
-    assert sum(count for run in again.own_segments() for _, count in run["steps"]) == 2
+    assert sum(run.count for run in again.own_segments()) == 2
     lines = len((tmp_path / "ledger").read_text().splitlines())
     again.note_origins(ledger.origins)
     assert len((tmp_path / "ledger").read_text().splitlines()) == lines
@@ -40,7 +45,7 @@ def test_a_ledger_charges_what_its_run_begins_from_and_reads_it_back(tmp_path):
 
 def test_an_origin_is_charged_once_by_two_ways_and_whole(tmp_path):
     ledger = fill(tmp_path / "ledger", range(2))
-    ledger.note_origins([origin("one", 3), origin("between", segments=ledgers.join(segments("between", 2), segments("one", 5)))])
+    ledger.note_origins([origin("one", 3), origin("between", segments=(*segments("between", 2), *segments("one", 5)))])
     assert charged(ledger) == 2 + 2 + 5
 
 
@@ -48,7 +53,7 @@ def test_an_origin_is_charged_once_by_two_ways_and_whole(tmp_path):
 def test_the_worst_that_is_known_stays(tmp_path, first, then):
     ledger = fill(tmp_path / "ledger", range(2))
     for relation in (first, then):
-        ledger.note_origins([origin("one", relation=relation, reasons=[relation])])
+        ledger.note_origins([origin("one", relation=relation, reasons=(relation,))])
     (found,) = Ledger(tmp_path / "ledger").origins
     assert found.relation == "unknown" and charged(ledger) == 5 and set(found.reasons) == {first, then}
 
@@ -62,28 +67,28 @@ def test_two_words_for_one_file_are_none():
 def test_canaries_took_part_in_the_run_and_in_those_it_was_forked_from(tmp_path):
     ledger = fill(tmp_path / "ledger", range(2))
     ledger.note_origins([origin("parent", 3, is_fork=True), origin("began from", 4)])
-    assert sum(count for run in ledger.segments_of_state() for _, count in run["steps"]) == 5 and charged(ledger) == 9
+    assert sum(run.count for run in ledger.segments_of_state()) == 5 and charged(ledger) == 9
 
 
 def test_the_newest_verdict_of_an_audit_counts_and_is_read_back(tmp_path):
-    ledger, bound = Ledger(tmp_path / "ledger"), {"refutes": True}
+    ledger = Ledger(tmp_path / "ledger")
     assert ledger.verdict is None
     for passes in (False, True):
-        ledger.note_verdict({"passes": passes, "primary": bound, "others": [], "in": {"gradient": 3}})
-        assert Ledger(tmp_path / "ledger").verdict == {"passes": passes, "primary": bound, "others": []}
+        ledger.note_verdict(dataclasses.replace(PROVED, passes=passes))
+        assert Ledger(tmp_path / "ledger").verdict == dataclasses.replace(PROVED, passes=passes)
 
 
 def test_what_is_released_tells_nothing_of_the_data_and_says_least_to_the_next():
-    released = origin("one", relation="disjoint", against=["a unit of another kind"]).as_released()
-    assert "data" not in released and released["composed"] is False
+    released = origin("one", relation="disjoint", against=("a unit of another kind",)).as_released()
+    assert isinstance(released, ReleasedRun) and "data" not in to_json(released) and not released.composed
     again = of_released(released)
     assert (again.relation, again.data, again.against, again.is_checked) == ("unknown", (None,), (), False)
-    assert again.segments == released["segments"] and again.is_composed
+    assert again.segments == released.segments and again.is_composed
 
 
 def test_another_neighbouring_relation_is_refused_where_it_would_be_composed(small):
-    privacy, claim = small().privacy, {"adjacency": "add_remove"}
-    for harmless in (origin("one", relation="disjoint", claim=claim), origin("one", claim=claim, reasons=["none anyway"])):
+    privacy, claim = small().privacy, ParentClaim(adjacency="add_remove")
+    for harmless in (origin("one", relation="disjoint", claim=claim), origin("one", claim=claim, reasons=("none anyway",))):
         origins.require_same_relation([harmless], privacy)
     with pytest.raises(ConfigError, match="Use privacy.adjacency=add_remove"):
         origins.require_same_relation([origin("one", claim=claim)], privacy)
@@ -93,7 +98,7 @@ def test_rows_are_the_same_units_only_where_they_are_cut_alike(small):
     declared = small()
 
     def mismatch(data=declared.data, privacy=declared.privacy, of=declared.data, is_same=False, **changes):
-        claim = {"units": UnitFacts.from_data(of, declared.privacy).as_json()}
+        claim = ParentClaim(units=UnitFacts.from_data(of, declared.privacy))
         return origins.unit_mismatch(origin("one", claim=claim, **changes), data, privacy, is_same)
 
     assert mismatch() is None

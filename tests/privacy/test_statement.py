@@ -19,8 +19,10 @@ from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy
 from dpx.privacy import accounting, closed_form, ledger, loss_grid
 from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
 from dpx.privacy.ledger import Ledger
+from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
+from tests.made_statement import made_statement
 
 N = 10_000
 FIELDS = {
@@ -35,7 +37,7 @@ def run(experiment, tmp_path, steps=None, size=N):
     ledger = Ledger(tmp_path / "ledger")
     for step in range(experiment.steps if steps is None else steps):
         ledger.append(step, calibration.entry(experiment, size, calibrated.noise_multiplier, 64))
-    return statement.build(experiment, None, calibrated, ledger)
+    return to_json(statement.build(experiment, None, calibrated, ledger))
 
 
 def dp_accounting_alone(event):
@@ -67,13 +69,13 @@ def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypat
     monkeypatch.setattr(loss_grid, "grid", lambda *_: 5e-3)  # for all that is compared, and for units a second each
     experiment = small(steps=4, batch_schedule=Linear(start=20, end=400, ramp_steps=4), privacy=privacy)
     calibrated = calibrate(experiment, N)
-    document = statement.build(experiment, None, calibrated)
+    document = to_json(statement.build(experiment, None, calibrated))
     rounded = document["ledger"]["rates_rounded_up"]
     assert rounded["distinct"] == 4 and rounded["composed"] == 2
     charges = ledger.releases(calibration.planned_segments(experiment, calibrated.batch_stages, N, 1.0))
     by = "rdp" if "rdp" in document["epsilon"] else "pld"
     exact = accounting.compose(charges, by, experiment.privacy.adjacency).epsilon(1e-6)
-    assert exact < document["epsilon"][by] <= exact + rounded[f"{by}_epsilon_error_at_most"]
+    assert exact < document["epsilon"][by] <= exact + rounded["epsilon_error_at_most"] and rounded["accountant"] == by
 
 
 def test_the_events_listed_are_those_of_the_runs_own_accountant(small, tmp_path):
@@ -98,7 +100,7 @@ def test_a_finished_run_spends_what_was_planned(small, tmp_path):
 
 def test_the_plan_is_stated_and_nothing_spent_before_the_first_step(small):
     experiment = small()
-    document = statement.build(experiment, None, calibrate(experiment, N))
+    document = to_json(statement.build(experiment, None, calibrate(experiment, N)))
     assert document["epsilon"] == document["planned"]["epsilon"] and document["epsilon"]["pld"] > 0
     assert document["spent"]["epsilon"] == {"pld": 0.0, "rdp": 0.0} and document["spent"]["steps"] == 0
 
@@ -127,7 +129,7 @@ def test_reasons_take_the_guarantee_and_every_epsilon(small, tmp_path, change, r
 def test_what_the_data_room_found_outranks_the_declaration(small):
     experiment = small()
     manifest = SimpleNamespace(vocabulary_source="protected", vocabulary_checksum="pieces", rows={"protected": N})
-    assert statement.build(experiment, manifest, calibrate(experiment, N))["guarantee"] == "none"
+    assert to_json(statement.build(experiment, manifest, calibrate(experiment, N)))["guarantee"] == "none"
 
 
 def test_cross_document_pairs_take_the_guarantee_of_documents(small):
@@ -179,7 +181,7 @@ def test_a_large_delta_is_listed(small, tmp_path):
 
 def test_plain_training_claims_nothing(small):
     experiment = small(mechanism=NoPrivacy())
-    document = statement.build(experiment, None, calibrate(experiment, N))
+    document = to_json(statement.build(experiment, None, calibrate(experiment, N)))
     assert document["guarantee"] == "not_private" and document["epsilon"] == {}
 
 
@@ -201,8 +203,9 @@ def test_own_accountant_comes_first(small, tmp_path):
 
 def test_writing_is_atomic(small, tmp_path, monkeypatch):
     folder, entered = RunFolder(tmp_path), Ledger(tmp_path / "private" / "ledger")
-    seals.write_statement(folder, entered, {"a": 1})
+    seals.write_statement(folder, entered, made_statement(entered))
     path = folder.release / "privacy.json"
+    before = path.read_text()
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -210,7 +213,7 @@ def test_writing_is_atomic(small, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError):
         write_durably(path, '{"a": 2}')
-    assert json.loads(path.read_text()) == {"a": 1} and os.listdir(folder.release) == ["privacy.json"]
+    assert path.read_text() == before and os.listdir(folder.release) == ["privacy.json"]
 
 
 def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):

@@ -11,6 +11,7 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import from_json, to_json
 
 MANIFEST = types.SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="a" * 64)
 DOCUMENTS = ("data=text", "data.source.paths=text.jsonl", "data.source.unit_field=author", "data.declared_size=1000")
@@ -47,12 +48,12 @@ def leaves(value, path=()):
 @pytest.mark.parametrize("overrides", [(), (*DOCUMENTS, "privacy.unit=document", "privacy.rows_per_unit_max=4")])
 def test_any_leaf_keeps_two_records_apart_and_is_named(overrides):
     facts = facts_of(*overrides)
-    assert facts.differences(facts) == [] and UnitFacts.from_json(facts.as_json(), "x") == facts
+    assert facts.differences(facts) == [] and from_json(UnitFacts, to_json(facts), "x") == facts
     tried = dict(changed(facts))
     assert len(tried) > len(dataclasses.fields(facts))
     for path, other in tried.items():
         (said,) = facts.differences(other)
-        assert other.differences(facts) and UnitFacts.from_json(other.as_json(), "x") == other
+        assert other.differences(facts) and from_json(UnitFacts, to_json(other), "x") == other
         assert path.split(".")[-1].replace("vocabulary_source", "vocabulary").replace("vocabulary_sha256", "vocabulary") in said, path
 
 
@@ -95,7 +96,7 @@ def test_an_unknown_vocabulary_agrees_with_nothing():
         assert one.differences(other) == ["data.vocabulary (its checksum is not known of both)"]
 
 
-@pytest.mark.parametrize("node", [None, [], {}, {"unit": "row"}, facts_of().as_json() | {"unit": 3}, facts_of().as_json() | {"x": 1}])
+@pytest.mark.parametrize("node", [None, [], {}, {"unit": "row"}, to_json(facts_of()) | {"unit": 3}, to_json(facts_of()) | {"x": 1}])
 def test_what_is_no_record_is_refused_in_one_line(node):
-    with pytest.raises(ConfigError, match=r"privacy\.json: holds no record"):
-        UnitFacts.from_json(node, "privacy.json")
+    with pytest.raises(ConfigError, match=r"^privacy\.json: .*\. Restore the file, or use the version of dpx that wrote it\.$"):
+        from_json(UnitFacts, node, "privacy.json")

@@ -1,6 +1,7 @@
 """Made-up runs: as rows would tell them, and as folders a run would leave."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -11,14 +12,17 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dpx.claim.spent import chain_facts
+from dpx.claim import seals
+from dpx.claim.document import AnyRun
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.report import page, paper, published
 from dpx.report.evidence import Evidence
 from dpx.report.rows import Run
 from dpx.report.shape import Verdict
+from dpx.run_folder import RunFolder
 from dpx.table import Table
 
+from ..made_statement import MECHANISM, made_plain, made_statement
 from ..sealed import sealed_anew
 
 ACCURACY = "heldout/mlm_accuracy"
@@ -92,18 +96,12 @@ def folder(
     (made / "release").mkdir(parents=True)
     (made / "private").mkdir()
     (made / "release" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
-    claim: dict[str, Any] = {"guarantee": "not_private", "reasons": ["mechanism=none"], "epsilon": {}}
-    if private:
-        claim = {"guarantee": "dp", "reasons": [], "unit": "row", "adjacency": "zero_out", "accountant": "rdp", "delta": 1e-6}
-        claim |= {"declared_size": 1000, "epsilon": {"rdp": 5.36}, "mechanism": {"noise_multiplier": 0.8}, "unsupported": []}
-        claim |= {"assumptions": ["the vocabulary is fitted on documents of the public split, which are not protected"]}
     with contextlib.closing(Ledger(made / "private" / "ledger")) as entered:
         fresh = NoiseEpoch(
             number=0, name="0", from_step=0, start=None, secret_tag="", secret_place=None, fingerprint={"data": corpus}, why=""
         )
         entered.open_noise_epoch(fresh)
-        claim["ledger"] = chain_facts(entered)
-    (made / "release" / "privacy.json").write_text(json.dumps(claim))
+        seals.write_statement(RunFolder(made), entered, _claim(entered, private))
     sealed_anew(made)
     results = {
         "steps": steps,
@@ -114,6 +112,13 @@ def folder(
     (made / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "commit": "0123456789ab", "seconds": 9.0}}))
     (made / "private" / "metrics.jsonl").write_text("".join(json.dumps(_line(step, accuracy, private)) + "\n" for step in range(steps)))
     return made
+
+
+def _claim(entered: Ledger, private: bool) -> AnyRun:
+    assumed = ("the vocabulary is fitted on documents of the public split, which are not protected",)
+    mechanism = dataclasses.replace(MECHANISM, noise_multiplier=0.8)
+    made = made_statement(entered, delta=1e-6, epsilon={"rdp": 5.36}, mechanism=mechanism, assumptions=assumed)
+    return made if private else made_plain(entered)
 
 
 def _line(step: int, accuracy: float, private: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Changed code of a sum, a changed declaration or another compiler flag is another fingerprint; reports and comments are not."""
 
 import ast
+import dataclasses
 import importlib.metadata
 import os
 import shutil
@@ -15,6 +16,7 @@ from dpx.experiment import Schedule
 from dpx.init.declarations import FromRun
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.privacy.declarations import Pld
+from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.training.code_checksum import ROOTS, closure, code_checksum, module_at
 from dpx.training.fingerprint import claim_checksum, code_of, differences, fingerprint, processor
 
@@ -184,15 +186,13 @@ def test_a_checkout_that_is_not_installed_has_a_fingerprint(monkeypatch):
 
 
 def test_a_plan_from_before_a_field_existed_is_the_same_plan_at_its_default():
-    def plan(**more: object) -> dict[str, object]:
-        return {
-            "steps": 3,
-            "declared": {"noise": {"sigma": 1.0, **more}},
-            "at_default": {"noise": ["added"] if more == {"added": None} else []},
-        }
+    def plan(**more: object) -> Plan:
+        noise = Part(values={"sigma": 1.0, **more}, at_default=("added",) if more == {"added": None} else ())
+        same = Part(values={}, at_default=())
+        return Plan(steps=3, declared=PlanParts(noise=noise, privacy=same, accountant=same, audit=same))
 
     assert differing(plan(), plan(added=None)) == []
     assert differing(plan(), plan(added=1)) == ["noise"]
     assert differing(plan(added=None), plan()) == ["noise"]
-    assert differing(plan(), plan() | {"steps": 4}) == ["steps"]
+    assert differing(plan(), dataclasses.replace(plan(), steps=4)) == ["steps"]
     assert differing(None, plan(added=1)) == []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dpx.privacy.ledger import Ledger
+from dpx.records import to_json
 from tests.processes import MAIN, answers, environment
 
 STEPS = 24
@@ -62,7 +63,7 @@ def _ending(folder: Path):
 
     params = ocp.load(str((folder / "run" / "release" / "params").absolute()))
     segments = [
-        {k: v for k, v in segment.items() if k not in ("origin", "epoch_name")}
+        {k: v for k, v in to_json(segment).items() if k not in ("origin", "epoch_name")}
         for segment in Ledger(folder / "run" / "private" / "ledger").segments()
     ]
     return params, segments

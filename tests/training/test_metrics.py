@@ -13,6 +13,7 @@ import pytest
 from dpx.config.command_line import as_refused
 from dpx.durable import write_durably
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import Plan
 from dpx.training import lossy_file
 from dpx.training.lossy_file import EventFile, LossyFile
 from dpx.training.metrics import MetricsWriter
@@ -125,7 +126,7 @@ def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_pat
         before = (tmp_path / "ledger").read_bytes()
         limit(len(before) + 5)
         for name, write in {
-            "ledger": lambda: ledger.declare_plan({"steps": 2}),
+            "ledger": lambda: ledger.declare_plan(Plan(steps=2)),
             "privacy.json": lambda: write_durably(tmp_path / "privacy.json", "x" * 9999),
             "telemetry.jsonl": lambda: [released.hold(0, step, {"released/loss": 1.0}) for step in range(99)] and released.publish(None),
         }.items():
@@ -135,8 +136,8 @@ def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_pat
             expected = f"{tmp_path / name}: {fault}. Free space or mend the disk, and run the same command."
             assert str(as_refused(caught.value)) == expected
         limit(resource.RLIM_INFINITY)
-        ledger.declare_plan({"steps": 2})
-    assert Ledger(tmp_path / "ledger").plan == {"steps": 2} and {path.name for path in tmp_path.iterdir()} == {"ledger", "telemetry.jsonl"}
+        ledger.declare_plan(Plan(steps=2))
+    assert Ledger(tmp_path / "ledger").plan == Plan(steps=2) and {path.name for path in tmp_path.iterdir()} == {"ledger", "telemetry.jsonl"}
 
 
 def test_an_event_file_holds_text_and_nothing_is_written_ahead_of_its_start(tmp_path):

@@ -1,6 +1,7 @@
 """The noise epoch and the secret with which a run resumes, and what a fork inherits; no step is computed."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from dpx.claim import agreement
 from dpx.declaration import ConfigError
 from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import Plan, PlanLine
 from dpx.privacy.origins import Origin
+from dpx.privacy.segments import StepCost
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.run_start import NoiseEpochs, RunStart, facts_of, note_plan, start_run
@@ -20,7 +23,7 @@ from dpx.training.state import State
 from dpx.training.step import Step
 
 ONE, OTHER = {"claim": "as declared", "microbatch": 4}, {"claim": "as declared", "microbatch": 3}
-PLAN = {"steps": 6, "noise_multiplier": 1.0}
+PLAN = Plan(steps=6, step=StepCost(noise_multiplier=1.0, sampler="poisson"))
 
 
 def _nothing(*_: Any) -> Any:
@@ -44,13 +47,13 @@ def _start(fork: str | None) -> Start:
         return RANDOM
     run, _, at = fork.rpartition("@")
     parent = Ledger(Path(run) / "private" / "ledger")
-    origin = Origin(kind="run", name="parent", identity=parent.identity, is_fork=True, segments=parent.own_segments())
-    return Start((origin,), private=Path(run) / "private", step=int(at), plan=parent.plan or {})
+    origin = Origin(kind="run", name="parent", identity=parent.identity, is_fork=True, segments=tuple(parent.own_segments()))
+    return Start((origin,), private=Path(run) / "private", step=int(at), plan=parent.plan or Plan())
 
 
 @contextlib.contextmanager
 def begun(
-    path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, seed: int | None = None, plan: dict[str, Any] = PLAN
+    path: Path, fingerprint: dict[str, Any] = ONE, fork: str | None = None, seed: int | None = None, plan: Plan = PLAN
 ) -> Iterator[tuple[RunStart, Ledger, Any]]:
     """How a run in `path` starts, its ledger, and `save(step)`, which keeps a state there."""
     folder = RunFolder(path, "", fork)
@@ -104,20 +107,21 @@ def test_a_fork_is_held_to_its_parents_plan(tmp_path: Path, steps: int) -> None:
     with begun(tmp_path / "fork", fork=f"{tmp_path / 'parent'}@2") as (fork, ledger, _):
         assert fork.first_step == 2 and [origin.is_fork for origin in ledger.origins] == [True]
         assert ledger.plan == PLAN and ledger.chosen_after_results == []
-    with begun(tmp_path / "other", fork=f"{tmp_path / 'parent'}@2", plan=PLAN | {"steps": steps}) as (_, ledger, _):
-        assert ledger.plan == PLAN | {"steps": steps} and ledger.chosen_after_results == ["steps"]
+    with begun(tmp_path / "other", fork=f"{tmp_path / 'parent'}@2", plan=dataclasses.replace(PLAN, steps=steps)) as (_, ledger, _):
+        assert ledger.plan == dataclasses.replace(PLAN, steps=steps) and ledger.chosen_after_results == ["steps"]
 
 
-@pytest.mark.parametrize("parents", [PLAN | {"steps": 5}, {}])
-def test_a_kill_before_the_plan_is_noted_forgets_no_choice(tmp_path: Path, parents: dict[str, Any]) -> None:
+@pytest.mark.parametrize("parents", [dataclasses.replace(PLAN, steps=5), Plan()])
+def test_a_kill_before_the_plan_is_noted_forgets_no_choice(tmp_path: Path, parents: Plan) -> None:
     """A fork of a run that planned otherwise, or nothing, notes its choices first."""
     ledger = Ledger(tmp_path / "ledger")
-    append, ledger._add = ledger._add, lambda *lines: append(*lines) if "plan" not in lines[0] else _nothing()
+    append, ledger._add = ledger._add, lambda *lines: append(*lines) if not isinstance(lines[0], PlanLine) else _nothing()
     with pytest.raises(AssertionError):
         note_plan(ledger, PLAN, parents)
     ledger.close()
     again = Ledger(tmp_path / "ledger")
-    assert again.plan is None and set(again.chosen_after_results) == {"steps"} | (set() if parents else {"noise_multiplier"})
+    assert again.plan is None and "steps" in again.chosen_after_results
+    assert ("noise_multiplier" in again.chosen_after_results) == (parents.step is None)
 
 
 def damaged(path: Path, *steps: int) -> None:

@@ -14,6 +14,7 @@ from dpx.experiment import Schedule
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mesh import Mesh
 from dpx.privacy.ledger import Ledger, TrialOf
+from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
 from dpx.tuning.declarations import Tune
@@ -70,7 +71,7 @@ def _train(experiment, path, fork=None, die_after=None, monkeypatch: Any = None)
 
 def _runs(path):
     return [
-        {key: value for key, value in run.items() if key not in ("origin", "epoch_name")}
+        {key: value for key, value in to_json(run).items() if key not in ("origin", "epoch_name")}
         for run in Ledger(path / "private" / "ledger").segments()
     ]
 

@@ -18,6 +18,7 @@ from dpx.run_folder import RunFolder
 from dpx.tuning import rules
 from dpx.tuning.distribution import TrialDistribution
 from dpx.tuning.study import Study
+from tests.made_statement import made_statement
 
 # So much noise keeps privacy loss distributions short, and tests fast.
 SIZE, SIGMA, STEPS, BATCH = 1000, 4.0, 5, 100
@@ -71,8 +72,7 @@ def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0, un
     ledger.note_units(units or units_of(of))
     for step in steps:
         ledger.append(step, calibration.entry(of, SIZE, getattr(of.noise, "noise_multiplier", SIGMA), batch, epoch))
-    said = {"guarantee": "dp", "reasons": [], "ledger": {"mark": ledger.mark.as_json() if ledger.mark else None}}
-    seals.write_statement(RunFolder(folder), ledger, said)
+    seals.write_statement(RunFolder(folder), ledger, made_statement(ledger))
     ledger.close()
 
 

@@ -55,7 +55,7 @@ def test_within_a_budget_trials_may_differ_and_the_budget_is_stated(tmp_path: Pa
     said = stated(study)
     assert said["guarantee"] == "dp" and said["epsilon"] == {"rdp": 0.9}, "the budget, not the sum"
     assert said["budget"] == {"kind": "renyi", "epsilon": 0.9, "order": 16.0, "limit": renyi_limit(0.9, 1e-4, 16.0)}
-    assert "spent" not in said and said["trials"]["begun"] == 3
+    assert said["spent"] is None and said["trials"]["begun"] == 3
 
 
 def test_a_trial_beyond_the_budget_is_refused_before_it_begins(tmp_path: Path) -> None:

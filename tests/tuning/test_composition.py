@@ -8,6 +8,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.privacy.ledger import Ledger
+from dpx.records import to_json
 from dpx.run_folder import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import check_fork
@@ -35,7 +36,7 @@ def test_a_trial_that_left_nothing_is_charged_its_plan_and_named(tmp_path: Path)
     study.close(of)
     said = stated(study)
     assert said["guarantee"] == "dp" and steps_of(said) == 2 * STEPS
-    assert said["trials"] == {"declared": 3, "begun": 2, "charged_by_plan_alone": ["laptop_anil_tune_32k-2"]}
+    assert said["trials"] == {"kind": "counted", "declared": 3, "begun": 2, "charged_by_plan_alone": ["laptop_anil_tune_32k-2"]}
 
 
 def test_the_claim_is_of_all_declared_trials_and_what_is_spent_stands_beside_it(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_trials_on_data_that_was_prepared_otherwise_in_between_have_no_guarantee
     """One config: only what the store says tells the vocabularies apart, and a row that is cut by another vocabulary is another unit."""
     study, of = Study(tmp_path, "s"), experiment("composition")
     first = trial(study, of, 1, 0.1)
-    assert stated(study)["guarantee"] == "dp" and stated(study)["units"] == [units_of(of).as_json()]
+    assert stated(study)["guarantee"] == "dp" and stated(study)["units"] == [to_json(units_of(of))]
     if is_deleted:
         shutil.rmtree(first)
     trial(study, of, 2, 0.2, units=units_of(of, "b" * 64))

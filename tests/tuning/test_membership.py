@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from dpx.job.released import Evaluate
 from dpx.job.train import Resume, Train
 from dpx.launch import launcher as launch
 from dpx.privacy.ledger import Ledger
+from dpx.results import Results, write_results
 from dpx.run_folder import Status
 from dpx.tuning.study import Study
 from tests.tuning.made_up import BATCH, DRAWN, SIGMA, SIZE, STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
@@ -56,8 +56,7 @@ def _go_on(folder: Path, of: Experiment, job: Any, name: str, score: float = 0.4
     launcher.is_sweep = is_sweep
     with launcher._trial(of, job, folder, Status(folder, name), (), None) as seen:
         enter(folder, of, range(2, STEPS))
-        results = {"metric": "accuracy", "heldout": {"accuracy": score}}
-        (folder / "private" / "results.json").write_text(json.dumps(results))
+        write_results(folder / "private", Results(steps=STEPS, metric="accuracy", heldout={"accuracy": score}, baselines={}))
     return seen
 
 
@@ -95,8 +94,8 @@ def test_the_statement_of_a_trial_follows_its_ledger_whatever_the_command_says(t
     calibrated = calibration.Calibrated(SIGMA, ((0.1, STEPS),), ((BATCH, STEPS),), SIZE, {"rdp": 1.0})
     plain = statement.build(_without_search(of), None, calibrated, Ledger(folder / "private" / "ledger"))
     assert plain == statement.build(of, None, calibrated, Ledger(folder / "private" / "ledger"))
-    assert plain["tuning"]["charge"] == charge and plain["tuning"]["meaning"].startswith("one trial of a search")
-    assert plain["tuning"]["meaning"] == plain["not_covered"][0], "where the card and the explanation show it"
+    assert plain.tuning is not None and plain.tuning.charge == charge and plain.tuning.meaning.startswith("one trial of a search")
+    assert plain.tuning.meaning == plain.not_covered[0], "where the card and the explanation show it"
     copied = shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
     assert statement.build(_without_search(of), None, calibrated, Ledger(copied / "private" / "ledger")) == plain
 

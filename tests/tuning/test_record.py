@@ -10,6 +10,7 @@ import pytest
 from dpx.claim.sources import read
 from dpx.declaration import ConfigError
 from dpx.privacy.chain import Chain
+from dpx.records import to_json
 from dpx.tuning import record
 from dpx.tuning.declarations import Tune
 from dpx.tuning.study import Study
@@ -128,7 +129,7 @@ def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
     (run,) = line["plan"]
     assert run["steps"] == [[0, STEPS]] and (run["q"], run["noise_multiplier"]) == (0.1, 4.0)
     noted = json.loads((folder_of(study, 1) / "private" / "trial.json").read_text())
-    assert noted["study"] == "s" and Chain(study.private / "trials").mark.as_json() == noted["mark"]
+    assert noted["study"] == "s" and to_json(Chain(study.private / "trials").mark) == noted["mark"]
 
 
 def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:

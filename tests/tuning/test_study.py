@@ -9,6 +9,7 @@ from dp_accounting import dp_event, pld, rdp
 
 from dpx.claim import calibration
 from dpx.declaration import ConfigError
+from dpx.records import to_json
 from dpx.run_folder import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import _SAMPLER, _SWEEPER, check_charge
@@ -71,7 +72,9 @@ def test_repeat_and_select_releases_the_winner_alone(tmp_path: Path, monkeypatch
     reference = _by_renyi(dp_event.RepeatAndSelectDpEvent(event(STEPS), 8, 1.0))
     assert said["guarantee"] == "dp" and said["epsilon"] == {"rdp": pytest.approx(reference, rel=1e-6)}
     # The number of trials is as secret as the noise.
-    assert said["trials"] == {"mean": 8, "shape": "1.0"} and said["winner"] == "winner" and "segments" not in said["ledger"]
+    assert (
+        said["trials"] == {"kind": "drawn", "mean": 8, "shape": "1.0"} and said["winner"] == "winner" and said["ledger"]["segments"] is None
+    )
     assert [one["count"] for one in said["ledger"]["repeated"]] == [STEPS]
     assert (study.release / "winner" / "privacy.json").read_text() == (study.release / "privacy.json").read_text()
 
@@ -161,7 +164,7 @@ def test_a_trial_names_its_charge_and_keeps_its_folder() -> None:
 
     uncharged, charged = experiment("uncharged"), experiment("composition")
     calibrated = calibration.Calibrated(SIGMA, ((0.1, STEPS),), ((BATCH, STEPS),), SIZE, {})
-    said = statement.build(uncharged, None, calibrated)
+    said = to_json(statement.build(uncharged, None, calibrated))
     assert said["tuning"]["charge"] == "uncharged" and "not charged" in said["tuning"]["meaning"]
-    assert "tuning" not in statement.build(dataclasses.replace(charged, tune=None), None, calibrated)
+    assert statement.build(dataclasses.replace(charged, tune=None), None, calibrated).tuning is None
     assert Status(Path("x"), "train").job == "train"

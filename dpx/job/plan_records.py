@@ -1,0 +1,75 @@
+"""The records of `plan.json`: the plan of a run, and that of an analysis."""
+
+from typing import Any, Literal
+
+from dpx.claim.document import Epsilons, NotABound
+from dpx.privacy.origins import Beginning
+from dpx.records import described, record
+
+
+@record
+class RunPlan:
+    """What a run would cost and guarantee."""
+
+    kind: Literal["run"] = "run"
+    name: str = described("Name of the experiment.")
+    model: str = described("Name of the model.")
+    parameters: int = described("Number of parameters.")
+    vocabulary_size: int = described("Number of word pieces, one row of the word table each.")
+    trained_parameters: int = described("Number of parameters that are trained.")
+    steps: int = described("The planned number of steps.")
+    examples: int = described("Expected number of rows or units that all steps draw.")
+    drawn: str = described("What a step draws: rows or units of a kind.")
+    protected_rows: int = described("The public number N of rows or units to draw from.")
+    epochs: float = described("`examples` divided by `protected_rows`.")
+    flops: float = described("Floating-point operations of the whole run, 6 M S per example.")
+    flops_of_products: float = described("Floating-point operations of its matrix products.")
+    mesh: str = described("Name of the mesh.")
+    devices: int = described("Number of devices.")
+    device_hours: float = described("Hours of all devices together, at the declared speed.")
+    hours: float = described("Hours of the run.")
+    microbatch: int = described("Rows or units that are computed at once.")
+    memory_bytes_per_device: int = described("Estimated peak of memory on a device.")
+    device_memory_bytes: int = described("Memory of a device.")
+    fits: bool = described("Whether the peak fits the device.")
+    sampler: str = described("Name of the sampler.")
+    adjacency: str = described("The neighbouring relation.")
+    unit: str = described("What one protected unit is.")
+    unit_mode: str = described('Whether steps draw rows ("group") or whole units ("sample_units").')
+    canaries: int = described("Number of places of canaries among what is drawn.")
+    noise_multiplier: float | None = described("Standard deviation of the noise relative to the clipping norm; null without privacy.")
+    releases: tuple[str, ...] = described("What the run releases under the claim.")
+    noise_batch_ratio: float | None = described("The noise multiplier divided by the largest expected batch size; null without privacy.")
+    delta: float | None = described("The delta of the claim; null without privacy.")
+    epsilon: Epsilons = described("Epsilon at the planned end, by accountant, runs that it starts from included; empty without a proof.")
+    epsilon_of_this_run: Epsilons = described("Epsilon of the run's own steps alone, by accountant; empty without a proof.")
+    init: Beginning = described("Where the starting parameters come from.")
+    unsupported: tuple[NotABound, ...] = described("Numbers that are not bounds, each with its reason.")
+    guarantee: str = described("As the statement of the run would have it.")
+    reasons: tuple[str, ...] = described("Reasons against a guarantee; empty for a run with one.")
+    assumptions: tuple[str, ...] = described("What must be true for the guarantee to hold, in sentences.")
+    not_covered: tuple[str, ...] = described("What the guarantee does not cover, in sentences.")
+    hints: tuple[str, ...] = described("What a reader of the plan should look at, in sentences.")
+    compiled: dict[str, Any] | None = described("What the compiled step holds, sends and multiplies; null unless asked for.", default=None)
+
+
+@record
+class AnalysisInput:
+    """What an analysis reads."""
+
+    path: str = described("Where it is.")
+    exists: bool = described("Whether it is there.")
+
+
+@record
+class AnalysisPlan:
+    """What an analysis would read; nothing is trained."""
+
+    kind: Literal["analysis"] = "analysis"
+    name: str = described("Name of the experiment.")
+    analysis: str = described("Class of the analysis.")
+    inputs: tuple[AnalysisInput, ...] = described("What it reads.")
+    device_hours: float = described("Hours of all devices: none.")
+
+
+PlanDocument = RunPlan | AnalysisPlan
