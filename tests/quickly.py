@@ -7,8 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -67,41 +65,7 @@ def _override_read_once(self: OverridesParser, s: str, rule_name: str) -> Any:
     return copy.copy(_parse_rule(_parser, s, rule_name))
 
 
-def _log_of_affine(a: float, b_P: np.ndarray, c: float) -> np.ndarray:
-    """log(a exp(b) + c) of each b, for a > 0 and c <= 0, as dp-accounting computes it of one."""
-    shifted_P = b_P + np.log(a)
-    return shifted_P if c == 0 else shifted_P + np.log1p(-np.exp(np.log(-c) - shifted_P))
-
-
-def _where_losses_lie(mechanism: GaussianPrivacyLoss, losses_P: np.ndarray) -> dict[float, float]:
-    """The outcome of each loss of a grid, which dp-accounting looks up one by one in a Poisson sample's privacy loss: half of what
-    composing costs here. Losses that none has are left out."""
-    q, removes = mechanism.sampling_prob, mechanism.adjacency_type == AdjacencyType.REMOVE
-    sign = 1.0 if removes else -1.0
-    inside_P = sign * losses_P > np.log1p(-q)
-    inside_P &= ~np.isclose(losses_P, sign * np.log(1 - q), rtol=1e-8) & (losses_P != 0)
-    losses_P = losses_P[inside_P]
-    unsampled_P = sign * _log_of_affine(1 / q, sign * losses_P, 1 - 1 / q)
-    # Declared for one loss, it takes an array as well.
-    outcome_of: Any = mechanism._inverse_privacy_loss_without_subsampling_remove
-    outcomes_P = outcome_of(unsampled_P)
-    return dict(zip(losses_P.tolist(), (outcomes_P + (0 if removes else mechanism.sensitivity)).tolist(), strict=True))
-
-
-def _deltas_of_a_grid(self: GaussianPrivacyLoss, epsilon: Any) -> Any:
-    """As dp-accounting's, which is given the outcomes it would look up."""
-    if np.ndim(epsilon) == 0 or self.sampling_prob == 1 or self.adjacency_type == AdjacencyType.REPLACE:
-        return _deltas(self, epsilon)
-    known, one = _where_losses_lie(self, np.asarray(epsilon)), self.inverse_privacy_loss
-    self.inverse_privacy_loss = lambda privacy_loss: known[privacy_loss] if privacy_loss in known else one(privacy_loss)
-    try:
-        return _deltas(self, epsilon)
-    finally:
-        del self.inverse_privacy_loss
-
-
 _parser = OverridesParser.create()
-_deltas, GaussianPrivacyLoss.get_delta_for_epsilon = GaussianPrivacyLoss.get_delta_for_epsilon, _deltas_of_a_grid
 OverridesParser.parse_rule = _override_read_once
 # Trees of interpolations hold their own text, and are read alone.
 base.parse = _utils.parse = functools.cache(grammar_parser.parse)  # pyright: ignore[reportPrivateImportUsage]

@@ -4,13 +4,8 @@ collect separately and must agree, and take tests from one another."""
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-
-from tests import quickly
 
 # A call of one of these gives another value at each time or in each process; `gzip.compress` writes the time unless told which.
 CHANGING = ("time.time", "time.time_ns", "datetime.now", "datetime.today", "os.urandom", "uuid.uuid1", "uuid.uuid4", "hash")
@@ -49,15 +44,3 @@ def _outlasts_its_module(function: ast.FunctionDef) -> bool:
 def test_nothing_is_replaced_for_longer_than_a_module():
     functions = ((path, node) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
     assert [f"{path.name}:{node.lineno} {node.name}" for path, node in functions if _outlasts_its_module(node)] == []
-
-
-@pytest.mark.parametrize("adjacency", [AdjacencyType.ADD, AdjacencyType.REMOVE])
-@pytest.mark.parametrize(("sigma", "q"), [(0.4, 1e-6), (0.7, 0.3), (2.0, 0.01), (9.0, 0.999), (50.0, 1e-4)])
-def test_the_accounting_of_tests_is_that_of_dp_accounting_to_the_bit(adjacency, sigma, q):
-    mechanism = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=adjacency)
-    bounds = mechanism.connect_dots_bounds()
-    assert bounds.epsilon_lower is not None and bounds.epsilon_upper is not None
-    step = (bounds.epsilon_upper - bounds.epsilon_lower) / 2000
-    # A little beyond what losses there are, and with the one where their formula has another form.
-    losses_P: Any = np.append(np.arange(bounds.epsilon_lower - 3 * step, bounds.epsilon_upper + 3 * step, step), 0.0)
-    np.testing.assert_array_equal(quickly._deltas_of_a_grid(mechanism, losses_P), quickly._deltas(mechanism, losses_P))

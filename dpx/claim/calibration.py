@@ -293,6 +293,7 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
         accountant=accountant,
         orders=orders,
         adjacency=adjacency,
+        coarse=experiment.accountant.value_discretization_interval,
     )
     return remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
 
@@ -331,11 +332,12 @@ def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.C
     """`charges` composed by every accountant that has a bound for them, the run's own first; raises `ConfigError` if its own has none."""
     own, orders = accountant_of(accountant)
     accounting.check_delta(privacy.delta, own)
-    composed = {own: accounting.compose(charges, own, privacy.adjacency, orders)}
+    coarse = accountant.value_discretization_interval
+    composed = {own: accounting.compose(charges, own, privacy.adjacency, orders, coarse=coarse)}
     for other in ("pld", "rdp"):
         if other != own and privacy.delta >= accounting.SMALLEST_DELTA[other]:
             with suppress(ConfigError):
-                composed[other] = accounting.compose(charges, other, privacy.adjacency)
+                composed[other] = accounting.compose(charges, other, privacy.adjacency, coarse=coarse)
     return composed
 
 

@@ -22,6 +22,7 @@ class Spending:
 
     def __init__(self, accountant: Accountant, privacy: Privacy, steps: int, entered: Ledger):
         self._accountant, self._privacy, self._steps, self._ledger = accountant_of(accountant), privacy, steps, entered
+        self._coarse = accountant.value_discretization_interval
         self.bound: float | None = None
         self._began, self._took = time.monotonic(), 0.0
 
@@ -40,8 +41,8 @@ class Spending:
     def _composed(self, done: int, is_last: bool) -> float:
         (own, orders), privacy = self._accountant, self._privacy
         charges = accounting.bucketed(ledger.releases(self._entered_by(done)))
-        interval = None if is_last or own != "pld" else loss_grid.multiple(charges, privacy.adjacency)
-        return accounting.compose(charges, own, privacy.adjacency, orders, interval).epsilon(privacy.delta)
+        interval = None if is_last or own != "pld" else loss_grid.multiple(charges, privacy.adjacency, self._coarse)
+        return accounting.compose(charges, own, privacy.adjacency, orders, interval, self._coarse).epsilon(privacy.delta)
 
     def _entered_by(self, done: int) -> Segments:
         """The ledger without the later steps of the newest noise epoch: the next step is entered before the metrics of this step are

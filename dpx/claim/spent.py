@@ -24,7 +24,7 @@ class Spent:
     """Epsilon of what the ledger holds, composed once per accountant."""
 
     def __init__(self, accountant: Accountant, privacy: Privacy, segments: Segments):
-        self._delta, self._adjacency = privacy.delta, privacy.adjacency
+        self._delta, self._adjacency, self._coarse = privacy.delta, privacy.adjacency, accountant.value_discretization_interval
         self._exact = ledger.releases(segments)
         self._charges = accounting.bucketed(self._exact)
         self.steps = sum(segment.count for segment in segments)
@@ -57,7 +57,7 @@ class Spent:
             composed=len(self._charges),
             accountant=accountant,
             epsilon_error_at_most=accounting.finite(error),
-            pld_grid=loss_grid.grid(self._charges, self._adjacency),
+            pld_grid=loss_grid.coarser(self._charges, self._adjacency, self._coarse),
         )
 
     def events(self) -> tuple[CountedEvent, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import ConfigError, require
-from dpx.privacy import closed_form, event_json, events, loss_grid, revealed
+from dpx.privacy import closed_form, event_json, events, gaussian_losses, loss_grid, revealed
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -137,7 +137,7 @@ def _dense(losses: Any) -> Any:
 # More entries than a ramp has rates; a distribution takes about a megabyte, four at most.
 @functools.lru_cache(maxsize=40)
 def _losses_of_one(event: Any, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
-    """The privacy losses of one sampled release on a grid of `interval`, from dp-accounting with the arguments that it uses itself."""
+    """The privacy losses of one sampled release on a grid of `interval`, as dp-accounting computes them with its own arguments."""
     if isinstance(event, revealed.RevealedGaussianDpEvent):
         return revealed.losses_of_one(event, interval)
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
@@ -145,20 +145,9 @@ def _losses_of_one(event: Any, interval: float, relation: dp_accounting.Neighbor
             event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=interval
         )
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
-        return pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
-            event.dataset_size,
-            event.sampling_probability,
-            event.truncated_batch_size,
-            event.noise_multiplier,
-            value_discretization_interval=interval,
-            neighboring_relation=relation,
-        )
-    return pld.privacy_loss_distribution.from_gaussian_mechanism(
-        event.event.noise_multiplier,
-        value_discretization_interval=interval,
-        sampling_prob=event.sampling_probability,
-        neighboring_relation=relation,
-    )
+        q, size, cap = event.sampling_probability, event.dataset_size, event.truncated_batch_size
+        return gaussian_losses.of_truncated_sample(event.noise_multiplier, q, size, cap, interval, relation)
+    return gaussian_losses.of_poisson_sample(event.event.noise_multiplier, event.sampling_probability, interval, relation)
 
 
 # dp-accounting computes e to the power of one step of the grid: above about 709 this overflows float64.
@@ -171,6 +160,7 @@ def compose(
     adjacency: str = "zero_out",
     orders: Sequence[Real] | None = None,
     interval: float | None = None,
+    coarse: float | None = None,
 ) -> Composition:
     """Composes the charges of a run by one accountant.
 
@@ -182,6 +172,8 @@ def compose(
         orders: Renyi orders above 1, for "rdp"; `None` for those of dp-accounting.
         interval: The width of the grid of privacy losses, for "pld". A coarser grid is faster, and its epsilon is never below the exact
             value; `None` chooses the width (`loss_grid.grid`).
+        coarse: The largest width of that grid, if it is to be coarser than the chosen one: epsilon is then never below that of
+            `None` (`loss_grid.coarser`).
 
     Returns:
         Epsilon and delta as functions of each other, both upper bounds.
@@ -193,7 +185,7 @@ def compose(
         _check_known(charges, accountant, adjacency)
     event = events.composed(charges, adjacency, accountant)
     if accountant == "pld":
-        grid = interval or loss_grid.grid(charges, adjacency)
+        grid = interval or loss_grid.coarser(charges, adjacency, coarse)
         require(
             grid <= _WIDEST_GRID,
             "accountant=pld",

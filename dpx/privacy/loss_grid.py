@@ -63,13 +63,23 @@ def rough(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coars
     return max(own, min(10 * own, 1e-3, widest / FINENESS / 2))
 
 
-def multiple(charges: list[tuple[Release, int]], adjacency: str = "zero_out") -> float:
-    """A whole multiple of `grid`, as `rough` up to half a step's standard deviation but no more than thirty times `grid`.
+def coarser(charges: list[tuple[Release, int]], adjacency: str = "zero_out", at_most: float | None = None) -> float:
+    """The largest whole multiple of `grid` that is no wider than `at_most`; `grid` itself for `None` and for what is finer than it.
+
+    A composition on it is never below the one on `grid`, for the reason given at `multiple`: a declared width only raises epsilon.
+    """
+    own = grid(charges, adjacency)
+    return own if at_most is None else own * max(1, int(at_most / own))
+
+
+def multiple(charges: list[tuple[Release, int]], adjacency: str = "zero_out", at_most: float | None = None) -> float:
+    """A whole multiple of `coarser` (by default, of `grid`), as `rough` up to half a step's standard deviation but no more than thirty
+    times as wide.
 
     A composition on it is never below the one on `grid`: every loss on it is one on the finer grid too, and what connects its dots (delta
     is convex in e**epsilon) is nowhere below. It takes hundredths of a second and is 0.3 % above at most.
     """
-    own, widest = grid(charges, adjacency), grid(charges, adjacency, 1.0)
+    own, widest = coarser(charges, adjacency, at_most), grid(charges, adjacency, 1.0)
     return own * max(1, int(min(30.0, widest / FINENESS / 2 / own)))
 
 

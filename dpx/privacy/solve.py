@@ -61,6 +61,7 @@ def solve(
     orders: Sequence[Real] | None = None,
     adjacency: str = "zero_out",
     interval: float | None = None,
+    coarse: float | None = None,
 ) -> float:
     """Solves for the smallest factor on the noise multipliers of `charges` whose epsilon at `delta` is at most `epsilon`.
 
@@ -68,6 +69,7 @@ def solve(
         charges: As for `dpx.privacy.compose`; their noise multipliers count relative to one another.
         interval: The width of the PLD grid if losses are large relative to it (finer otherwise, `loss_grid.grid`). With a coarse grid the
             result errs upward, and a large sweep takes minutes.
+        coarse: As for `dpx.privacy.compose`: the noise then reaches the target on that grid too.
 
     All other arguments, what is returned and what is raised are as for `noise_multiplier`.
     """
@@ -80,6 +82,8 @@ def solve(
         "charges": [[repr(release), count] for release, count in events.merge(charges)],
         "target": [epsilon, delta, accountant, adjacency, None if orders is None else list(orders), interval],
     }
+    # Left out where it is `None`: what was stored before there was such a width keeps its name.
+    question |= {} if coarse is None else {"coarse": coarse}
     name = cache.key(question)
 
     require(
@@ -93,17 +97,22 @@ def solve(
     def on(sigma: float, width: float) -> float:
         return accounting.compose(scaled(charges, sigma), accountant, adjacency, orders, width).epsilon(delta)
 
-    def spent(sigma: float, of: Callable[..., float] = loss_grid.grid) -> float:
+    def spent(sigma: float, of: Callable[..., float]) -> float:
         # The grid is computed for the current noise: the noise multipliers of the charges are only relative.
-        return on(sigma, of(scaled(charges, sigma), adjacency, interval) if accountant == "pld" else 0.0)
+        return on(sigma, of(scaled(charges, sigma), adjacency, interval if coarse is None else coarse) if accountant == "pld" else 0.0)
 
+    # A declared coarse grid is quick enough to search on, and the noise must reach the target on this very grid.
+    finely, roughly = (loss_grid.grid, loss_grid.rough) if coarse is None else (loss_grid.coarser, loss_grid.coarser)
+
+    fine = functools.partial(spent, of=finely)
     stored = cache.read(name)
-    if stored is not None and spent(stored) <= epsilon:
+    if stored is not None and fine(stored) <= epsilon:
         return stored
     if accountant == "pld":
-        solved = _by_losses(lambda sigma: spent(sigma, loss_grid.rough), spent, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
+        rough = functools.partial(spent, of=roughly)
+        solved = _by_losses(rough, fine, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
     else:
-        solved = _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0))
+        solved = _refine(fine, epsilon, *_bracket(fine, epsilon, 1.0, 2.0))
     cache.write(name, solved, question)
     return solved
 
