@@ -64,7 +64,7 @@ def rough(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coars
 
 
 def coarser(charges: list[tuple[Release, int]], adjacency: str = "zero_out", at_most: float | None = None) -> float:
-    """The largest whole multiple of `grid` that is no wider than `at_most`; `grid` itself for `None` and for what is finer than it.
+    """The largest whole multiple of `grid` of at most `at_most`; `grid` itself for `None` and for what is finer than it.
 
     A composition on it is never below the one on `grid`, for the reason given at `multiple`: a declared width only raises epsilon.
     """

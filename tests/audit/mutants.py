@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import edits
+
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "experiments" / "audit" / "mutants.md"
 AUDIT = "tests/audit/test_dirac.py::test_sound_runs_stay_below_the_claim"
@@ -24,20 +26,25 @@ LEAVES = "tests/training/test_released_noise.py::test_every_leaf_has_the_stated_
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """In `file`, `old` (which occurs once) becomes `new`; `test` is a pytest node that must fail."""
+    """In `symbol` of `file`, the code `old` (`tests.audit.edits`) becomes `new`; `test` is a pytest node that must fail."""
 
     name: str
     file: str
+    symbol: str
     old: str
     new: str
     test: str
 
+    def of(self, source: str) -> str:
+        """`source` with the edit; raises `ValueError` with the mutant's name where its symbol or its code is not found."""
+        try:
+            return edits.edited(source, self.symbol, self.old, self.new)
+        except ValueError as fault:
+            raise ValueError(f"{self.name}: {self.file}: {fault}") from fault
+
     def apply(self, root: Path) -> None:
         path = root / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} stands {text.count(self.old)} times in {self.file}")
-        path.write_text(text.replace(self.old, self.new))
+        path.write_text(self.of(path.read_text()))
 
 
 STEP, LOOP, NOISE = "dpx/training/step.py", "dpx/training/loop.py", "dpx/mechanism/noise.py"
@@ -59,13 +66,21 @@ SUBSET = """from dpx.sampler.fixed_size import _subset
         return _subset(size, round(size * sampling_probability), generator_for(step, "subset"))"""
 
 MUTANTS = (
-    Mutant("no noise", STEP, NOISY, "drawn, 0 * deviation, state.noise", AUDIT),
-    Mutant("half the noise", STEP, NOISY, "drawn, deviation / 2, state.noise", AUDIT),
-    Mutant("clip off", "dpx/training/gradient_sum.py", "self.clip.weights(limit)", "lambda norms_B: 0 * norms_B + 1", AUDIT),
-    Mutant("noise for the mean added to the sum", STEP, NOISY, "drawn, deviation / expected_batch, state.noise", AUDIT),
+    Mutant("no noise", STEP, "_finish.finish", NOISY, "drawn, 0 * deviation, state.noise", AUDIT),
+    Mutant("half the noise", STEP, "_finish.finish", NOISY, "drawn, deviation / 2, state.noise", AUDIT),
+    Mutant(
+        "clip off",
+        "dpx/training/gradient_sum.py",
+        "GradientSum.__call__",
+        "self.clip.weights(limit)",
+        "lambda norms_B: 0 * norms_B + 1",
+        AUDIT,
+    ),
+    Mutant("noise for the mean added to the sum", STEP, "_finish.finish", NOISY, "drawn, deviation / expected_batch, state.noise", AUDIT),
     Mutant(
         "noise for the mean asked of the step",
         LOOP,
+        "one_step",
         "np.float32(noise_multiplier) * norm",
         "np.float32(noise_multiplier) * norm / size",
         "tests/training/test_loop.py::test_the_deviation_is_of_the_sum",
@@ -73,6 +88,7 @@ MUTANTS = (
     Mutant(
         "tied cross-term dropped",
         "dpx/clipping/forms.py",
+        "squares",
         "each[0].square + each[1].square + 2 * _product(*both)",
         "each[0].square + each[1].square",
         "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
@@ -80,6 +96,7 @@ MUTANTS = (
     Mutant(
         "the head's factor after the norm",
         "dpx/clipping/groups.py",
+        "clip",
         "part._replace(values=part.values * factor(part.path) ** 2)",
         "part",
         "tests/clipping/test_factors.py::test_gradients_are_multiplied_before_their_norm_is_taken[flat-groups0-book_keeping]",
@@ -87,6 +104,7 @@ MUTANTS = (
     Mutant(
         "gradients rebuilt from the sum without noise",
         STEP,
+        "_finish.finish",
         "mechanism.rebuilt(noisy, carriers)",
         "mechanism.rebuilt(total, carriers)",
         "tests/training/test_rgp.py::test_one_step_is_carriers_clipped_sum_noise_rebuilt_gradient_and_update",
@@ -94,6 +112,7 @@ MUTANTS = (
     Mutant(
         "one start of the carriers for all steps",
         "dpx/mechanism/rgp.py",
+        "Rgp.draw_first",
         'secret.key("carriers", step, path)',
         'secret.key("carriers", 0, path)',
         "tests/mechanism/test_rgp.py::test_carriers_are_drawn_again_in_each_step_and_the_same_in_a_replay",
@@ -101,20 +120,23 @@ MUTANTS = (
     Mutant(
         "the last term of a rebuilt gradient added",
         "dpx/mechanism/carriers.py",
-        "d_b - _product(",
-        "d_b + _product(",
+        "rebuilt",
+        "d_b - _product",
+        "d_b + _product",
         "tests/mechanism/test_rgp.py::test_the_rebuilt_gradient_is_the_papers_formula",
     ),
     Mutant(
         "ghost's second pass leaves out negative weights",
         "dpx/clipping/passes.py",
-        "part.shape[-1]) != 0",
-        "part.shape[-1]) > 0",
+        "_backward",
+        "!= 0",
+        "> 0",
         "tests/clipping/test_ghost.py::test_negative_weights_stay_beside_a_row_that_is_not_finite[ghost]",
     ),
     Mutant(
         "a parameter with several uses taken for one with a use",
         "dpx/clipping/joint.py",
+        "_is_alone",
         "return len(uses[reference.path, reference.indices]) == 1 and",
         "return",
         "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
@@ -122,13 +144,15 @@ MUTANTS = (
     Mutant(
         "a parameter of every round taken for one of a layer each",
         "dpx/clipping/joint.py",
-        " and len(reference.depths) == len(site.loops)",
+        "_is_alone",
+        "and len(reference.depths) == len(site.loops)",
         "",
         "tests/clipping/test_ops.py::test_a_parameter_used_in_every_round_of_a_loop_adds_up[book_keeping]",
     ),
     Mutant(
         "any reader of a parameter let through",
         "dpx/clipping/readers.py",
+        "_Walk._pass_on",
         "if reference is None or eqn.primitive is primitives.stop_gradient_p:",
         "if True:",
         "tests/clipping/test_readme.py::test_what_the_page_calls_refused_is_refused_for_that_reason",
@@ -136,6 +160,7 @@ MUTANTS = (
     Mutant(
         "ghost weighs all groups as one in its second pass",
         "dpx/clipping/ghost.py",
+        "clipped_sum",
         "joint.part_weights(clipped, site)",
         "joint.part_weights(clipped, program.sites[0])",
         "tests/clipping/test_narrow_and_infinite.py::test_groups_are_weighed_apart_by_every_method[ghost]",
@@ -143,13 +168,15 @@ MUTANTS = (
     Mutant(
         "ids kept in the cotangent's type",
         "dpx/clipping/table_ops.py",
-        '{"id": id_BT.astype(F32), "g"',
-        '{"id": id_BT.astype(cotangent.dtype), "g"',
+        "Lookup.input_cotangent",
+        "id_BT.astype(F32)",
+        "id_BT.astype(cotangent.dtype)",
         "tests/clipping/test_narrow_and_infinite.py::test_ids_past_256_are_told_apart_in_bfloat16[book_keeping]",
     ),
     Mutant(
         "an infinite loss counts",
         "dpx/clipping/groups.py",
+        "clip",
         FINITE,
         FINITE.removesuffix(" & jnp.isfinite(losses_B)"),
         "tests/clipping/test_narrow_and_infinite.py::test_an_infinite_loss_of_a_finite_gradient_counts_for_nothing[book_keeping]",
@@ -157,6 +184,7 @@ MUTANTS = (
     Mutant(
         "logits without a value left in the fused head",
         "dpx/models/fused_head.py",
+        "cross_entropy",
         "jnp.where(jnp.isfinite(top_m)[:, None], logits_mV + bias_V - top_m[:, None], -jnp.inf)",
         "logits_mV + bias_V - top_m[:, None]",
         "tests/clipping/test_narrow_and_infinite.py::test_an_example_without_logits_counts_for_nothing_in_the_fused_head[nan-book_keeping]",
@@ -164,6 +192,7 @@ MUTANTS = (
     Mutant(
         "a narrow record read before it is stored",
         "dpx/clipping/book_keeping.py",
+        "_as_stored",
         "jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf",
         "leaf",
         "tests/clipping/test_narrow_and_infinite.py::test_what_is_rounded_is_read_after_it_was_stored",
@@ -171,6 +200,7 @@ MUTANTS = (
     Mutant(
         "noise reused after a fork, the key inherited",
         "dpx/training/run_start.py",
+        "NoiseEpochs._seeded",
         "+ (branch << 128)",
         "",
         "tests/training/test_session.py::test_a_fork_takes_a_fresh_key_and_the_whole_parents_ledger",
@@ -178,6 +208,7 @@ MUTANTS = (
     Mutant(
         "noise reused in a new epoch, the key kept",
         "dpx/training/run_start.py",
+        "NoiseEpochs._path",
         'f"root_secret_{number}"',
         '"root_secret_0"',
         "tests/training/test_session.py::test_another_microbatch_starts_a_new_noise_epoch_and_charges_again",
@@ -185,6 +216,7 @@ MUTANTS = (
     Mutant(
         "equal-shaped leaves share noise",
         NOISE,
+        "slice_keys.keys",
         SLICE_KEY,
         'secret.key("noise", step, index)',
         "tests/mechanism/test_noise.py::test_equal_shaped_leaves_and_steps_get_other_noise",
@@ -192,6 +224,7 @@ MUTANTS = (
     Mutant(
         "every step has the same noise",
         NOISE,
+        "slice_keys.keys",
         SLICE_KEY,
         'secret.key("noise", path_name(path), index)',
         "tests/mechanism/test_noise.py::test_equal_shaped_leaves_and_steps_get_other_noise",
@@ -199,6 +232,7 @@ MUTANTS = (
     Mutant(
         "shuffled but charged as Poisson",
         "dpx/sampler/protocol.py",
+        "Sampler.ledger_fields",
         '"sampler": self.name',
         '"sampler": "poisson"',
         "tests/privacy/test_statement.py::test_shuffled_passes_are_not_amplified",
@@ -206,6 +240,7 @@ MUTANTS = (
     Mutant(
         "a subset of fixed size drawn under poisson",
         POISSON,
+        "Poisson.draw",
         DRAW,
         SUBSET,
         "tests/test_sampler.py::test_counts_are_binomial",
@@ -213,6 +248,7 @@ MUTANTS = (
     Mutant(
         "surplus rows dropped by the sampler under poisson",
         POISSON,
+        "Poisson.draw",
         DRAW,
         DRAW + "[: round(size * sampling_probability)]",
         "tests/test_sampler.py::test_counts_are_binomial",
@@ -220,6 +256,7 @@ MUTANTS = (
     Mutant(
         "surplus rows dropped after the first chunk",
         LOOP,
+        "chunks",
         "range(0, len(places), capacity)",
         "range(0, min(len(places), capacity), capacity)",
         "tests/training/test_loop.py::test_no_drawn_row_is_left_out",
@@ -227,6 +264,7 @@ MUTANTS = (
     Mutant(
         "padding rows counted",
         "dpx/clipping/groups.py",
+        "clip",
         COUNTED,
         COUNTED.removesuffix(" & ~is_padding_B"),
         "tests/clipping/test_clipped_sum.py::test_padding_rows_contribute_exactly_zero",
@@ -234,6 +272,7 @@ MUTANTS = (
     Mutant(
         "non-finite example kept",
         "dpx/clipping/groups.py",
+        "clip",
         COUNTED,
         "is_counted_B = ~is_padding_B",
         "tests/clipping/test_clipped_sum.py::test_a_non_finite_example_contributes_exactly_zero",
@@ -241,13 +280,15 @@ MUTANTS = (
     Mutant(
         "drawn size as divisor",
         LOOP,
-        "np.float32(size), rate, auxiliary, carriers)",
-        'np.float32(max(1.0, float(reduced["count"]["examples"]))), rate, auxiliary)',
+        "one_step",
+        "np.float32(size), rate, auxiliary",
+        'np.float32(max(1.0, float(reduced["count"]["examples"]))), rate, auxiliary',
         "tests/training/test_loop.py::test_the_divisor_is_the_expected_size",
     ),
     Mutant(
         "counted N sampled from under add_remove",
         LOOP,
+        "_sums",
         ".at(step) / runtime.calibrated.size,",
         ".at(step) / runtime.store.population(experiment.privacy),",
         "tests/training/test_loop.py::test_the_rate_and_the_charge_follow_the_declared_size",
@@ -255,6 +296,7 @@ MUTANTS = (
     Mutant(
         "counted N calibrated for under add_remove",
         "dpx/claim/calibration.py",
+        "check_claim",
         "size = declared or size",
         "size = size or declared",
         "tests/privacy/test_calibration.py::test_declared_size_stands_in_for_the_count",
@@ -262,6 +304,7 @@ MUTANTS = (
     Mutant(
         "ledger reset on resume",
         CHAIN,
+        "Chain.__init__",
         "if not self.path.exists():",
         "if True:",
         "tests/training/test_session.py::test_a_replayed_run_ends_with_the_same_bits_and_ledger",
@@ -269,13 +312,15 @@ MUTANTS = (
     Mutant(
         "a step that is not in the ledger when its noise is drawn",
         LOOP,
-        "    _enter(runtime, noise_epoch, step)\n",
+        "one_step",
+        "_enter(runtime, noise_epoch, step)",
         "",
         "tests/training/test_loop.py::test_the_ledger_is_written_before_the_noise_is_drawn",
     ),
     Mutant(
         "row event for a document unit",
         "dpx/privacy/ledger.py",
+        "_release",
         'kind = "group" if rows_clipped_apart(segment) > 1 else segment.sampler',
         "kind = segment.sampler",
         "tests/privacy/test_ledger.py::test_the_mixture_event_replaces_the_row_event_for_units_of_several_rows",
@@ -283,6 +328,7 @@ MUTANTS = (
     Mutant(
         "row event for a document whose rows are drawn singly, by calling them units",
         "dpx/claim/calibration.py",
+        "entry",
         "unit_mode=experiment.privacy.unit_mode",
         'unit_mode="sample_units"',
         "tests/privacy/test_units.py::test_rows_drawn_singly_are_never_charged_as_units",
@@ -290,6 +336,7 @@ MUTANTS = (
     Mutant(
         "tied cross terms between different rows of a unit dropped",
         "dpx/clipping/forms.py",
+        "_product",
         "return (_gathered(decoded, looked_up) * across_BMT).sum((1, 2))",
         "M, T = (size // 3 for size in across_BMT.shape[1:])\n"
         "    return (_gathered(decoded, looked_up) * across_BMT * jnp.kron(jnp.eye(3), jnp.ones((M, T)))).sum((1, 2))",
@@ -298,6 +345,7 @@ MUTANTS = (
     Mutant(
         "rows drawn singly where whole units are charged",
         "dpx/privacy/declarations.py",
+        "Privacy.population",
         'manifest.rows["protected"] if self.unit_mode == "group" else manifest.units["protected"]',
         'manifest.rows["protected"]',
         "tests/privacy/test_units.py::test_n_counts_what_is_drawn",
@@ -305,6 +353,7 @@ MUTANTS = (
     Mutant(
         "rows of a unit beyond its first left out",
         "dpx/data/store.py",
+        "Store._rows_of_units",
         "return row_nR, row_nR >= end_n[:, None]",
         "return row_nR, row_nR >= first_n[:, None] + 1",
         "tests/data/test_store.py::test_units_are_found_with_all_their_rows",
@@ -312,6 +361,7 @@ MUTANTS = (
     Mutant(
         "canaries left out of N",
         "dpx/claim/calibration.py",
+        "check_claim",
         "return size + experiment.audit.places(privacy)",
         "return size",
         "tests/audit/test_canaries.py::test_canaries_add_to_n",
@@ -319,6 +369,7 @@ MUTANTS = (
     Mutant(
         "canaries trained on whatever their coins",
         "dpx/audit/canaries.py",
+        "WithCanaries.examples",
         "| ~self._planted.is_in_M[number_n]",
         "| np.zeros(len(number_n), bool)",
         "tests/audit/test_canaries.py::test_a_canary_that_is_out_is_padding_in_its_own_place",
@@ -326,6 +377,7 @@ MUTANTS = (
     Mutant(
         "mixture event replaced by the row event",
         EVENTS,
+        "TABLE",
         '("group", "zero_out", "pld"): _mixture',
         '("group", "zero_out", "pld"): _poisson',
         "tests/privacy/test_events.py::test_a_unit_of_rows_costs_between_its_rows_apart_and_always_together",
@@ -333,6 +385,7 @@ MUTANTS = (
     Mutant(
         "RDP replace-one without the factor 2",
         EVENTS,
+        "_gaussian_twice",
         "GaussianDpEvent(release.noise_multiplier / 2)",
         "GaussianDpEvent(release.noise_multiplier)",
         "tests/privacy/test_events.py::test_replaced_units_cost_twice_the_sensitivity_by_renyi",
@@ -340,6 +393,7 @@ MUTANTS = (
     Mutant(
         "sums of other devices left out of the reduction",
         "dpx/training/sharding.py",
+        "Layout.reduce",
         "return jax.lax.psum(total, EXAMPLE_AXES)",
         "return total",
         "tests/training/test_step.py::test_sums_of_all_devices_are_added_up_each_once",
@@ -347,17 +401,28 @@ MUTANTS = (
     Mutant(
         "local norm under a model axis",
         "dpx/models/fused_layers.py",
+        "LayerStack._record",
         'record["squares"] += bounds.upper(norms.of_recorded(self.form[weight], own))',
         'record["squares"] += jax.shard_map(norms.squares, in_specs=jax.P(None, None, "tensor"), out_specs=jax.P(), '
         'axis_names={"tensor"}, check_vma=False)(norms.per_example(a, g))',
         "tests/training/test_step.py::test_a_model_axis_changes_neither_norms_nor_sums",
     ),
-    Mutant("noise added by each device (over-noise)", STEP, NOISY, "drawn, deviation * mesh.size**0.5, state.noise", LEAVES),
-    Mutant("noise not divided with the sum (over-noise)", STEP, NOISY, "drawn, deviation * expected_batch, state.noise", LEAVES),
-    Mutant("a tenth more noise than stated (over-noise)", STEP, NOISY, "drawn, 1.1 * deviation, state.noise", LEAVES),
+    Mutant(
+        "noise added by each device (over-noise)", STEP, "_finish.finish", NOISY, "drawn, deviation * mesh.size**0.5, state.noise", LEAVES
+    ),
+    Mutant(
+        "noise not divided with the sum (over-noise)",
+        STEP,
+        "_finish.finish",
+        NOISY,
+        "drawn, deviation * expected_batch, state.noise",
+        LEAVES,
+    ),
+    Mutant("a tenth more noise than stated (over-noise)", STEP, "_finish.finish", NOISY, "drawn, 1.1 * deviation, state.noise", LEAVES),
     Mutant(
         "adaptive count charged as a second subsampled event",
         LEDGER,
+        "releases",
         CHARGED,
         APART,
         "tests/privacy/test_joint.py::test_an_adaptive_count_is_charged_on_the_draw_of_the_sum",
@@ -365,6 +430,7 @@ MUTANTS = (
     Mutant(
         "the norm follows the exact count",
         "dpx/mechanism/adaptive_clip.py",
+        "AdaptiveClip.next_clipping_norm",
         "(centred + noise) / expected_batch",
         "centred / expected_batch",
         "tests/mechanism/test_quantile.py::test_the_norm_moves_by_the_noisy_fraction_as_stated",
@@ -372,6 +438,7 @@ MUTANTS = (
     Mutant(
         "C_t from this step's own count",
         STEP,
+        "_finish.finish",
         NOISY,
         'drawn, deviation * clip.next_clipping_norm(state.clip, counts, keys["count"], expected_batch) / state.clip, state.noise',
         "tests/training/test_adaptive.py::test_a_step_adds_noise_for_the_norm_it_clipped_to",
@@ -379,6 +446,7 @@ MUTANTS = (
     Mutant(
         "correlated noise carried under a fresh key",
         "dpx/training/run_start.py",
+        "start_run",
         "state.in_a_new_noise_epoch() if first_step == noise_epoch.from_step else state",
         "state",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
@@ -386,13 +454,15 @@ MUTANTS = (
     Mutant(
         "correlated noise carried into a fork",
         "dpx/training/run_start.py",
-        "    state = state.in_a_new_noise_epoch()\n    checkpoints.save(start.step",
-        "    checkpoints.save(start.step",
+        "_fork",
+        "state = state.in_a_new_noise_epoch()",
+        "",
         "tests/training/test_correlated.py::test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch",
     ),
     Mutant(
         "products between a unit's rows dropped from fused Grams",
         "dpx/models/fused_layers.py",
+        "LayerStack._record",
         'record["squares"] += bounds.upper(norms.of_recorded(self.form[weight], own))',
         'by_row = norms.gram(factors[f"a_{weight}"], factors[f"g_{weight}"]).reshape(-1, self.rows_per_unit).sum(1)\n'
         '            is_gram = self.form[weight] == "gram"\n'
@@ -402,6 +472,7 @@ MUTANTS = (
     Mutant(
         "products between a unit's rows dropped from fused kept gradients",
         "dpx/models/fused_layers.py",
+        "LayerStack._record",
         'record["squares"] += bounds.upper(norms.of_recorded(self.form[weight], own))',
         'apart = norms.squares(norms.per_example(factors[f"a_{weight}"], factors[f"g_{weight}"]))\n'
         '            is_formed = self.form[weight] != "gram"\n'
@@ -412,6 +483,7 @@ MUTANTS = (
     Mutant(
         "non-finite row left in its unit",
         "dpx/clipping/groups.py",
+        "clip",
         COUNTED,
         "is_counted_B = ~is_padding_B",
         "tests/clipping/test_units.py::test_one_non_finite_row_drops_its_whole_unit[nan-vmap]",
@@ -419,13 +491,15 @@ MUTANTS = (
     Mutant(
         "a refuted run keeps its guarantee",
         "dpx/claim/statement.py",
-        "        + refuted(verdict)\n",
+        "build",
+        "+ refuted(verdict)",
         "",
         "tests/audit/test_canaries.py::test_a_broken_mechanism_fails_its_own_run",
     ),
     Mutant(
         "rounding left out of the sensitivity",
         "dpx/mechanism/discrete_gaussian.py",
+        "DiscreteGaussian.sensitivity",
         "root * self.spacing(clipping_norm)",
         "0 * self.spacing(clipping_norm)",
         "tests/mechanism/test_rounded.py::test_the_sensitivity_holds_under_adversarial_rounding_and_the_norm_alone_does_not",
@@ -433,6 +507,7 @@ MUTANTS = (
     Mutant(
         "sums rounded by the microbatch beside whatever moves rows",
         "dpx/claim/calibration.py",
+        "calibrate",
         "places.check(experiment.mechanism, experiment)",
         "_ = places",
         "tests/training/test_neighbours.py::test_neighbours_are_no_further_apart_than_is_charged",
@@ -440,6 +515,7 @@ MUTANTS = (
     Mutant(
         "released loss not limited to its range",
         "dpx/mechanism/telemetry.py",
+        "ReleasedTelemetry.centred_sums",
         "jnp.clip(values[name].astype(jnp.float32), 0, width)",
         "values[name].astype(jnp.float32)",
         "tests/mechanism/test_telemetry.py::test_one_example_moves_the_loss_by_half_the_limit_at_most",
@@ -447,6 +523,7 @@ MUTANTS = (
     Mutant(
         "cyclic draws charged at the rate of plain ones",
         LEDGER,
+        "releases",
         "segment.q * cycle",
         "segment.q",
         "tests/mechanism/test_banded.py::test_one_release_is_charged_each_time_the_busiest_group_comes_round",
@@ -454,6 +531,7 @@ MUTANTS = (
     Mutant(
         "vectors noised without the clip",
         DP_FP,
+        "clipped",
         "return vectors_BH * factor_B[:, None],",
         "return vectors_BH,",
         "tests/mechanism/test_dp_fp.py::test_no_vector_is_longer_than_the_norm",
@@ -461,6 +539,7 @@ MUTANTS = (
     Mutant(
         "one key for the rows of all micro-batches",
         DP_FP,
+        "DpFp.row_keys",
         'secret.key("forward_noise", step, draw, row)',
         'secret.key("forward_noise", step, row)',
         "tests/mechanism/test_dp_fp.py::test_keys_are_those_of_step_draw_and_row_and_of_no_other_use",
@@ -468,6 +547,7 @@ MUTANTS = (
     Mutant(
         "the pooler trained below the noise under a guarantee",
         DP_FP,
+        "DpFp.trained",
         "return OutputLayer() if isinstance(train, LastLayer) else train",
         "return train",
         "tests/training/test_forward_noise.py::test_with_the_last_layer_alone_nothing_below_the_noise_is_trained",
@@ -475,6 +555,7 @@ MUTANTS = (
     Mutant(
         "rows of a replayed step noised before they are compared",
         LOOP,
+        "one_step",
         "if before is not None and experiment.mechanism.is_forward:",
         "if False and experiment.mechanism.is_forward:",
         "tests/training/test_forward_noise.py::test_vectors_that_are_others_now_meet_no_key_that_was_used",
@@ -482,27 +563,31 @@ MUTANTS = (
     Mutant(
         "rows released one by one charged as a hidden draw",
         LEDGER,
-        'kind="slot_revealed")',
-        'kind="poisson")',
+        "_of_rows",
+        'kind="slot_revealed"',
+        'kind="poisson"',
         "tests/privacy/test_revealed.py::test_a_ledger_alone_gives_the_draws_of_its_steps",
     ),
     Mutant(
         "a replayed step is not compared with its entry",
         LOOP,
-        "if before is not None and before != as_text(",
-        "if False and before != as_text(",
+        "_require_same",
+        "before is not None and before != as_text",
+        "False and before != as_text",
         ACCIDENTS + "test_a_sum_that_changed_on_replay_meets_a_fresh_key_and_both_are_charged",
     ),
     Mutant(
         "a copied folder resumes with the same key",
         "dpx/training/run_start.py",
-        " and self._place(noise_epoch.number) == noise_epoch.secret_place:",
-        ":",
+        "NoiseEpochs.secret_of",
+        "and self._place(noise_epoch.number) == noise_epoch.secret_place",
+        "",
         ACCIDENTS + "test_both_of_a_folder_and_its_copy_go_on_under_keys_of_their_own",
     ),
     Mutant(
         "a run resumes from a state that its noise epoch does not cover",
         "dpx/training/run_start.py",
+        "_why_anew",
         "if not is_own and (first_step, start) != (noise_epoch.from_step, noise_epoch.start):",
         "if False:",
         ACCIDENTS + "test_a_checkpoint_moved_away_in_a_later_noise_epoch_leaves_no_draw_uncharged",
@@ -510,6 +595,7 @@ MUTANTS = (
     Mutant(
         "values released before the statement that charges for them",
         "dpx/training/session.py",
+        "Session._seen",
         "outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, step, metrics)",
         "outputs.released.hold(0, step, metrics); outputs.released.publish(self.runtime.ledger.mark)",
         ACCIDENTS + "test_no_value_is_released_ahead_of_the_statement_that_charges_for_it[telemetry]",
@@ -517,6 +603,7 @@ MUTANTS = (
     Mutant(
         "parts of a folder not held against its ledger",
         "dpx/claim/agreement.py",
+        "check",
         "missing = ledger.missing(mark)",
         "missing = None",
         ACCIDENTS + "test_nothing_looks_at_a_run_whose_ledger_falls_short[cut-account]",
@@ -524,6 +611,7 @@ MUTANTS = (
     Mutant(
         "an edited statement not held against its seal",
         "dpx/claim/agreement.py",
+        "_require_sealed",
         "fits = content is None or seal(content) in ledger.statements",
         "fits = True",
         "tests/job/test_seals.py::test_no_road_repeats_what_was_edited[explain-release/privacy.json]",
@@ -531,6 +619,7 @@ MUTANTS = (
     Mutant(
         "trials without results not charged",
         "dpx/tuning/claim.py",
+        "_costs",
         "return [(trial, charges.cost_of(trial, record)) for trial in counted]",
         "return [(trial, charges.cost_of(trial, record)) for trial in counted if trial.score is not None]",
         "tests/tuning/test_composition.py::test_a_trial_that_left_nothing_is_charged_its_plan_and_named",
@@ -538,6 +627,7 @@ MUTANTS = (
     Mutant(
         "a trial whose folder is gone not charged",
         "dpx/tuning/claim.py",
+        "_costs",
         "counted = record.trials if search",
         "counted = [one for one in record.trials if (record.outputs / one.folder).exists()] if search",
         "tests/tuning/test_accidents.py::test_epsilon_stays_when_the_folders_of_losing_trials_are_deleted",
@@ -545,15 +635,31 @@ MUTANTS = (
     Mutant(
         "a trial let in beyond the declared budget",
         "dpx/tuning/rules.py",
+        "_check_within",
         "budget.holds(begun + new)",
         "budget.holds(begun)",
         "tests/tuning/test_budget.py::test_a_trial_beyond_the_budget_is_refused_before_it_begins",
     ),
-    Mutant("all slices of a leaf with its first key", NOISE, "keys[index], index * block", "keys[0], index * block", SLICES),
-    Mutant("the last part of a leaf with its first key", NOISE, "keys[whole], whole * block", "keys[0], whole * block", SLICES),
+    Mutant(
+        "all slices of a leaf with its first key",
+        NOISE,
+        "_added_by_slice.body",
+        "keys[index], index * block",
+        "keys[0], index * block",
+        SLICES,
+    ),
+    Mutant(
+        "the last part of a leaf with its first key",
+        NOISE,
+        "_added_by_slice",
+        "keys[whole], whole * block",
+        "keys[0], whole * block",
+        SLICES,
+    ),
     Mutant(
         "small leaves drawn as one with the first one's key",
         "dpx/mechanism/gaussian.py",
+        "gaussians",
         "jnp.stack(keys)[draw_M]",
         "jnp.stack(keys)[0 * draw_M]",
         "tests/mechanism/test_noise.py::test_small_leaves_are_drawn_as_one_with_the_bits_of_their_own_keys",
@@ -561,13 +667,15 @@ MUTANTS = (
     Mutant(
         "the same rows drawn at every step",
         LOOP,
-        'secret.generator("sample", *place), step)',
-        'secret.generator("sample", *place), 0)',
+        "_sums",
+        'secret.generator("sample", *place), step',
+        'secret.generator("sample", *place), 0',
         "tests/training/test_draws_and_charges.py::test_no_two_steps_draw_the_same_rows",
     ),
     Mutant(
         "every step charged at the first batch size",
         LOOP,
+        "_enter",
         "batch = experiment.batch_schedule.at(step)",
         "batch = experiment.batch_schedule.at(0)",
         "tests/training/test_draws_and_charges.py::test_each_step_is_charged_at_its_own_batch_size",
@@ -575,13 +683,15 @@ MUTANTS = (
     Mutant(
         "sampler shards share their draws",
         POISSON,
-        "probability, generator_for(step, shard)",
-        "probability, generator_for(step, 0)",
+        "independent",
+        "generator_for(step, shard)",
+        "generator_for(step, 0)",
         "tests/test_sampler.py::test_virtual_shards_draw_independently",
     ),
     Mutant(
         "a root secret of 32 bits",
         "dpx/randomness.py",
+        "RootSecret.create",
         "secrets.token_bytes(SECRET_BYTES)",
         "secrets.token_bytes(4) * (SECRET_BYTES // 4)",
         "tests/test_randomness.py::test_a_secret_is_256_bits_of_the_operating_systems",
@@ -589,6 +699,7 @@ MUTANTS = (
     Mutant(
         "keys of 32 bits of the root secret",
         "dpx/randomness.py",
+        "RootSecret._derive",
         "key=self._secret,",
         "key=self._secret[:4],",
         "tests/test_randomness.py::test_every_byte_of_the_secret_reaches_every_key",
@@ -596,14 +707,16 @@ MUTANTS = (
     Mutant(
         "threads dropped from the fingerprint",
         "dpx/training/fingerprint.py",
-        '        "threads": threads(),\n',
+        "fingerprint",
+        '"threads": threads(),',
         "",
         "tests/training/test_fingerprint.py::test_another_number_of_cores_is_another_fingerprint",
     ),
     Mutant(
         "a fixed size may differ from the declared one",
         "dpx/sampler/fixed_size.py",
-        "    depends_on_size: ClassVar[bool] = True\n",
+        "FixedSize",
+        "depends_on_size: ClassVar[bool] = True",
         "",
         "tests/privacy/test_statement.py::test_a_sampler_accounted_at_another_size_has_no_guarantee",
     ),
