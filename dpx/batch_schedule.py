@@ -13,14 +13,14 @@ class Constant:
     size: int
 
     def __post_init__(self) -> None:
-        require(self.size > 0, f"batch_schedule.size={self.size}", "a batch holds at least one example", "Give a positive size")
+        require(self.size > 0, f"batch_schedule.size={self.size}", "a batch needs at least one example", "Give a positive size")
 
     def at(self, step: int) -> int:
         del step
         return self.size
 
     def with_at_most(self, limit: int) -> str:
-        """How to set the schedule so that no batch is larger than `limit`, as a sentence."""
+        """Returns a sentence that says how to set the schedule so that no batch is larger than `limit`."""
         return f"Set batch_schedule.size={limit} or less"
 
 
@@ -49,7 +49,7 @@ class Staged:
         return self.sizes[min(step // self.stage_steps, len(self.sizes) - 1)]
 
     def with_at_most(self, limit: int) -> str:
-        """As `Constant.with_at_most`."""
+        """Same as `Constant.with_at_most`."""
         return f"Set every one of batch_schedule.sizes to {limit} or less"
 
 
@@ -68,7 +68,7 @@ class Linear:
         require(
             min(self.start, self.end) > 0,
             f"batch_schedule={self.start}..{self.end}",
-            "a batch holds at least one example",
+            "a batch needs at least one example",
             "Give positive sizes",
         )
         require(
@@ -81,7 +81,7 @@ class Linear:
         return round(self.start + (self.end - self.start) * (step + 0.5) / self.ramp_steps)
 
     def with_at_most(self, limit: int) -> str:
-        """As `Constant.with_at_most`."""
+        """Same as `Constant.with_at_most`."""
         return f"Set batch_schedule.start and batch_schedule.end to {limit} or less"
 
 

@@ -34,7 +34,7 @@ def folder_of(path: str, key: str = "init.path") -> Path:
     try:
         return Path(hub.snapshot_download(path, allow_patterns=_DOWNLOADED))
     except Exception as error:  # the library raises whatever its storage and network layers raise
-        reason = f"is not a folder, and could not be fetched as a hub id ({type(error).__name__})"
+        reason = f"is not a folder, and dpx could not download it as a hub id ({type(error).__name__})"
         raise ConfigError(asked, reason, "Name a folder, or check the id and the network") from error
 
 
@@ -45,7 +45,7 @@ def is_hub_id(path: str) -> bool:
 
 def config_of(folder: Path) -> dict[str, Any]:
     """The config of the checkpoint in `folder`. Raises `ConfigError` if it is missing or is not a JSON object."""
-    require((folder / CONFIG).is_file(), folder, f"holds no {CONFIG}", "Name the folder of a checkpoint")
+    require((folder / CONFIG).is_file(), folder, f"contains no {CONFIG}", "Name the folder of a checkpoint")
     return read_json(folder / CONFIG, _COPY)
 
 
@@ -58,24 +58,24 @@ def weight_files(folder: Path) -> dict[str, list[str]]:
         return _of_index(folder)
     pickles = sorted(file.name for file in folder.glob("*") if file.name.endswith(_PICKLES))
     if pickles:
-        reason = f"holds its weights as {pickles[0]}, which can run code when it is read"
+        reason = f"stores its weights in {pickles[0]}, and such a file can run code when it is read"
         raise ConfigError(folder, reason, "Convert it to safetensors: model.save_pretrained(folder, safe_serialization=True)")
     others = sorted(file.name for file in folder.glob("*.safetensors"))
     raise ConfigError(
-        folder, f"holds no {WEIGHTS}" + (f", only {others[0]}" if others else ""), f"Name the weights {WEIGHTS}, or its index"
+        folder, f"contains no {WEIGHTS}" + (f", only {others[0]}" if others else ""), f"Name the weights {WEIGHTS}, or its index"
     )
 
 
 def _of_index(folder: Path) -> dict[str, list[str]]:
     names = read_json(folder / INDEX, _COPY).get("weight_map")
     is_map = isinstance(names, dict) and bool(names) and all(isinstance(file, str) for file in names.values())
-    require(is_map, folder / INDEX, "names no file of any tensor", _COPY)
+    require(is_map, folder / INDEX, "does not name the file of any tensor", _COPY)
     assert isinstance(names, dict)
     by_file: dict[str, list[str]] = {}
     for name, file in names.items():
         is_beside = Path(file).name == file and file.endswith(".safetensors")
-        require(is_beside, folder / INDEX, f"names {file}, which is not a safetensors file beside it", "Copy the checkpoint again")
-        require((folder / file).is_file(), folder / file, f"is not there, but {INDEX} names it", "Copy the checkpoint again")
+        require(is_beside, folder / INDEX, f"names {file}, which is not a safetensors file in the same folder", "Copy the checkpoint again")
+        require((folder / file).is_file(), folder / file, f"is missing, but {INDEX} names it", "Copy the checkpoint again")
         by_file.setdefault(file, []).append(name)
     return by_file
 

@@ -23,8 +23,8 @@ from dpx.tuning.declarations import Tune
 
 @declaration
 class Schedule:
-    """How often, in steps, a run evaluates and saves, on how many held-out rows, and how many checkpoints stay. None of these settings
-    affects the claim."""
+    """The intervals, in steps, at which a run evaluates and saves, on how many held-out rows, and how many checkpoints stay. None of these
+    settings affects the claim."""
 
     evaluate_every: int = 100
     evaluation_rows: int = 10_000
@@ -68,14 +68,14 @@ class Experiment:
     length_buckets: LengthBuckets = None
 
     def __post_init__(self) -> None:
-        require(self.steps > 0, f"steps={self.steps}", "nothing would be trained", "Use 1 or more")
-        require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are counted from 0", "Use 0 or more")
+        require(self.steps > 0, f"steps={self.steps}", "a run needs at least one step", "Use 1 or more")
+        require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are numbered from 0", "Use 0 or more")
         self.data.require_fits(self.privacy)
         self._require_audit_fits()
         require(
             self.microbatch == "auto" or self.microbatch > 0,
             f"microbatch={self.microbatch}",
-            "a microbatch holds at least one example",
+            "a microbatch has at least one example",
             "Use 1 or more, or auto",
         )
         self._require_model_fits()
@@ -95,20 +95,30 @@ class Experiment:
     def _require_audit_fits(self) -> None:
         if not isinstance(self.audit, Canaries):
             return
-        require(self.is_private, "audit=canaries with mechanism=none", "such a run makes no claim that could be audited", "Use audit=none")
+        require(
+            self.is_private,
+            "audit=canaries with mechanism=none",
+            "a run without noise makes no claim, so an audit has nothing to test",
+            "Use audit=none",
+        )
         self.audit.require_fits(self.privacy)
         for is_met, value in (
             (self.mechanism.is_independent_gaussian, f"mechanism={self.mechanism.name}"),
             (not self.clip.is_adaptive, f"clip={self.clip.kind}"),
         ):
-            require(is_met, f"audit=canaries, {value}", "canaries are scored against independent noise at one norm", "Use audit=none")
+            require(
+                is_met,
+                f"audit=canaries, {value}",
+                "scores of canaries are defined only for independent noise and one clipping norm",
+                "Use audit=none",
+            )
 
     def _require_model_fits(self) -> None:
         require(
             self.data.sequence_length <= self.model.positions,
             f"data.sequence_length={self.data.sequence_length}",
             f"model {self.model.name} has {self.model.positions} positions",
-            f"Use data.sequence_length={self.model.positions}, or a model of more positions",
+            f"Use data.sequence_length={self.model.positions}, or a model with more positions",
         )
         rows = self.model.vocabulary_size
         require(
@@ -122,13 +132,13 @@ class Experiment:
         require(
             self.privacy.rows_per_example == 1 or not self.telemetry.is_released,
             "telemetry=released, privacy.unit_mode=sample_units",
-            "a unit's loss is a sum over its rows, which no range is declared for",
+            "the loss of a unit is a sum over its rows, and no limit is declared for this sum",
             "Use telemetry=secret",
         )
         require(
             self.is_private or not self.telemetry.is_released,
             "telemetry=released",
-            "mechanism=none has no claim that its noise could join",
+            "mechanism=none makes no claim, so no claim can include released telemetry",
             "Use telemetry=secret, or mechanism=dp_sgd",
         )
 

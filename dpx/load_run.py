@@ -42,8 +42,8 @@ def load(run: str | Path) -> Loaded:
             ledger.
     """
     cfg, path = config.load(str(run))
-    require((path / "release" / "params").exists(), f"run={path}", "holds no released parameters", "Let it train to its end")
-    require((path / "release" / STATEMENT).exists(), f"run={path}", "holds no statement", f"Restore its release/{STATEMENT}")
+    require((path / "release" / "params").exists(), f"run={path}", "contains no released parameters", "Let it train to its end")
+    require((path / "release" / STATEMENT).exists(), f"run={path}", "contains no statement", f"Restore its release/{STATEMENT}")
     from dpx.claim import agreement
     from dpx.training.checkpoint import released
 

@@ -28,7 +28,12 @@ def _require_peak(learning_rate: float) -> None:
 
 
 def _require_final(final_fraction: float) -> None:
-    require(0 <= final_fraction <= 1, f"lr_schedule.final_fraction={final_fraction}", "not a fraction of the peak", "Use 0..1")
+    require(
+        0 <= final_fraction <= 1,
+        f"lr_schedule.final_fraction={final_fraction}",
+        "is not a fraction of the peak",
+        "Use a value between 0 and 1",
+    )
 
 
 @declaration
@@ -48,7 +53,7 @@ class WarmUpThen:
         require(
             self.decay != "exponential" or self.final_fraction > 0,
             f"lr_schedule.final_fraction={self.final_fraction}",
-            "an exponential never reaches zero",
+            "an exponential schedule never reaches zero",
             "Give a final fraction above 0",
         )
 

@@ -28,7 +28,7 @@ class Mesh:
         require(
             min(self.data, self.fsdp, self.tensor) >= 1,
             f"mesh={self.data}x{self.fsdp}x{self.tensor}",
-            "every axis holds at least one device",
+            "every axis needs at least one device",
             "Use 1 or more",
         )
         require(
@@ -56,7 +56,7 @@ class Mesh:
         require(
             len(devices) >= self.devices,
             f"mesh={self.name}",
-            f"needs {self.devices} devices, this machine has {len(devices)}",
+            f"needs {self.devices} devices, but this machine has {len(devices)}",
             "Use mesh=single, or set mesh.simulated_devices on a CPU",
         )
         # jax.sharding.Mesh gives Auto axes; jax.make_mesh would give Explicit ones, under which a plain gather raises.
@@ -91,7 +91,7 @@ def _tell_imported_jax(mesh: Mesh, devices: int) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", devices)
     except RuntimeError as error:
-        reason = "this process began with another number of devices"
+        reason = "this process already uses another number of devices"
         raise ConfigError(f"mesh={mesh.name}", reason, "Run each mesh in its own process") from error
     if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")

@@ -15,7 +15,7 @@ _COUNTS = ("JAX_NUM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", 
 # The machines of a slice of TPUs, each of which runs a process, as a list with commas.
 _LISTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
 _COORDINATOR = "JAX_COORDINATOR_ADDRESS"
-_REASON = "several processes of one job would each draw their own noise for the same rows"
+_REASON = "each process of one job would draw its own noise for the same rows"
 _FIX = "Start one process, such as srun --ntasks=1, and spread it over its devices with mesh=..."
 
 

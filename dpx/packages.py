@@ -46,7 +46,7 @@ def conf_directory() -> Path:
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate
-    raise ConfigError("conf/config.yaml", f"neither beside nor inside {package}", "Install dpx again")
+    raise ConfigError("conf/config.yaml", f"dpx found this file neither beside nor inside {package}", "Install dpx again")
 
 
 def listed() -> tuple[Package, ...]:
@@ -80,11 +80,11 @@ def require_listed(value: str, name: str) -> None:
         known = ", ".join([OWN, *(one.name for one in usable())])
         raise ConfigError(
             value,
-            f"{name} is not a package of dpx that is installed here (there are: {known})",
-            "Install the package that brings it, or name another",
+            f"{name} is not an installed package for dpx (installed are: {known})",
+            "Install the package that provides it, or name another one",
         )
     if package.set_aside:
-        raise ConfigError(value, f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them")
+        raise ConfigError(value, f"dpx ignores the package {package}: {package.set_aside}", "Uninstall or correct one of them")
 
 
 def folders() -> list[tuple[str, Path]]:
@@ -151,7 +151,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
     if not name.isidentifier():
         return dataclasses.replace(package, set_aside=f"its entry point names {name!r}, which is not a top-level package")
     if name == OWN or name in sys.stdlib_module_names:
-        return dataclasses.replace(package, set_aside=f"its entry point names {name}, which is not its own")
+        return dataclasses.replace(package, set_aside=f"its entry point names {name}, which does not belong to this distribution")
     try:
         # For a top-level name this imports nothing.
         spec = importlib.util.find_spec(name)
@@ -177,7 +177,7 @@ def _without_clashes(packages: list[Package]) -> tuple[Package, ...]:
 def _clash(package: Package, others: list[Package], own: set[str]) -> str:
     for other in others:
         if other.name == package.name:
-            return f"{package.distribution} and {other.distribution} both bring {package.name}"
+            return f"{package.distribution} and {other.distribution} both provide {package.name}"
         for option in sorted(set(package.options) & set(other.options)):
             return f"{_written(option)} is an option of {package.name} and of {other.name}"
     for option in sorted(set(package.options) & own):

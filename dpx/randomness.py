@@ -41,7 +41,7 @@ class RootSecret:
 
     def __init__(self, secret: bytes, strength_bits: int = 64):
         if len(secret) != SECRET_BYTES:
-            raise ConfigError("root secret", f"holds {len(secret)} bytes instead of {SECRET_BYTES}", "Start a new run folder")
+            raise ConfigError("root secret", f"has {len(secret)} bytes instead of {SECRET_BYTES}", "Start a new run folder")
         self._secret = secret
         self.strength_bits = strength_bits
 
@@ -55,7 +55,7 @@ class RootSecret:
             with draft_of(path, os.link) as draft, open(draft, "xb", opener=partial(os.open, mode=0o600)) as file:
                 file.write(secret)
         except FileExistsError:
-            raise ConfigError(path.name, "a root secret is already here", "Load it, or use another folder") from None
+            raise ConfigError(path.name, "this folder already has a root secret", "Load that secret, or use another folder") from None
         sync(path.parent)
         return cls(secret)
 
@@ -65,7 +65,7 @@ class RootSecret:
         try:
             return cls(Path(path).read_bytes())
         except FileNotFoundError:
-            raise ConfigError(Path(path).name, "no root secret is here", "Start a new run folder") from None
+            raise ConfigError(Path(path).name, "this folder has no root secret", "Start a new run folder") from None
 
     @classmethod
     def from_seed(cls, seed: int) -> "RootSecret":

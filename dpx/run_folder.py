@@ -61,12 +61,12 @@ class RunFolder:
         return self.private
 
     def require_no_links(self) -> None:
-        """Raises `ConfigError` where `release`, `private` or anything in them is neither a file nor a folder."""
+        """Raises `ConfigError` where `release`, `private` or anything in them is not a regular file or folder."""
         for tree in (self.release, self.private):
             found = tree if _is_other(tree) else _first_other(tree)
             if found is not None:
-                kind = "a symbolic link" if found.is_symlink() else "neither a file nor a folder"
-                raise ConfigError(found, f"is {kind}, and nothing in a run's folder may be", "Put the file or the folder itself there")
+                kind = "a symbolic link" if found.is_symlink() else "not a regular file or folder"
+                raise ConfigError(found, f"is {kind}, which is not allowed in a run's folder", "Put the file or the folder itself there")
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ def _is_other(path: Path) -> bool:
 
 
 def _first_other(folder: Path) -> Path | None:
-    """Something below `folder` that is neither a file nor a folder; symbolic links are not followed."""
+    """Something below `folder` that is not a regular file or folder; symbolic links are not followed."""
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):  # what a run that goes on has deleted meanwhile
@@ -127,7 +127,7 @@ def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(path, "is cut short, or was changed by hand", fix) from error
+        raise ConfigError(path, "is incomplete, or was changed by hand", fix) from error
     require(isinstance(document, dict), path, "is not a JSON object", fix)
     return document
 

@@ -24,11 +24,11 @@ from .composed import composed
         (["model=tinyy"], "model=tinyy: no such option. Use one of tiny,"),
         (["model=zzz"], "model=zzz: no such option. Use one of base,"),
         (["+experiment=anil_2m"], "experiment=anil_2m: no such option. Use one of anil_2m_batch,"),
-        (["experiment=anil_2m_batch"], "experiment: not in the default config. Write +experiment=anil_2m_batch."),
-        (["data=null"], "command line: a config group is set to what is not an option's name."),
-        (["model=7"], "command line: a config group is set to what is not an option's name."),
-        (["steps"], "steps: not of the form key=value."),
-        (["data.source.paths=[a"], "data.source.paths=[a: not of the form key=value."),
+        (["experiment=anil_2m_batch"], "experiment: is not in the default config. Write +experiment=anil_2m_batch."),
+        (["data=null"], "command line: a config group is set to a value that is not the name of an option."),
+        (["model=7"], "command line: a config group is set to a value that is not the name of an option."),
+        (["steps"], "steps: is not of the form key=value."),
+        (["data.source.paths=[a"], "data.source.paths=[a: is not of the form key=value."),
     ],
 )
 def test_composition_errors(overrides: list[str], line: str) -> None:

@@ -167,17 +167,17 @@ def test_no_golden_config_is_left_over() -> None:
         (["steps=true"], "steps=True: expected a whole number. Correct the value."),
         (["microbatch=many"], "microbatch=many: expected a whole number or auto. Correct the value."),
         (["clip.clipping_norm=abc"], "clip.clipping_norm=abc: expected a number. Correct the value."),
-        (["data=text"], "data.source.paths: no value given. Add data.source.paths=..."),
+        (["data=text"], "data.source.paths: this key has no value. Add data.source.paths=..."),
         (["noise.epsilon=0"], "noise.epsilon=0.0: epsilon must be positive. Give a target above 0."),
         (["noise.epsilon=-1"], "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0."),
         (
             ["mechanism._target_=os.system"],
-            "mechanism._target_=os.system: os is not a package of dpx that is installed here (there are: dpx). "
-            "Install the package that brings it, or name another.",
+            "mechanism._target_=os.system: os is not an installed package for dpx (installed are: dpx). "
+            "Install the package that provides it, or name another one.",
         ),
         (
             ["mechanism._target_=dpx.mechanism.noise.add_noise"],
-            "mechanism._target_=dpx.mechanism.noise.add_noise: not a declaration. Name a class made by dpx.declaration.declaration.",
+            "mechanism._target_=dpx.mechanism.noise.add_noise: is not a declaration. Name a class made by dpx.declaration.declaration.",
         ),
         (
             ["model._target_=dpx.nothing.B"],
@@ -185,14 +185,14 @@ def test_no_golden_config_is_left_over() -> None:
         ),
         (["steps=${stepz}"], "steps: Interpolation key 'stepz' not found. Correct the interpolation."),
         (["privacy.delta=0"], "privacy.delta=0.0: delta is a probability above 0 and below 1. Use a value below 1/N."),
-        (["fork=5"], "fork=5: not of the form <run folder>@<step>. Write fork=outputs/<run>@<step>."),
+        (["fork=5"], "fork=5: is not of the form <run folder>@<step>. Write fork=outputs/<run>@<step>."),
         (["job=plan", "+plan.complie=true"], "plan.complie: unknown key. Did you mean plan.compile?"),
-        (["replicate=-1"], "replicate=-1: repeats are counted from 0. Use 0 or more."),
+        (["replicate=-1"], "replicate=-1: repeats are numbered from 0. Use 0 or more."),
         (
             ["data=text", "data.source.paths=a.jsonl", "model=micro"],
-            "data.sequence_length=128: model micro has 64 positions. Use data.sequence_length=64, or a model of more positions.",
+            "data.sequence_length=128: model micro has 64 positions. Use data.sequence_length=64, or a model with more positions.",
         ),
-        (["~optimizer.eps"], "optimizer.eps: no value given. Add optimizer.eps=..."),
+        (["~optimizer.eps"], "optimizer.eps: this key has no value. Add optimizer.eps=..."),
         (
             ["noise=noise_batch_ratio", "batch_schedule=linear_7500"],
             "noise=noise_batch_ratio: the ratio is noise over one batch size, but the batch size varies. "

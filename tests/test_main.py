@@ -19,10 +19,10 @@ BAD = {
     ("optimizer.bta1=0.1",): "optimizer.bta1: unknown key. Did you mean optimizer.beta1?",
     ("run=nowhere", "job=plan"): "run=nowhere: no such run.",
     ("data=text", "data.source.paths=[missing.txt]", "job=plan"): "missing.txt: no such file.",
-    ("job=list", "list.match=nothing"): "list.match=nothing: no recipe has such a name.",
-    ("job=evaluate",): "run: no run is named that could be evaluated. Add run=<folder>.",
-    ("job=account",): "run: no run is named that could be accounted for. Add run=<folder>, or job.ledgers=[...].",
-    ("tune=search",): "tune: a search is a sweep, and this is one run. Launch it with -m, or leave the search out with ~tune.",
+    ("job=list", "list.match=nothing"): "list.match=nothing: no recipe has this name.",
+    ("job=evaluate",): "run: this job evaluates a run, and no run is named. Add run=<folder>.",
+    ("job=account",): "run: this job needs a run to account for, and no run is named. Add run=<folder>, or job.ledgers=[...].",
+    ("tune=search",): "tune: a search is a sweep, but this command starts one run. Launch it with -m, or remove the search with ~tune.",
     ("job=list", "hydra.run.dir=/dev/null/runs"): "/dev/null/runs: not a directory.",
     (NO_EPSILON := ("noise.epsilon=-1",)): "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.",
 }
@@ -198,7 +198,7 @@ def test_a_finished_point_is_skipped(answered) -> None:
 
 def test_a_search_that_cannot_be_closed_is_told_by_the_exit_code(answered) -> None:
     done, _ = answered[CLOSES]
-    assert done.returncode == 2 and "trials: is not a chain of lines" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and "trials: is not a chain of checksummed lines" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_search_that_has_had_all_its_trials_is_closed_and_draws_none(answered) -> None:
@@ -230,13 +230,13 @@ def test_sweeping_recipes_are_not_points_of_another_sweep(answered) -> None:
 
 def test_one_process_keeps_to_one_mesh(answered) -> None:
     done, _ = answered[TWO_MESHES]
-    assert done.returncode == 2 and "one process holds one mesh" in done.stderr
+    assert done.returncode == 2 and "one process can use one mesh only" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", REFUSED_IN_TWO, ids=["run", "sweep", "search"])
 def test_one_of_two_processes_trains_nothing_and_writes_nothing(answered, arguments) -> None:
     done, folder = answered[arguments]
-    assert done.returncode == 2 and done.stderr.startswith("error: SLURM_STEP_NUM_TASKS=2: several processes of one job")
+    assert done.returncode == 2 and done.stderr.startswith("error: SLURM_STEP_NUM_TASKS=2: each process of one job")
     assert len(done.stderr.splitlines()) == 1
     # Of a sweep Hydra notes the command.
     assert {path.name for path in folder.rglob("*") if path.is_file()} <= {"multirun.yaml"}

@@ -35,7 +35,7 @@ def test_every_byte_of_the_secret_reaches_every_key():
 
 def test_a_secret_is_never_replaced(tmp_path):
     before = RootSecret.create(tmp_path / "root_secret").key("x")
-    with pytest.raises(ConfigError, match="already here"):
+    with pytest.raises(ConfigError, match="already has a root secret"):
         RootSecret.create(tmp_path / "root_secret")
     assert np.array_equal(RootSecret.load(tmp_path / "root_secret").key("x"), before)
     assert os.listdir(tmp_path) == ["root_secret"]

@@ -195,7 +195,7 @@ def test_a_lock_is_opened_and_not_emptied(tmp_path: Path) -> None:
 def test_a_pipe_in_a_runs_folder_blocks_nobody(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     os.mkfifo(tmp_path / "private" / "metrics.jsonl")
-    with pytest.raises(ConfigError, match="metrics.jsonl: is neither a file nor a folder"):
+    with pytest.raises(ConfigError, match="metrics.jsonl: is not a regular file or folder"):
         RunFolder(tmp_path).made_private()
 
 
@@ -267,11 +267,11 @@ NOT_PLAIN = {
     "reference": ("a: 1\nb: {c: 'x ${a}'}", "has an interpolation"),
     "escaped": ("a: \\${x}", "has an interpolation"),
     "key": ("'${a}': 1", "has an interpolation"),
-    "missing": ("a: [1, '???']", "is missing"),
+    "missing": ("a: [1, '???']", "has a missing value"),
     "object": ("a: !!python/object/apply:os.system [touch made]", "has the tag"),
     "path": ("a: !!python/object/apply:pathlib.Path [x]", "has the tag"),
     "tag": ("a: !!int 1", "has the tag"),
-    "bomb": (BOMB, "by an anchor"),
+    "bomb": (BOMB, "with an anchor"),
     "deep": ("[" * 5000 + "]" * 5000, "is nested too deeply"),
     "large": ("a: " + "x" * (1 << 20), "holds more than"),
     "number": ("a: " + "9" * 5000, "is not YAML"),
@@ -311,7 +311,7 @@ def test_a_job_looks_at_a_run_by_its_own_config_alone(run: Path, declared: tuple
     _require_same_run(own, run)
     _require_same_run(own, tmp_path / "not begun")
     _require_same_run(changed(own, {"schedule": {"evaluate_every": 7}}), run)
-    with pytest.raises(ConfigError, match="holds a run of another config. Name it by run="):
+    with pytest.raises(ConfigError, match="contains a run with another config. To use that run with its own config, give run="):
         _require_same_run(changed(own, {"privacy": {"delta": 1e-12}}), run)
     shutil.copytree(run / "release", tmp_path / "handed" / "release")
     _require_same_run(own, tmp_path / "handed")

@@ -35,7 +35,8 @@ class Planted:
 
 
 def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret | None) -> Planted:
-    """Coins and texts: those of an earlier start (or of a fork's parent), else drawn from the root secret and written to disk.
+    """Returns coins and texts: from an earlier start (or a fork's parent) if there is one, else drawn from the root secret and written to
+    disk.
 
     `secret` is `None` if the run's steps used canaries of another secret. Raises `ConfigError` if those are lost, damaged, or not as
     many as `audit` declares: the number of places is part of what is drawn from.
@@ -43,13 +44,13 @@ def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret
     path = private / COINS
     if not path.exists():
         if secret is None:
-            raise ConfigError(path, "is lost, and the coins of this run's canaries cannot be tossed again", "Restore the file")
+            raise ConfigError(path, "is missing, and the coins of this run's canaries cannot be tossed again", "Restore the file")
         write_json(path, _drawn(audit, manifest, secret))
     known = read_json(path)
     try:
         planted = _planted(known, audit, manifest)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise ConfigError(path, "was changed by hand, or is of another audit", "Restore the file") from error
+        raise ConfigError(path, "was changed by hand, or belongs to another audit", "Restore the file") from error
     is_whole = (planted.gradients, len(planted.is_in_M)) == (audit.gradients, audit.count)
     require(is_whole, path, f"holds {len(planted.is_in_M)} canaries where the audit declares {audit.count}", "Restore the file")
     return planted
@@ -83,12 +84,12 @@ def require_same_audit(fork: str, parent: Path, audit: Any) -> None:
     Raises `ConfigError` if it differs: the parent's state holds other canaries."""
     path = parent / COINS
     if not isinstance(audit, Canaries):
-        require(not path.exists(), f"fork={fork}", "its state holds canaries", "Give the audit=canaries of the parent")
+        require(not path.exists(), f"fork={fork}", "the state of the parent holds canaries", "Use the parent's audit=canaries")
         return
     known = read_json(path) if path.exists() else {"gradients": 0, "coins": []}
     coins = known.get("coins")
     is_same = isinstance(coins, list) and (known.get("gradients"), len(coins)) == (audit.gradients, audit.count)
-    require(is_same, f"fork={fork}", "its canaries are not those of this audit", "Give the audit of the parent")
+    require(is_same, f"fork={fork}", "the parent's canaries differ from the canaries of this audit", "Use the parent's audit")
 
 
 def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator) -> Int[np.ndarray, "S ..."]:
@@ -140,7 +141,7 @@ class WithCanaries(Store):
         return wanted_n[wanted_n < self.first], wanted_n[wanted_n >= self.first] - self.first
 
     def canary_rows(self, numbers: Int[np.ndarray, " n"], width: int | None = None) -> dict[str, np.ndarray]:
-        """A row of each of these canaries, in or out, of the columns of all rows; that of a gradient canary holds no text."""
+        """Returns a row for each of these canaries, in or out, with the columns of all rows; the row of a gradient canary has no text."""
         manifest, planted, schema = self.manifest, self._planted, self.manifest.schema
         rows = {name: np.zeros((len(numbers), *column.shape), column.read_as) for name, column in schema.items()}
         is_text = numbers >= planted.gradients
@@ -159,7 +160,7 @@ class WithCanaries(Store):
 
 
 def in_units(rows: dict[str, np.ndarray], rows_per_example: int) -> dict[str, np.ndarray]:
-    """Each row as the one real row of a unit: fields [n, R, ...], and `is_padding`."""
+    """Converts each row to a unit with this one real row: fields [n, R, ...], and `is_padding`."""
     filled = {name: np.repeat(values[:, None], rows_per_example, axis=1) for name, values in rows.items()}
     is_padding = np.broadcast_to(np.arange(rows_per_example) > 0, (len(rows["record"]), rows_per_example))
     return filled | {"is_padding": is_padding}

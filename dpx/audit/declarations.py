@@ -23,7 +23,7 @@ class Primary:
         require(
             self.guesses > 0 and self.guesses % 2 == 0,
             f"guesses={self.guesses}",
-            "as many coins are guessed in as out",
+            "half of the guesses say in and half say out, so their number must be even",
             "Use an even number",
         )
         require(
@@ -39,7 +39,7 @@ class NoCanaries:
     name: Literal["none"] = "none"
 
     def places(self, privacy: Privacy) -> int:
-        """What canaries add to N."""
+        """The number of units that canaries add to N."""
         return 0
 
 
@@ -59,9 +59,9 @@ class Canaries:
     name: Literal["canaries"] = "canaries"
 
     def __post_init__(self) -> None:
-        require(self.gradients >= 0, f"audit.gradients={self.gradients}", "not a number of canaries", "Use 0 or more")
-        require(self.sequences >= 0, f"audit.sequences={self.sequences}", "not a number of canaries", "Use 0 or more")
-        require(self.masks > 0, f"audit.masks={self.masks}", "nothing would be scored", "Use 1 or more")
+        require(self.gradients >= 0, f"audit.gradients={self.gradients}", "a number of canaries cannot be negative", "Use 0 or more")
+        require(self.sequences >= 0, f"audit.sequences={self.sequences}", "a number of canaries cannot be negative", "Use 0 or more")
+        require(self.masks > 0, f"audit.masks={self.masks}", "canaries would not be scored", "Use 1 or more")
         known = {"gradient": self.gradients, "loss": self.sequences}[self.primary.score]
         require(
             self.primary.guesses <= known,
@@ -75,7 +75,7 @@ class Canaries:
         return self.gradients + self.sequences
 
     def places(self, privacy: Privacy) -> int:
-        """What canaries add to N: units, or, where rows are drawn singly, as many rows each as a unit may have."""
+        """The number that canaries add to N: units, or, where rows are drawn singly, as many rows each as a unit may have."""
         return self.count * self.places_each(privacy)
 
     def places_each(self, privacy: Privacy) -> int:
@@ -86,7 +86,7 @@ class Canaries:
         require(
             privacy.adjacency != "replace_one",
             f"audit=canaries with privacy.adjacency={privacy.adjacency}",
-            "a canary that is out contributes nothing, which is not a replacement",
+            "a canary that is left out contributes zero, so it does not replace another unit",
             "Use privacy.adjacency=zero_out, or audit=none",
         )
 

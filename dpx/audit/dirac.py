@@ -38,7 +38,12 @@ class Setting:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        require(self.canaries >= 2, f"canaries={self.canaries}", "a guess needs canaries on both sides", "Use 10000 or more")
+        require(
+            self.canaries >= 2,
+            f"canaries={self.canaries}",
+            "there are too few canaries to guess for both outcomes of the coin",
+            "Use 10000 or more",
+        )
         require(self.steps > 0, f"steps={self.steps}", "nothing would be released", "Use 1 or more")
         require(self.epsilon > 0, f"epsilon={self.epsilon}", "epsilon must be positive", "Give a claim above 0")
         require(0 < self.delta < 1, f"delta={self.delta}", "delta is a probability above 0 and below 1", "Use 1e-5")
@@ -69,7 +74,12 @@ class Attack:
 
     @classmethod
     def build(cls, experiment: Experiment, setting: Setting) -> "Attack":
-        require(experiment.is_private, "mechanism=none", "such a run makes no claim that could be audited", "Audit a private experiment")
+        require(
+            experiment.is_private,
+            "mechanism=none",
+            "a run without noise makes no claim, so an audit has nothing to test",
+            "Audit a private experiment",
+        )
         require(
             experiment.mechanism.is_independent_gaussian,
             f"mechanism={experiment.mechanism.name}",

@@ -70,7 +70,7 @@ def conclude(
 
 
 def power(scores_M: Any, is_in_M: Any) -> dict[str, float] | None:
-    """How well scores separate the sequences; estimates, which decide nothing. `None` if all coins are equal."""
+    """Measures how well scores separate the sequences; the numbers are estimates, which decide nothing. `None` if all coins are equal."""
     if is_in_M.all() or not is_in_M.any():
         return None
     exposure = scores.exposures(scores_M, is_in_M)

@@ -33,7 +33,10 @@ class Guesses:
     def __post_init__(self) -> None:
         fits = 0 <= self.correct <= self.guesses <= self.canaries and self.guesses > 0
         require(
-            fits, f"guesses={self.guesses}", f"{self.correct} correct of {self.guesses} about {self.canaries} coins", "Guess some coins"
+            fits,
+            f"guesses={self.guesses}",
+            f"{self.correct} correct guesses of {self.guesses} about {self.canaries} coins are not possible counts",
+            "Give 0 <= correct <= guesses <= canaries, with at least one guess",
         )
 
 
@@ -42,8 +45,8 @@ def guess(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"], gu
     require(
         guesses % 2 == 0 and 0 < guesses <= len(scores_M),
         f"guesses={guesses}",
-        f"not an even number between 2 and the {len(scores_M)} canaries",
-        "Guess as many coins to be in as out",
+        f"must be an even number between 2 and the number of canaries, {len(scores_M)}",
+        "Guess in for half of the coins and out for the other half",
     )
     order = np.argsort(scores_M, kind="stable")
     correct = is_in_M[order[-guesses // 2 :]].sum() + (~is_in_M[order[: guesses // 2]]).sum()

@@ -45,7 +45,7 @@ def of_sequences(objective: Any, params: Any, store: WithCanaries, planted: Plan
 def exposures(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " n"]:
     """Exposure of each canary that is in, against the canaries that are out: log2(n_out + 1) - log2(rank), ties to the worse rank."""
     out = np.sort(scores_M[~is_in_M])
-    require(len(out) > 0, "canaries", "none is out, so nothing is compared", "Use more canaries")
+    require(len(out) > 0, "canaries", "every canary is in, so the other group is empty", "Use more canaries")
     rank = 1 + len(out) - np.searchsorted(out, scores_M[is_in_M], side="left")
     return np.log2(len(out) + 1) - np.log2(rank)
 

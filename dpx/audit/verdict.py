@@ -1,4 +1,4 @@
-"""What an audit may conclude: one primary bound at its own error, all others at 0.001 together; estimates prove nothing.
+"""The conclusions that an audit may draw: one primary bound at its own error, all others at 0.001 together; estimates prove nothing.
 
 A combination is a score (with the coins of the canaries it is of), an estimator, a number of guesses and a delta. A bound that
 exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is recorded and
@@ -90,7 +90,7 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
     require(
         is_gaussian or primary.estimator != "gaussian_dp",
         "estimator=gaussian_dp",
-        "the claim is not a Gaussian curve: not every unit takes part in every release",
+        "this estimator needs a claim that is a Gaussian curve, where every unit takes part in every release",
         "Use one_run or f_dp",
     )
     estimators = [name for name in ESTIMATORS if is_gaussian or name != "gaussian_dp"]
@@ -120,7 +120,7 @@ def require_passes(document: dict[str, Any]) -> None:
         worst = max(refuting, key=lambda bound: bound["epsilon"] - bound["claim"])
         reason = f"the lower bound {worst['epsilon']:.3f} ({worst['estimator']}, {worst['score']}, {worst['guesses']} guesses)"
         reason += f" exceeds the claim {worst['claim']:.3f}"
-        raise ConfigError("audit", reason, "Release nothing of this mechanism before its noise and clip are mended")
+        raise ConfigError("audit", reason, "Do not release outputs of this mechanism until its noise and its clipping are corrected")
 
 
 def _plug_in(score: str, scores_M: np.ndarray, is_in_M: np.ndarray, delta: float, claim: Callable[[float], float]) -> Bound:

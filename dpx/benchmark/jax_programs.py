@@ -91,7 +91,7 @@ class _Bench:
         facts = identity(self.setting, variant, dtype, size) | {"kind": "sum", "framework": f"jax {jax.__version__}"}
         facts |= {"is_automatic_batch": is_automatic}
         if time.monotonic() > self.setting.compile_until:
-            return left_out(facts, "no time was left to compile it")
+            return left_out(facts, "the time limit was reached before compilation")
         objective, params = self.objective(dtype), self.params[dtype]
         # jax-privacy loops over microbatches itself; to it a physical batch is its `microbatch_size`.
         held = self.setting.logical_batch // self.axes if variant == "jax_privacy" else size

@@ -1,4 +1,4 @@
-"""What one process of a benchmark measures, and what it tells about each program. No jax."""
+"""The measurements of one benchmark process, and its report on each program. No jax."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ def left_out(facts: dict[str, Any], why: str) -> Program:
 
 
 def identity(setting: Setting, clipping: str, dtype: str, physical_batch: int) -> dict[str, Any]:
-    """What names a row of benchmark.json, and the FLOPs that its model needs per example."""
+    """Returns the fields that identify a row of benchmark.json, and the FLOPs that its model needs per example."""
     experiment, task = setting.experiment, setting.experiment.task
     model, vocabulary, length = experiment.model, experiment.vocabulary_size, experiment.data.sequence_length
     return {

@@ -32,7 +32,10 @@ def programs(setting: Setting) -> list[Program]:
     experiment = setting.experiment
     bert_of(experiment.model, experiment.task)
     require(
-        tuple(setting.dtypes) == ("float32",), "dtypes", "the torch peers compute in float32", "Use dtypes=[float32], or leave them out"
+        tuple(setting.dtypes) == ("float32",),
+        "dtypes",
+        "the programs in torch compute in float32 only",
+        "Use dtypes=[float32], or remove these variants",
     )
     torch.set_default_device(DEVICE)
     # Opacus's hooks sit on embeddings too, whose inputs are indices.
@@ -44,7 +47,7 @@ def bert_of(model: AnyModel, task: Task) -> tuple[Bert, MaskedLanguageModel]:
     """The model and task, which are what the peers are written for; raises `ConfigError` otherwise."""
     if isinstance(model, Bert) and isinstance(task, MaskedLanguageModel):
         return model, task
-    raise ConfigError(f"model={model.name}", "the torch peers are written for BERT and masked words", "Leave them out")
+    raise ConfigError(f"model={model.name}", "the programs in torch support BERT with masked words only", "Remove these variants")
 
 
 def _programs(setting: Setting, variant: str) -> list[Program]:
@@ -178,7 +181,7 @@ def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabular
 
 
 def clipped_sum_error(declared: Bert, task: MaskedLanguageModel, variant: str) -> float:
-    """As `dpx.benchmark.exactness`, for torch: a small model against float64 gradients, one example at a time."""
+    """Same as `dpx.benchmark.exactness`, for torch: a small model against float64 gradients, one example at a time."""
     model = dataclasses.replace(declared, **_SMALL)
     rows = masked_rows(task, 5, 12, 16)
     probe = Subject.make(variant, model, task, 16, 1.0).model

@@ -20,7 +20,7 @@ _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
 class Worker:
-    """The parent's end of one process. `facts` are those of its programs, in their order."""
+    """The parent's handle of one benchmark process. `facts` describes its programs, in order."""
 
     def __init__(self, connection: Connection, process: Any):
         self._connection, self._process = connection, process

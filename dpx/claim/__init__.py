@@ -1,1 +1,1 @@
-"""What a run may claim: noise for a target, the statement, and what prevents a guarantee."""
+"""The claim of a run: noise for a target, the statement, and reasons that prevent a guarantee."""

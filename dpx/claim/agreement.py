@@ -47,7 +47,7 @@ def check(folder: Path) -> Ledger | None:
         if all(name.startswith("release/") for name in held):
             check_copy(folder / "release")
             return None
-        raise _disagreement(folder, "is not there", held)
+        raise _disagreement(folder, "is missing", held)
     ledger = Ledger(folder / LEDGER)
     for name, mark, _ in artefacts:
         missing = ledger.missing(mark)
@@ -58,11 +58,11 @@ def check(folder: Path) -> Ledger | None:
 
 
 def before_training(folder: Path) -> Ledger | None:
-    """As `check`, for a run that begins or resumes: also raises where the ledger is missing but the folder holds any other part of a run,
-    whose charges would be forgotten."""
+    """Same as `check`, for a run that begins or resumes: also raises where the ledger is missing but the folder holds any other part of a
+    run, whose charges would be forgotten."""
     held = [name for name, _, _ in _artefacts(folder)] + _held_in_private(folder)
     if held and not (folder / LEDGER).is_file():
-        raise _disagreement(folder, "is not there", held)
+        raise _disagreement(folder, "is missing", held)
     return check(folder)
 
 
@@ -75,10 +75,10 @@ def check_copy(release: Path) -> None:
     told = _facts_beside(weights)
     if statement.is_file():
         fits = told.get("statement") == seal(read_node(statement, OR_COPY))
-        require(fits, statement, "is not the statement these weights were released with", OR_COPY)
+        require(fits, statement, "differs from the statement that was released with these weights", OR_COPY)
     if config.is_file():
         fits = told.get("config") == seal(config.read_text(errors="replace"))
-        require(fits, config, "is not the config these weights were trained with", OR_COPY)
+        require(fits, config, "differs from the config that these weights were trained with", OR_COPY)
 
 
 def seal_winner(release: Path, document: dict[str, Any]) -> None:
@@ -97,11 +97,11 @@ def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) ->
         fits = content is None or seal(content) in ledger.statements
         # A run in progress may have written a new statement since the ledger was read.
         fits = fits or seal(read_json(folder / name, OR_MOVE)) in Ledger(folder / LEDGER).statements
-        require(fits, folder / name, "is not the statement that private/ledger sealed", OR_MOVE)
+        require(fits, folder / name, "differs from the statement whose checksum is in private/ledger", OR_MOVE)
     for path in (folder / place / CONFIG for place in (*RELEASES, "private")):
         sealed = None if not path.is_file() else seal(path.read_text(errors="replace"))
         fits = sealed is None or sealed in ledger.configs or sealed in Ledger(folder / LEDGER).configs
-        require(fits, path, "is not the config that private/ledger sealed", OR_MOVE)
+        require(fits, path, "differs from the config whose checksum is in private/ledger", OR_MOVE)
 
 
 def sealed(facts: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a declared experiment to numbers: its noise multiplier, and the epsilon it has at the planned end."""
+"""Computes the numbers of a declared experiment: its noise multiplier, and the epsilon it has at the planned end."""
 
 import json
 from contextlib import suppress
@@ -68,7 +68,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     require(
         not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,
         f"sampler={sampler.name}",
-        "an epoch needs one batch size",
+        "this sampler needs the same batch size at every step",
         "Use batch_schedule=constant",
     )
     stages = tuple((batch / size, steps) for batch, steps in batch_stages)
@@ -98,13 +98,13 @@ def check_claim(experiment: Experiment, size: int) -> int:
     require(
         privacy.adjacency != "add_remove" or declared is not None,
         "privacy.adjacency=add_remove",
-        f"the number of {privacy.drawn}s is itself protected",
+        f"this relation protects the number of {privacy.drawn}s, so the run cannot use the counted number",
         "Set data.declared_size to a public number, or use privacy.adjacency=zero_out",
     )
     # Under add_remove N is protected: a refusal that depends on it would reveal something about it.
     counted = declared if privacy.adjacency == "add_remove" and declared else size
     size = declared or size
-    require(size > 0, "data", f"no protected {privacy.drawn}", "Bring more text")
+    require(size > 0, "data", f"the data has the data has no protected {privacy.drawn}", "Add text")
     require(
         privacy.delta < 1 / counted or privacy.allow_large_delta,
         f"privacy.delta={privacy.delta}",
@@ -114,7 +114,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
     require(
         privacy.adjacency != "replace_one" or privacy.rows_per_unit_max == privacy.rows_per_example,
         f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
-        "units of several rows, drawn row by row, are not accounted under replace_one",
+        "dpx has no accounting under replace_one for units of several rows that are drawn row by row",
         "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",
     )
     return size + experiment.audit.places(privacy)
@@ -139,7 +139,8 @@ def _part(group: Any) -> Part:
 
 
 def differing(before: Plan | None, plan: Plan) -> list[str]:
-    """The settings of `plan` that differ from those of the plan `before` it, which was made before results were seen."""
+    """Returns the settings of `plan` that differ from the settings of the earlier plan `before`, which was made before results were
+    seen."""
     if before is None:
         return []
     pairs = ((before.step, plan.step), (_whole(before), _whole(plan)), (before.declared, plan.declared))
@@ -225,7 +226,7 @@ def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, 
     require(
         released["sampler"] == "poisson" and adjacency != "replace_one",
         f"mechanism={mechanism.name}, sampler={sampler.name}, adjacency={adjacency}",
-        f"no event is known of {mechanism.name}'s noise under this sampler and relation",
+        f"dpx has no event for the noise of {mechanism.name} under this sampler and relation",
         "Use sampler=poisson and privacy.adjacency=zero_out",
     )
     return PoissonSampledDpEvent(released["q"], noisy) if released["q"] < 1 else noisy
@@ -271,13 +272,13 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
     require(
         event_of_step(experiment, 1.0, size, batch_stages[0][0]) is None,
         "noise=target_epsilon",
-        "the noise of an event that a package gives is not solved for",
+        "dpx cannot compute the noise from epsilon when a package defines the event",
         "Use noise=multiplier",
     )
     require(
         not isinstance(experiment.accountant, GdpClt),
         "accountant=gdp_clt",
-        "is an approximation that can under-report, so it cannot set the noise",
+        "is an approximation that can underestimate epsilon, so it cannot set the noise",
         "Use accountant=pld, or noise=multiplier",
     )
     accountant, orders = accountant_of(experiment.accountant)

@@ -1,4 +1,4 @@
-"""What a statement does not promise: what it assumes, what it leaves out, and which numbers are not bounds."""
+"""The limits of a statement: its assumptions, the parts that it does not cover, and the numbers that are not bounds."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,27 +21,27 @@ from dpx.privacy.unit_facts import vocabulary_source as vocabulary_source
 from dpx.sampler import Sampler
 
 NOT_COVERED = (
-    "choosing hyperparameters, checkpoints or repeats by looking at the protected data: only this run's own steps are charged",
-    "other runs on the same data: charge several ledgers jointly",
+    "a choice of hyperparameters, checkpoints or repeats that looks at the protected data: only this run's own steps are charged",
+    "other runs on the same data: compose their ledgers (job=account with job.ledgers)",
     "documents of the public and held-out splits",
     "everything under private/: exact losses, norms, draws and logs depend on the data without noise",
-    "timing, memory use and the number of microbatches, which follow the draw",
-    "a forged ledger, statement or config, or private/ and release/ rolled back together to an earlier state: the ledger's chain and the "
-    "seals of statement and config show accidents only",
+    "timing, memory use and the number of microbatches, which depend on the draw",
+    "a forged ledger, statement or config, or private/ and release/ rolled back together to an earlier state: the ledger's chain and "
+    "the checksums of statement and config detect accidents only",
 )
 
 MARGIN_COVERS = (
-    "floating point: the proof that no example contributes more than the clipping norm assumes stated depths of accumulation, and that "
-    "activations which are computed again are rounded as before (see dpx.clipping.rounding)"
+    "floating point: the proof that no example contributes more than the clipping norm assumes the stated depths of accumulation, and "
+    "that recomputed activations are rounded as they were the first time (see dpx.clipping.rounding)"
 )
 TWO_PASSES = (
-    "clipping_method=ghost computes every gradient twice, once for its norm and once for the sum: both round alike within the margin; this "
-    "is measured (see dpx.clipping.rounding), not proved"
+    "clipping_method=ghost computes every gradient twice, once for its norm and once for the sum: that both are rounded alike within "
+    "the margin is measured (see dpx.clipping.rounding), not proved"
 )
 
 
 def not_covered(experiment: Experiment) -> list[str]:
-    """What the guarantee does not cover."""
+    """Returns the list of things that the guarantee does not cover."""
     mechanism = experiment.mechanism
     rounded = [f"floating point: {mechanism.floating_point}", *([] if mechanism.is_forward else [MARGIN_COVERS])]
     uncovered = [*NOT_COVERED, *mechanism.not_covered(), *of_table(experiment.data), *rounded]
@@ -49,7 +49,9 @@ def not_covered(experiment: Experiment) -> list[str]:
         uncovered.append(TWO_PASSES)
     if experiment.is_private and experiment.privacy.adjacency == "add_remove":
         size = experiment.data.declared_size
-        uncovered.append(f"a true number of {experiment.privacy.drawn}s above the declared {size}: delta is checked against that alone")
+        uncovered.append(
+            f"a true number of {experiment.privacy.drawn}s above the declared {size}: delta is checked against the declared number only"
+        )
     return uncovered
 
 
@@ -73,7 +75,7 @@ def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
     if delta * size > _LARGE_DELTA:
         found.append(f"delta is {delta * size:.2g} of 1/N")
         fixes.append("a smaller privacy.delta")
-    what = "the noise may hide what there is to learn" if fixes != ["a smaller privacy.delta"] else "the guarantee says little"
+    what = "the noise may be larger than the signal in the gradients" if fixes != ["a smaller privacy.delta"] else "the guarantee is weak"
     return [f"{' and '.join(found)}: {what}. Use {' or '.join(fixes)}."] if found else []
 
 
@@ -85,21 +87,21 @@ def of_table(data: Data) -> list[str]:
     uncovered = [f"text beyond the row that is protected: {source.unit_note}"] if source.unit_note else []
     if data.test_split != "heldout":
         share = f"{data.heldout_fraction:g} of the training files' units"
-        chosen = "whatever is chosen by them, every step that ran is charged"
-        uncovered.append(f"the dev rows ({share}), which are neither trained on nor in N; {chosen}")
+        chosen = "every step that ran is charged, whichever checkpoint is chosen by them"
+        uncovered.append(f"the dev rows ({share}), which are not trained on and not counted in N; {chosen}")
     if source.test_paths is None:
         return uncovered
     test_rows = {
         "dev": "rows of the test set, read once, after the last step (data.source.select=dev)",
-        "test": "rows of the test set, which are held out: what is chosen by them is chosen by the test set (data.source.select=test)",
+        "test": "rows of the test set, which are held out: a choice made by them uses the test set (data.source.select=test)",
     }
-    return [*uncovered, f"{test_rows[source.select]}; rows there of a unit that is protected too are among them"]
+    return [*uncovered, f"{test_rows[source.select]}, including its rows of units that also have protected rows"]
 
 
 def assumptions(
     experiment: Experiment, manifest: Any, size: int, entered: Ledger | None = None, begins_from: Sequence[Origin] = ()
 ) -> list[str]:
-    """What must hold for the guarantee to mean what it says."""
+    """Returns the assumptions of the guarantee."""
     privacy = experiment.privacy
     counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
     sources = {
@@ -120,25 +122,39 @@ def assumptions(
     premises.append("every choice made in this config was made without looking at the protected text")
     premises.append("the root secret stays in private/ and is not given away with the model")
     if experiment.data.labels and privacy.unit == "row":
-        premises.append("one protected row is one labelled text: text that appears in several rows is protected row by row only")
+        premises.append(
+            "one protected row is one labelled text: text that appears in several rows is protected in each row separately only"
+        )
     if experiment.data.pairs != "none" and privacy.unit == "row":
-        premises.append("one protected row is one pair of segments: text that appears in several rows is protected row by row only")
+        premises.append(
+            "one protected row is one pair of segments: text that appears in several rows is protected in each row separately only"
+        )
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
-        premises.append(f"how many rows each {privacy.unit} has is public too: the neighbour has as many, with their content zeroed out")
+        premises.append(
+            f"the number of rows of each {privacy.unit} is public too: the neighbour has as many rows, with their content zeroed out"
+        )
     if not experiment.train.is_all:
-        come = "come from what the run begins from (init)" if begins_from else "were drawn at random, before any protected row was read"
+        come = (
+            "are copied from the weights that the run begins from (init)"
+            if begins_from
+            else "were drawn at random, before any protected row was read"
+        )
         premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
     premises += origins.assumptions(begins_from)
     if any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1):
-        what = f"one {privacy.unit} has one name: one that was renamed is another {privacy.unit}"
-        what = "one row is cut from the same text: text that was moved is another row's" if privacy.unit == "row" else what
+        what = f"each {privacy.unit} has one name: a renamed {privacy.unit} counts as another {privacy.unit}"
+        what = (
+            "a row is cut from the same text in each version of the data: moved text belongs to another row"
+            if privacy.unit == "row"
+            else what
+        )
         premises.append(f"in all data that charged steps drew from, {what}")
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
-        premises.append(f"what is drawn and clipped is a whole {privacy.unit}: the sum of the gradients of its rows, {most} at most")
+        premises.append(f"each whole {privacy.unit} is drawn and clipped: its gradient is the sum over its rows, at most {most}")
     if isinstance(experiment.audit, Canaries):
         places = experiment.audit.places(privacy)
-        premises.append(f"{places} of the {size} {privacy.drawn}s are places of canaries, which hold no protected text")
+        premises.append(f"{places} of the {size} {privacy.drawn}s are canaries, which hold no protected text")
     if counted and privacy.delta >= 1 / counted:
         premises.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
     return premises
@@ -157,7 +173,7 @@ def unsupported(
     if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
         known = [replace(segment, sampler="poisson") for segment in segments]
         value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
-        why = "the central limit of Gaussian DP is an approximation and can under-report"
+        why = "the central limit of Gaussian DP is an approximation and can underestimate epsilon"
         numbers.append(NotABound(name="epsilon/gdp_clt", value=accounting.finite(value), reason=why))
     return tuple(numbers)
 

@@ -1,4 +1,4 @@
-"""Which packages a claim trusts: the code from outside this tree that takes part in a process that trains or states.
+"""The packages that a claim trusts: code from outside this tree that takes part in training or in the statement.
 
 What dpx proves and tests is its own code. A part or a job from any other package may draw, clip or count in a way that differs from what it
 states, and a package that is only imported may have changed dpx's own functions. So all three are named, and a run with any of them is
@@ -76,12 +76,12 @@ def packages_of_guarantee(guarantee: str) -> tuple[str, ...] | None:
 def sentences(by: tuple[str, ...]) -> list[str]:
     """The reason, in one sentence, why dpx has not proved an epsilon as a bound; empty if `by` is empty."""
     named = " and ".join(f"{name} {packages.version_of(name)}" for name in by)
-    return [f"the word of {named}: code that the claim rests on, and that dpx has neither proved nor tested"] if by else []
+    return [f"the claim depends on code of {named}, which dpx has neither proved nor tested"] if by else []
 
 
 def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
-    """What a statement says about the packages whose code takes part: name, version, and the class at each config key; no class for a
-    package that is only imported."""
+    """Returns the facts of a statement about the packages whose code takes part: name, version, and the class at each config key; no class
+    for a package that is only imported."""
     outside = [*parts(declared), *_of_job(job)]
     return [
         {"package": name, "version": packages.version_of(name), "parts": {one.key: one.kind for one in outside if one.package == name}}

@@ -39,7 +39,7 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
 
 
 def refuted(verdict: Verdict | None) -> list[str]:
-    """What the run's own audit proved against the claim."""
+    """Returns the reason against the claim that the run's own audit proved."""
     bounds = [] if verdict is None else [bound for bound in (verdict.primary, *verdict.others) if bound.refutes]
     return [
         f"audit: a lower bound of {bound.epsilon:.3f} at delta {bound.delta:.3g} ({bound.estimator}, {bound.score}) "
@@ -67,14 +67,15 @@ def chosen_late(entered: Ledger | None) -> list[str]:
 
 def late_choices(names: list[str]) -> list[str]:
     """`chosen_late` of settings by `names`."""
-    why = "composition of releases that are chosen so is proved under a budget declared beforehand alone (Rogers et al. 2016)"
+    why = "the composition of releases that are chosen after results is proved only under a budget declared beforehand (Rogers et al. 2016)"
     return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
 
 
 def of_a_trial(charges: Iterable[str]) -> str:
-    """Why a run that begins from a trial has no guarantee; `charges` are those of the searches that it is a trial of."""
+    """Returns the reasons why a run that begins from a trial has no guarantee; `charges` are those of the searches that it is a trial
+    of."""
     named = ", ".join(f"tune.charge={charge}" for charge in dict.fromkeys(charges))
-    return f"it is one trial of a search ({named}), and the choice among the trials is not in its ledger"
+    return f"it is one trial of a search ({named}), and its ledger does not include the choice among the trials"
 
 
 def unlike_units(entered: Ledger | None) -> list[str]:
@@ -86,7 +87,8 @@ def unlike_units(entered: Ledger | None) -> list[str]:
 
 def unlike_in_words(units: Sequence[UnitFacts | None]) -> str:
     """Why costs of steps under these records do not add up."""
-    return f"units: costs of steps add up for one unit only, and these are not known to protect the same: {'; '.join(unlike(units))}"
+    differing = "; ".join(unlike(units))
+    return f"units: the costs of steps can be composed for one unit only, and these steps may protect different units: {differing}"
 
 
 def seeded(entered: Ledger | None) -> list[str]:

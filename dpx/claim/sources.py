@@ -18,7 +18,7 @@ from dpx.privacy.segments import Segments
 from dpx.privacy.unit_facts import UnitFacts, unlike
 
 _NAME = "Name the statement of a private run"
-_ALONE = "account for each by itself"
+_ALONE = "account for each one separately"
 
 
 class Source(NamedTuple):
@@ -49,7 +49,7 @@ def read(path: Path) -> Source:
         if checked is not None:
             return _of_ledger(checked, True, path, path)
         path = path / "release" / STATEMENT
-    require(path.is_file(), f"ledger={path}", "no ledger is there", f"Name a run folder, a ledger file or a {STATEMENT}")
+    require(path.is_file(), f"ledger={path}", "this path has no ledger", f"Name a run folder, a ledger file or a {STATEMENT}")
     if path.suffix == ".json":
         return _of_statement(path)
     # A ledger in the private folder of a run is beside the files that follow from it.
@@ -64,7 +64,7 @@ def _of_statement(path: Path) -> Source:
     statement = statement_of(node, path, _NAME)
     segments = None if isinstance(statement, PlainStatement) else statement.ledger.segments
     if isinstance(statement, PlainStatement) or segments is None:
-        raise ConfigError(f"ledger={path}", "is a statement without a ledger", _NAME)
+        raise ConfigError(f"ledger={path}", "is a statement that contains no ledger", _NAME)
     units = statement.units
     return Source(
         name=str(path),
@@ -96,7 +96,7 @@ def _require_sealed(path: Path, document: dict[str, Any]) -> None:
         require(
             seal(document) in sealed,
             path,
-            f"is not the statement that was sealed in {folder.name}",
+            f"differs from the statement whose checksum is in {folder.name}",
             f"Restore the file, or name {folder.name} itself",
         )
         return
@@ -126,7 +126,7 @@ def _stated_reasons(entered: Ledger, run: Path | None) -> list[str]:
     places = [] if run is None else [run / place / STATEMENT for place in agreement.RELEASES]
     found = [read_statement(file) for file in places if file.is_file()]
     if not found and entered.statements:
-        return ["the statement of this ledger is not beside it, so what else takes its guarantee away is not known"]
+        return ["the statement of this ledger is missing, so other reasons against its guarantee are not known"]
     return [reason for stated in found for reason in stated.reasons]
 
 
@@ -145,7 +145,10 @@ def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
     for one in sources:
         differing = unlike(one.units)
         require(
-            not differing, f"job.ledgers={one.name}", f"cannot be added to others: {'; '.join(differing)}", f"Leave it out, and {_ALONE}"
+            not differing,
+            f"job.ledgers={one.name}",
+            f"cannot be composed with the others: {'; '.join(differing)}",
+            f"Leave it out, and {_ALONE}",
         )
     first, *others = sources
     for other in others:
@@ -159,13 +162,13 @@ def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
 
 
 def unit_of(sources: Sequence[Source], adjacency: str) -> UnitFacts | None:
-    """What `sources`, which agree, protect under `adjacency`; `None` if a single source does not state it, or holds steps of several
-    units."""
+    """Returns the unit that `sources`, which agree, protect under `adjacency`; `None` if a single source does not state it, or holds steps
+    of several units."""
     units = sources[0].units
     return None if unlike(units) else _facts(sources[0], adjacency)
 
 
-_RELATION = ", or give job.adjacency=... for a relation that all of them are proved under"
+_RELATION = ", or set job.adjacency to a relation under which all of them are proved"
 
 
 def _facts(source: Source, adjacency: str | None) -> UnitFacts:

@@ -1,4 +1,4 @@
-"""What a run has spent and will have spent: epsilon of its ledger so far, and of the planned end."""
+"""The privacy cost of a run: epsilon of its ledger so far, and at the planned end."""
 
 import json
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from dpx.privacy.origins import Origin
 from dpx.privacy.segments import left
 
 CHAIN_SHOWS = (
-    "the ledger is a chain of lines, and what follows from it names its line: a ledger that was lost, cut, edited or rolled back is found, "
-    "and so are a statement and a config that do not fit the checksums that it holds of them; one forged with its key, or rolled back "
-    "together with everything that follows from it, is not"
+    "the ledger is a chain of lines, and each file that depends on it names one of its lines: dpx detects a ledger that was lost, cut, "
+    "edited or rolled back, and a statement or a config that does not match its checksum in the ledger; dpx does not detect a ledger that "
+    "was forged with its key, or rolled back together with all files that depend on it"
 )
 
 
@@ -45,8 +45,8 @@ class Spent:
         return tuple(EpsilonAt(delta=delta, epsilon={name: self.epsilon(name, delta) for name in self.accountants}) for delta in at)
 
     def rounding(self) -> RatesRoundedUp | None:
-        """What rounding a ramp of sampling rates up can add to epsilon, by Renyi accounting, or by the run's own accountant where Renyi
-        accounting has no bound; `None` where every rate is composed as it is."""
+        """Returns the amount that rounding up a ramp of sampling rates can add to epsilon, by Renyi accounting, or by the run's own
+        accountant where Renyi accounting has no bound; `None` where every rate is composed as it is."""
         if len(self._charges) == len(self._exact):
             return None
         # Renyi accounting is the quickest, but has no bound for some releases.
@@ -77,12 +77,12 @@ def spent_facts(spent: "Spent", own: Segments) -> SpentEpsilon:
         steps=len({step for _, step, _ in ledger.decode(own)}),
         charged_steps=spent.steps,
         epsilon={name: spent.epsilon(name) for name in spent.accountants},
-        valid_only_if="the run stopped here for a reason that depends neither on the data nor on what was seen of the run",
+        valid_only_if="the reason why the run stopped here depends neither on the data nor on any output of the run",
     )
 
 
 def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> LedgerFacts:
-    """What ran, the events that the headline composes, and the ledger line that all this follows from."""
+    """The steps that ran, the events that the headline composes, and the ledger line from which both follow."""
     line = chain_facts(entered)
     return LedgerFacts(
         segments=tuple(segments),
@@ -95,7 +95,7 @@ def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> 
 
 
 def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
-    """What the ledger will hold at the planned end: what it holds, and the steps of its newest noise epoch that are still to come.
+    """The contents of the ledger at the planned end: its present contents, and the remaining steps of its newest noise epoch.
 
     Without a ledger: the run's whole plan and the charges of its origins.
     """

@@ -118,7 +118,7 @@ def _claim(
     by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(whole_segments))
     # Where the claim trusts a package, no number is stated as a bound, at the planned end or before it.
     is_proved = not (reasons or by)
-    ancestors = ", the runs that this one starts from included" if origins.charged(begins_from) else ""
+    ancestors = ", including the runs that this one starts from" if origins.charged(begins_from) else ""
     why_not = reasons or outside_code.sentences(by)
     so_far = spent_facts(spent, entered.own_segments() if entered is not None else [])
     alone = {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}
@@ -139,7 +139,7 @@ def _claim(
 _OF_A_TRIAL = {
     "uncharged": "one trial of a search; the choice of its settings and the choice among the trials are not charged, here or elsewhere",
     "composition": "one trial of a search; its settings follow from other trials, so the statement of the whole study is the claim",
-    "repeat_and_select": "one trial of a search that releases its winner alone, under the statement of the whole study",
+    "repeat_and_select": "one trial of a search that releases only its winner, under the statement of the whole study",
 }
 
 
@@ -215,7 +215,7 @@ def _noise_facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def releases(experiment: Experiment) -> list[str]:
-    """What a run releases under the claim."""
+    """Returns the list of values that a run releases under the claim."""
     return ["the parameters of every step", *experiment.clip.published(), *experiment.telemetry.published()]
 
 

@@ -18,7 +18,7 @@ from dpx.clipping.sites import Site
 from dpx.declaration import ConfigError
 from dpx.parameter_path import path_name
 
-FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and method=traced see to it for any loss"
+FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and method=traced ensure this for any loss"
 
 
 def check(program: Program) -> None:
@@ -50,7 +50,7 @@ def check(program: Program) -> None:
     for site, (record, squares), (_, shapes_of) in zip(by_site, by_op, shapes[1], strict=True):
         _check_site(site, record, list(zip(jax.tree.leaves(squares), jax.tree.leaves(shapes_of), strict=True)))
     if losses_B not in (SHARED, first):
-        raise ConfigError("the loss", f"gives an example's loss that depends on other examples: {_why(losses_B)}", FIX)
+        raise ConfigError("the loss", f"gives losses that depend on other examples: {_why(losses_B)}", FIX)
     for path, layout in jax.tree_util.tree_leaves_with_path(counts):
         if layout not in (SHARED, first):
             raise ConfigError(f"the count {path_name(path)}", f"depends on other examples: {_why(layout)}", "Count each example by itself")
@@ -64,13 +64,13 @@ def _check_site(site: Site, record: Any, squares: list[tuple[Layout, Any]]) -> N
     for layout in jax.tree.leaves(record):
         is_own = isinstance(layout, Rows) and (not is_leading or (layout.axis == axis and layout.before == 1))
         if not is_own and layout != SHARED:
-            where = f"holds something of one example in the row of another ({site.first}): {_why(layout)}"
+            where = f"mixes data of one example into the row of another ({site.first}): {_why(layout)}"
             raise ConfigError(f"op {site.op.name}", where, FIX)
     for layout, shape in squares:
         if layout not in (SHARED, Rows(len(shape.shape) - 1)):
-            reason = f"has squared norms that are not each example's own ({site.first}): {_why(layout)}"
+            reason = f"gives squared norms that depend on other examples ({site.first}): {_why(layout)}"
             raise ConfigError(f"op {site.op.name}", reason, "Give each example the norm of its gradient")
 
 
 def _why(layout: Layout) -> str:
-    return layout.by if isinstance(layout, Mixed) else "the examples lie along another axis"
+    return layout.by if isinstance(layout, Mixed) else "the examples are along another axis"

@@ -73,7 +73,7 @@ def _as_stored(leaf: Array) -> Array:
 
 
 def is_finite(records: dict[Site, Any], units: int) -> Array:
-    """Which units have only finite numbers in the records, of ops whose norm may be finite where their sum is not."""
+    """Returns a mask of the units that have only finite numbers in the records, of ops whose norm may be finite where their sum is not."""
     finite_U = jnp.ones((units,), bool)
     for site, record in records.items():
         if site.op.norm_sees_all:

@@ -1,4 +1,5 @@
-"""How far a computed squared norm may be below the true one: error terms, and the upper bound that clipping uses (rounding.py proves it).
+"""Bounds on how far a computed squared norm may be below the true squared norm: error terms, and the upper bound that clipping uses
+(rounding.py proves it).
 
 B: examples, T: tokens, d: numbers in a row.
 """
@@ -40,7 +41,7 @@ def upper(part: Array | Bounded) -> Array:
 
 
 def plus(part: Array | Bounded, square: Array | float) -> Array | Bounded:
-    """The squared norm of a part and that of leaves whose gradients are kept."""
+    """Adds the squared norm of a part and the squared norm of leaves whose gradients are kept."""
     return part._replace(square=part.square + square) if isinstance(part, Bounded) else part + square
 
 
@@ -73,7 +74,7 @@ def unit(*factors: Array) -> float:
 
 
 def product_depth(terms: int, by_vector: bool = False) -> float | Array:
-    """How many roundings a term of an inner product goes through, at most, in a product of matrices or `by_vector`.
+    """Returns the largest number of roundings of a term of an inner product in a product of matrices or `by_vector`.
 
     No order of addition has more than there are terms. `norms.outer` cuts wide rows into blocks of `CHAIN` terms.
     """

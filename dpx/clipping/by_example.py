@@ -27,7 +27,8 @@ Readers = Mapping[str, list[Reader]]
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """How one parameter's per-example gradients are computed: the route, the primitives that read it, and the bytes kept per example."""
+    """The method that computes one parameter's per-example gradients: the route, the primitives that read it, and the bytes kept per
+    example."""
 
     path: str
     route: Route
@@ -62,7 +63,7 @@ class ByExample:
 
     @property
     def routes(self) -> dict[str, Route]:
-        """How each parameter's per-example gradients are computed, by path."""
+        """The route that computes each parameter's per-example gradients, by path."""
         return {path: _route(reads) for path, reads in self.readers.items()}
 
     def check_no_copies(self) -> None:
@@ -70,7 +71,7 @@ class ByExample:
         for path, route in self.routes.items():
             if route == "copies":
                 reason = f"is read by {', '.join(_names(self.readers[path]))} in a way that needs a gradient for each example"
-                raise ConfigError(path, reason, "Leave out strict, or use products and lookups of it")
+                raise ConfigError(path, reason, "Leave out strict, or use the parameter in products and lookups only")
 
     def summed(self, method: str, **options: Any) -> ClippedSum:
         """The clipped sum, by a method of `sum_by` and with its options."""
@@ -120,13 +121,13 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
             jnp.issubdtype(leaf.dtype, jnp.floating),
             path,
             f"is of type {leaf.dtype}, which has no gradient",
-            "Keep it out of what is differentiated",
+            "Do not differentiate by it: pass it as another argument",
         )
     example = _row(batch)
     jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
     is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
     returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
-    require(is_number, returned, "is not one floating number for one example", "Return a scalar")
+    require(is_number, returned, "is not one floating-point number for each example", "Return a scalar")
     crossings.check_program(jaxpr)
     crossings.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
     return _One(jaxpr, jax.tree.structure(out))

@@ -73,7 +73,7 @@ class WeightedGrad:
     def __post_init__(self) -> None:
         require(callable(self.loss), f"loss={self.loss!r}", "is not a function", "Give the loss of one example")
         trained, shared = _places("argnums", self.argnums), _places("shared_argnums", self.shared_argnums)
-        require(bool(trained), "argnums=()", "names nothing to differentiate by", "Give the place of the parameters")
+        require(bool(trained), "argnums=()", "names no argument to differentiate by", "Give the position of the parameters")
         _check_once((*trained, *shared))
         require(self.method in METHODS, f"method={self.method!r}", "no such method", f"Use {', '.join(METHODS)}")
         check_rows(self.rows_per_unit)
@@ -94,7 +94,7 @@ class WeightedGrad:
         Raises:
             ConfigError: For arguments of other shapes or kinds, and for a loss that does not return one number for a row.
         """
-        require(not others, ", ".join(others), "is given by name, and so is batched or shared by nobody", "Give it by position")
+        require(not others, ", ".join(others), "is given by name, so it counts neither as batched nor as shared", "Give it by position")
         split = self._split(args)
         is_padding_B = flags(is_padding, batch_size(split.batch), "is_padding")
         traced = self._traced(split)
@@ -139,10 +139,10 @@ class WeightedGrad:
         shared = _within("shared_argnums", _places("shared_argnums", self.shared_argnums), len(args))
         _check_once((*trained, *shared))
         batched = [place for place in range(len(args)) if place not in (*trained, *shared)]
-        fix = "Give arrays whose first axis is the example; what all examples share goes into shared_argnums"
-        require(bool(batched), "the arguments", "hold nothing that is batched", fix)
+        fix = "Give arrays whose first axis is the example; name the arguments that all examples share in shared_argnums"
+        require(bool(batched), "the arguments", "contain no batched array", fix)
         for place in batched:
-            require(bool(jax.tree.leaves(args[place])), names[place], "holds no array", fix)
+            require(bool(jax.tree.leaves(args[place])), names[place], "contains no array", fix)
         batch = {names[place]: args[place] for place in batched}
         batch_size(batch, "", fix)
         # A single tree keeps its own paths; a bare array has none, and is called by its argument's name.
@@ -167,7 +167,7 @@ class WeightedGrad:
         is_pair = isinstance(returned, tuple) and len(returned) == 2
         described = f"a {type(returned).__name__} from the loss"
         if self.has_aux:
-            require(is_pair, described, "is not a number and something beside it", "Return (loss, aux), or leave out has_aux")
+            require(is_pair, described, "is not a pair of a number and auxiliary output", "Return (loss, aux), or leave out has_aux")
             return returned
         is_tree = isinstance(returned, (tuple, list, dict))
         require(not is_tree, described, "is not one number", "Return a scalar, or (loss, aux) with has_aux=True")
@@ -203,7 +203,7 @@ class ClippedGrad(WeightedGrad):
         Raises:
             ConfigError: For another adjacency.
         """
-        require(adjacency in MOVES, f"adjacency={adjacency!r}", "no such relation of neighbours", f"Use {', '.join(MOVES)}")
+        require(adjacency in MOVES, f"adjacency={adjacency!r}", "no such neighbouring relation", f"Use {', '.join(MOVES)}")
         return MOVES[adjacency] * self.clipping_norm
 
     def _weights(self, is_narrow: bool) -> Any:
@@ -277,7 +277,7 @@ def weighted_grad(
     kept_bytes: Any = KEPT_BYTES,
     strict: bool = False,
 ) -> WeightedGrad:
-    """Transforms the loss of one example into a sum of gradients with your own weights, in place of those of a clipping norm.
+    """Transforms the loss of one example into a sum of gradients with your own weights, in place of the weights of a clipping norm.
 
     The sum is sum_b c_b grad_b with c = weights(norms). You must bound what one unit contributes, so the result has no `sensitivity`.
 
@@ -298,7 +298,7 @@ def weighted_grad(
         >>> [float(number) for number in halved(jnp.zeros(2), jnp.ones((4, 2))).total]
         [2.0, 2.0]
     """
-    require(callable(weights), f"weights={weights!r}", "is not a function of norms", "Give one, or use dpx.clipped_grad")
+    require(callable(weights), f"weights={weights!r}", "is not a function of norms", "Give a function of norms, or use dpx.clipped_grad")
     options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
     return WeightedGrad(loss, argnums, has_aux, weights, strict=strict, **options)
 
@@ -309,28 +309,33 @@ def _check_norm(norm: Any) -> None:
     is_scalar = dtype is not None and getattr(norm, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
     require(is_number or is_scalar, f"clipping_norm={norm!r}", "is not one real number", "Give a number above zero")
     if not isinstance(norm, Tracer):
-        is_in_range, reason = SMALLEST_CLIPPING_NORM <= float(norm) < math.inf, f"is not finite and at least {SMALLEST_CLIPPING_NORM:g}"
+        is_in_range, reason = SMALLEST_CLIPPING_NORM <= float(norm) < math.inf, f"must be finite and at least {SMALLEST_CLIPPING_NORM:g}"
         require(is_in_range, f"clipping_norm={norm}", reason, "Scale the loss and the norm")
 
 
 def _places(name: str, value: Any) -> tuple[int, ...]:
     places = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     are_whole = all(isinstance(place, int) and not isinstance(place, bool) for place in places)
-    require(are_whole, f"{name}={value!r}", "is neither a place of an argument nor several", "Give a whole number, or a tuple of them")
+    require(
+        are_whole,
+        f"{name}={value!r}",
+        "is not the position of an argument, nor a tuple of positions",
+        "Give a whole number, or a tuple of whole numbers",
+    )
     return places
 
 
 def _within(name: str, places: tuple[int, ...], count: int) -> tuple[int, ...]:
     for place in places:
         require(
-            -count <= place < count, f"{name}={place}", f"is not a place among the {count} arguments given", "Give arguments by position"
+            -count <= place < count, f"{name}={place}", f"is not the position of one of the {count} arguments", "Give arguments by position"
         )
     return tuple(place % count for place in places)
 
 
 def _check_once(places: tuple[int, ...]) -> None:
     is_once = len(set(places)) == len(places)
-    require(is_once, f"argnums and shared_argnums {sorted(places)}", "name an argument twice", "Name each once")
+    require(is_once, f"argnums and shared_argnums {sorted(places)}", "name the same argument twice", "Name each argument once")
 
 
 def _names(loss: Callable[..., Any], count: int) -> list[str]:

@@ -81,7 +81,7 @@ def plain_sum(
     fused: bool = True,
     rows_per_unit: Any = 1,
 ) -> ClippedSum:
-    """Computes the sum of the gradients of a batch without clipping: that of a step without privacy.
+    """Computes the sum of the gradients of a batch without clipping, for a step without privacy.
 
     Args:
         losses_fn: As for `clipped_sum`, and so are all arguments that are not listed here.

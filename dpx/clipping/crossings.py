@@ -35,7 +35,7 @@ def check_program(closed: core.ClosedJaxpr) -> None:
     """The same for an already traced program."""
     for effect in sorted(type(effect).__name__ for effect in closed.effects):
         if effect not in HARMLESS:
-            raise ConfigError("the loss", f"has a side effect ({effect}), through which one example could reach another", "Leave it out")
+            raise ConfigError("the loss", f"has a side effect ({effect}), through which one example could reach another", "Remove it")
     for eqn, bound in _equations(closed.jaxpr, frozenset()):
         _check_collective(eqn, bound)
         _check_rule(eqn)
@@ -56,13 +56,13 @@ def _check_collective(eqn: Any, bound: frozenset) -> None:
     if outside:
         value = f"{eqn.primitive.name} over {', '.join(outside)} in the loss"
         reason = "mixes examples of several devices, or of an outer vmap, before they are clipped"
-        raise ConfigError(value, reason, "Take it out of the loss, and add clipped sums up instead")
+        raise ConfigError(value, reason, "Remove it from the loss, and add up the clipped sums instead")
 
 
 def _check_rule(eqn: Any) -> None:
     name, fix = eqn.primitive.name, "Call a function that jax.vmap maps by itself"
     if name in HOST and not str(eqn.params.get("vmap_method")).startswith("sequential"):
-        reason = f"gives the host all examples at once (vmap_method={eqn.params.get('vmap_method')})"
+        reason = f"sends all examples to the host at once (vmap_method={eqn.params.get('vmap_method')})"
         raise ConfigError(f"{name} in the loss", reason, "Use vmap_method='sequential'")
     if name == "custom_vmap_call":
         raise ConfigError("custom_vmap in the loss", "has its own rule, which reads all examples at once", fix)

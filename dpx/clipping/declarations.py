@@ -1,4 +1,4 @@
-"""How clipped sums are computed. The choice never changes the claim."""
+"""The methods that compute clipped sums. The choice never changes the claim."""
 
 from typing import Literal
 

@@ -32,7 +32,7 @@ ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What reads a parameter: its route, the primitive, and whether a loop reads it again each round."""
+    """The reader of a parameter: its route, the primitive, and whether a loop reads it again each round."""
 
     route: Route
     primitive: str
@@ -227,7 +227,7 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
     """The op of all examples: `given` is (parameter, *inputs, tick), and the tick always has the examples' axis."""
     parameter, *inputs, tick = given
     if axes[0] is not None:
-        raise ConfigError(path, "is mapped over with the examples", "Give parameters without the example's axis")
+        raise ConfigError(path, "is mapped over the example axis together with the examples", "Give parameters without an example axis")
     B = tick.shape[axes[-1]]
     moved = [
         jnp.broadcast_to(x, (B, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from dpx.declaration import ConfigError, require
 
-FIX = "Give nested dicts that hold every parameter once, in one of the two"
+FIX = "Give nested dicts, and put every parameter into exactly one of the two"
 
 
 def merged(params: Any, frozen: Any) -> Any:
@@ -44,4 +44,6 @@ def bound(losses_fn: Any, frozen: Any) -> Any:
 def missing(error: Exception) -> ConfigError:
     """The error for a loss that fails on parameters that were given in two trees."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return ConfigError("params and frozen", f"are together not what the loss takes ({type(error).__name__}: {first})", FIX)
+    return ConfigError(
+        "params and frozen", f"together do not have the structure that the loss takes ({type(error).__name__}: {first})", FIX
+    )

@@ -1,4 +1,5 @@
-"""Which gradients are clipped together: all of them, or each layer by itself (`clip=per_layer`), each multiplied by a constant first.
+"""The groups of gradients that are clipped together: all of them, or each layer separately (`clip=per_layer`), each multiplied by a
+constant first.
 
 Layers are under the top-level name `layers`, stacked (one group for each index of the first axis) or in a list; any other
 top-level name is one group.

@@ -1,4 +1,4 @@
-"""What is known of whole numbers in a traced program: a smallest and a largest value of each, where they do not depend on data alone.
+"""Bounds on the whole numbers in a traced program: a smallest and a largest value of each, where they do not depend on data alone.
 
 That is what tells an index within the example's own rows, such as `arange(B)[:, None] * T + id % T`, from one that data choose freely.
 """

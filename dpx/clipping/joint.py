@@ -1,4 +1,4 @@
-"""Which squared norms an op computes alone, and which are computed together with other uses of the same parameter.
+"""The squared norms that an op computes alone, and the norms that it computes together with other uses of the same parameter.
 
 A part of an op is *apart* if nothing else reads its parameters and no loop uses them more than once: the op alone gives its norm. All
 other parameters are *shared*: the norm of each is the norm of the sum of the gradients of its uses (forms.py).
@@ -70,7 +70,7 @@ Uses = dict[tuple[str, tuple[int, ...]], list[Reading]]
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """Where the squared norms of a program come from: parts apart, and the uses of shared parameters."""
+    """The sources of the squared norms of a program: separate parts, and the uses of shared parameters."""
 
     apart: list[Part]
     shared: Uses
@@ -139,7 +139,7 @@ def _check_rules(path: str, uses: list[Reading]) -> None:
         site = use.part.site
         if use.name not in jax.eval_shape(site.over_loops(partial(site.op.gradients, site.shapes)), site.record):
             names = sorted({other.part.site.op.name for other in uses})
-            how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} again and again, or in part"
+            how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} repeatedly, or in part"
             raise ConfigError(path, f"{how}, and {site.op.name} has no rule for the products between uses", ELSEWHERE)
 
 
@@ -147,7 +147,7 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
     """Clipped per layer, every parameter must be weighed with the group that its norm is counted in."""
     for part in parts:
         if groups.is_stacked(part.first.path) and part.layer is None:
-            reason = "is under `layers` and is not used layer by layer, as clip=per_layer has it"
+            reason = "is under `layers`, but the loss does not use it layer by layer as clip=per_layer requires"
             raise ConfigError(part.first.path, reason, "Rename it, or use clip=flat")
     for (path, _), uses in shared.items():
         for part, _, own in uses:

@@ -1,4 +1,4 @@
-"""Which axis of an array of a traced loss holds the examples.
+"""The axis of an array in a traced loss that indexes the examples.
 
 B: examples (units, where these have several rows).
 """

@@ -49,7 +49,7 @@ def sum_by(
         callable(weights),
         f"weights={weights!r}",
         "is not a function of norms",
-        "Give one, such as lambda norms_B: 1 / jnp.maximum(norms_B, 1)",
+        "Give a function such as lambda norms_B: 1 / jnp.maximum(norms_B, 1)",
     )
     if examples == 0:
         options: dict[str, Any] = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit, "checked": checked}
@@ -74,7 +74,7 @@ def check_untracked(*trees: Any) -> None:
     """Raises `ConfigError` inside a `shard_map` that tracks varying values: there the gradient of a replicated parameter is summed over
     devices before anything is clipped."""
     axes = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in _varying(leaf)})
-    reason = "tracks what varies, and would add gradients up over devices before they are clipped"
+    reason = "with check_vma=True adds up gradients over devices before they are clipped"
     require(not axes, f"shard_map over {', '.join(axes)}", reason, "Use jax.shard_map(..., check_vma=False)")
 
 

@@ -208,7 +208,7 @@ def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:
 
 
 def recorded(form: Form, a_BTp: Array, g_BTd: Array) -> dict[str, Array]:
-    """What is kept of a matrix's gradient in this form: `kernel` [B,p,d], or `a` and `g`."""
+    """Returns the record of a matrix's gradient in this form: `kernel` [B,p,d], or `a` and `g`."""
     return {"kernel": per_example(a_BTp, g_BTd)} if form == "kept" else {"a": a_BTp, "g": g_BTd}
 
 

@@ -46,7 +46,7 @@ class Op:
         if rows_per_unit == self.rows_per_unit:
             return self
         if not self._has("rows_per_unit"):
-            reason = "clips row by row: it has no rule for the products between the rows of one unit"
+            reason = "clips each row separately: it has no rule for the products between the rows of one unit"
             raise ConfigError(f"op={self.name}", reason, "Use clipping_method=vmap, or privacy.unit_mode=group")
         return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
 

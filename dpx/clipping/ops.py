@@ -95,7 +95,7 @@ def dense_general(x: Array, kernel: Any, bias: Any = None, axes: int = 1) -> Arr
     if bias is not None:
         # Widened to a bias, an output has cotangents of another width than the kernel's.
         is_narrow = all(have in (1, wanted) for have, wanted in zip(bias.shape[::-1], shape[: axes - 1 : -1], strict=False))
-        check(bias, is_narrow, f"bias{tuple(bias.shape)}", f"is wider than the outputs {shape[axes:]}", "Give it their shape")
+        check(bias, is_narrow, f"bias{tuple(bias.shape)}", f"is wider than the outputs {shape[axes:]}", "Use the same shape")
     leaves = {"kernel": kernel} | ({} if bias is None else {"bias": bias})
     matrix = (math.prod(inputs), math.prod(shape[axes:]))
     return apply(Dense(form_of(x.shape[0], math.prod(x.shape[1:]) // matrix[0], kernel, matrix), axes), leaves, (x,))
@@ -135,7 +135,7 @@ class Normalise(Formed):
 
 
 def normalise_cotangent(g: Array, normalised: Array, scale: Array, centred: bool = True) -> Array:
-    """Cotangent of the input from that of the normalised value."""
+    """Computes the cotangent of the input from the cotangent of the normalised value."""
     along = normalised * (g * normalised).mean(-1, keepdims=True)
     return scale * (g - g.mean(-1, keepdims=True) - along if centred else g - along)
 
@@ -165,7 +165,7 @@ def low_rank(x: Array, a: Any, b: Any) -> Array:
     """x @ a @ b for x [B, ..., p]: added to `dense`, an adapter of its kernel (LoRA: Hu et al. 2022). Either factor may be frozen."""
     shapes = tuple(a.shape), tuple(b.shape)
     fits = len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] == shapes[1][0] and x.shape[-1] == shapes[0][0]
-    check((a, b), fits, f"factors{shapes}", f"are not [p, r] and [r, d] for x{x.shape}", "Give matrices that meet")
+    check((a, b), fits, f"factors{shapes}", f"are not [p, r] and [r, d] for x{x.shape}", "Give matrices whose inner sizes agree")
     return apply(LowRank(), {"a": a, "b": b}, (x,))
 
 
@@ -198,8 +198,8 @@ def add_bias(x: Array, bias: Any) -> Array:
 
 
 def _check_last(x: Array, parameter: Any) -> None:
-    have, reason = tuple(parameter.shape), f"is not one number for each of the last axis of x{x.shape}"
-    check(parameter, have == x.shape[-1:], f"parameter{have}", reason, "Give it that shape")
+    have, reason = tuple(parameter.shape), f"does not have one number for each entry along the last axis of x{x.shape}"
+    check(parameter, have == x.shape[-1:], f"parameter{have}", reason, "Use that shape")
 
 
 @dataclasses.dataclass(frozen=True)

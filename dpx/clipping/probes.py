@@ -1,4 +1,4 @@
-"""How parametrised ops are recognised in a traced loss: parameters are passed wrapped, and an op that gets wrapped parameters binds `op_p`.
+"""Recognises parametrised ops in a traced loss: parameters are passed wrapped, and an op that gets wrapped parameters binds `op_p`.
 
 `op_p` is a primitive that only dpx binds, so a walk over the traced program (readers.py) sees which op reads which
 parameter, and that nothing else does. It deliberately has no rule for differentiation or for batching: an op inside a `jax.grad` or a
@@ -133,10 +133,10 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
         if name in shapes:
             raise ConfigError(name, "is the path of two parameters", "Rename one of them")
         if not hasattr(leaf, "shape"):
-            raise ConfigError(name, f"is a {type(leaf).__name__} and no array", "Give arrays")
+            raise ConfigError(name, f"is a {type(leaf).__name__} and not an array", "Give arrays")
         shapes[name] = leaf.shape
     if not shapes:
-        raise ConfigError("params", "hold no parameter", "Give arrays to differentiate by")
+        raise ConfigError("params", "contain no parameter", "Give arrays to differentiate by")
     return shapes
 
 

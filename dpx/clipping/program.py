@@ -85,7 +85,7 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     except Exception as error:
         _raise_own_error(losses_fn, params, frozen, batch)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError("the loss", f"does something with parameters outside ops ({first})", ELSEWHERE) from error
+        raise ConfigError("the loss", f"uses parameters outside ops ({first})", ELSEWHERE) from error
     check_losses(out[0], examples)
     units = examples // session.rows_per_unit
     frozen_paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
@@ -109,16 +109,16 @@ def with_counts(returned: Any) -> tuple[Any, Any]:
         return returned[0], {} if returned[1] is None else returned[1]
     if isinstance(returned, (tuple, list, dict)):
         described = f"a {type(returned).__name__} from the loss"
-        raise ConfigError(described, "is neither losses nor losses and counts", "Return losses_B, or (losses_B, counts)")
+        raise ConfigError(described, "must be the losses, or a pair of losses and counts", "Return losses_B, or (losses_B, counts)")
     return returned, {}
 
 
 def check_losses(losses_B: Any, examples: int) -> None:
     shape = getattr(losses_B, "shape", ())
     if shape != (examples,):
-        raise ConfigError(f"losses of shape {shape}", f"are not one number for each of {examples} examples", "Return an array [B]")
+        raise ConfigError(f"losses of shape {shape}", f"do not have one number for each of the {examples} examples", "Return an array [B]")
     if not jnp.issubdtype(losses_B.dtype, jnp.floating):
-        raise ConfigError(f"losses of type {losses_B.dtype}", "have no gradient", "Return floating numbers")
+        raise ConfigError(f"losses of type {losses_B.dtype}", "have no gradient", "Return floating-point numbers")
 
 
 def zero_sums(params: Any) -> Any:

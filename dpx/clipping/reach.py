@@ -1,4 +1,4 @@
-"""Which parameters a differentiable path from the losses reaches: decided on the traced program, never on numbers.
+"""The parameters on which the losses depend through differentiable operations: decided on the traced program, never on numbers.
 
 A sum of zeros is not evidence: the first factor of a low-rank adapter has a zero gradient as long as the second factor is zero.
 """
@@ -40,7 +40,7 @@ def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
 
 
 def check_program(program: Program) -> None:
-    """As `check`, for a program that is traced already, whose first output is the losses."""
+    """Same as `check`, for a program that is already traced and whose first output is the losses."""
     check_reached(program.closed.jaxpr, program.paths)
 
 
@@ -49,7 +49,7 @@ def check_reached(jaxpr: core.Jaxpr, paths: Sequence[str]) -> None:
     reached = _reached(jaxpr, [True] + [False] * (len(jaxpr.outvars) - 1))
     for path, is_reached in zip(paths, reached, strict=False):
         if not is_reached:
-            reason = "is to be trained, and no differentiable path from the loss reaches it"
+            reason = "is trained, but the loss does not depend on it through differentiable operations"
             raise ConfigError(path, reason, "Leave it in frozen, or out of the model")
 
 

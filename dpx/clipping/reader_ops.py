@@ -78,7 +78,7 @@ class Product(Op):
     rows_per_unit: int = 1
 
     def one(self, x, kernel):
-        """Of one example."""
+        """Computes the product for one example."""
         (x_c, k_c), (x_b, k_b) = self.dimensions
         if self.is_first:
             return jax.lax.dot_general(x, kernel, self.dimensions, **dict(self.settings))

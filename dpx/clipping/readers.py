@@ -45,7 +45,9 @@ class _Walk:
     def _equation(self, eqn: Any, labels: Labels, loops: tuple[int, ...]) -> Any:
         held = [_label(var, labels) for var in eqn.invars]
         if eqn.primitive is primitives.cond_p and self._is(eqn.invars[0], self.data):
-            raise ConfigError("a branch in the loss", "is chosen for all examples by the data of some", "Use jnp.where, example by example")
+            raise ConfigError(
+                "a branch in the loss", "is chosen for all examples by the data of some examples", "Use jnp.where, example by example"
+            )
         if eqn.primitive is op_p:
             return self._site(eqn, held, loops)
         bodies = bodies_of(eqn)
@@ -84,7 +86,7 @@ class _Walk:
                 changed = named or (reference.path if reference else "")
                 raise ConfigError(changed, f"is changed on its way to op {op.name}", f"Give the op the parameter itself. {ELSEWHERE}")
             if reference is None and self._is(var, self.derived):
-                reason = "has a leaf that is computed from parameters, whose gradient it would cut off"
+                reason = "has a leaf that is computed from parameters, and the gradient through this leaf would be lost"
                 raise ConfigError(f"op {op.name}", reason, ELSEWHERE)
         for reference in trained[count:]:
             if reference is not None:
@@ -133,7 +135,7 @@ def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], example
     for out in jaxpr.outvars:
         reference = _trained(_label(out, labels))
         if reference is not None:
-            raise ConfigError(reference.path, "is returned by the loss as it is", "Return what is computed of examples")
+            raise ConfigError(reference.path, "is returned by the loss unchanged", "Return values that are computed from examples")
     return scope, walked.sites
 
 
@@ -185,8 +187,8 @@ def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Referenc
     for name, reference in zip(leaf_names(values), held, strict=True):
         is_known = reference is not None and reference.cut is None
         if name in needed and not is_known:
-            reason = f"needs the value of {name} again, which is neither a parameter nor frozen"
-            raise ConfigError(f"op {op.name}", reason, "Pass it in frozen, as it is")
+            reason = f"needs the value of {name} again, but this value is neither a parameter nor in frozen"
+            raise ConfigError(f"op {op.name}", reason, "Pass it unchanged in frozen")
         references.append(reference if is_known and (_trained(reference) or name in needed) else None)
     return tuple(references)
 
@@ -199,7 +201,11 @@ def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Referen
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
     for reference in map(_trained, held[consts : consts + carry]):
         if reference is not None:
-            raise ConfigError(reference.path, "is carried from round to round of a loop", "Close over it, or scan along its layers")
+            raise ConfigError(
+                reference.path,
+                "is carried from one iteration of a loop to the next",
+                "Use it as a constant of the loop, or scan along its layers",
+            )
     for reference in map(_trained, held):
         if reference is not None and reference.cut is not None:
             raise ConfigError(reference.path, "is sliced before a loop over it", ELSEWHERE)

@@ -44,16 +44,16 @@ def batch_size(batch: Any, name: str = "batch", fix: str = "Give arrays whose fi
     that do not share their leading axis, and for a size that is a symbol."""
     leaves = [("/".join(filter(None, (name, path_name(path)))), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
     name = name or "batch"
-    require(bool(leaves), name, "holds no array", fix)
+    require(bool(leaves), name, "contains no array", fix)
     for path, leaf in leaves:
         is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        require(is_array, path, f"is a {type(leaf).__name__} and no array", fix)
+        require(is_array, path, f"is a {type(leaf).__name__} and not an array", fix)
         is_key = is_array and leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         require(not is_key, path, "is one random key for all examples", "Give one for each: jax.random.split(key, B)")
     sizes = {leaf.shape[0] if leaf.ndim else "none" for _, leaf in leaves}
     symbols = [size for size in sizes if not isinstance(size, (int, str))]
-    reason = "is a symbol, and what is kept of an example is chosen by a number"
-    require(not symbols, f"{name} of {symbols and symbols[0]} rows", reason, "Trace it for a number of rows")
+    reason = "is symbolic, but the choice of the values to keep for each example needs a known number"
+    require(not symbols, f"{name} of {symbols and symbols[0]} rows", reason, "Trace it with a fixed number of rows")
     reason = "has arrays whose first axis is not the example"
     is_shared = len(sizes) == 1 and "none" not in sizes
     require(is_shared, f"{name} of leading axes {sorted(sizes, key=str)}", reason, fix)

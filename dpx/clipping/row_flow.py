@@ -29,7 +29,7 @@ class Flow:
     examples: int
 
     def through(self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None] | None = None) -> list[Layout]:
-        """The layouts of the outputs of a program, from those of its inputs."""
+        """Computes the layouts of the outputs of a program from the layouts of its inputs."""
         return self._run(jaxpr, consts, held, known or [None] * len(held))[0]
 
     def _run(
@@ -64,7 +64,7 @@ class Flow:
         if all(layout == SHARED for layout in held):
             return [SHARED] * count, nothing
         if OWN in held and any(isinstance(layout, Rows) for layout in held):
-            mixed = Mixed(f"{name} meets all examples in a loop over examples")
+            mixed = Mixed(f"{name} reads all examples inside a loop over examples")
             return [mixed] * count, nothing
         if eqn.primitive is primitives.scan_p:
             return self._scan(eqn, held), nothing
@@ -123,7 +123,7 @@ class Flow:
     def _settled(self, run: Any, start: list[Layout], is_over_examples: bool) -> tuple[list[Layout], list[Layout]]:
         """(the layouts of a loop's carry, of all that a round gives), once another round changes nothing."""
         carried = list(start)
-        passed_on = Mixed("a loop over the examples carries something from one to the next")
+        passed_on = Mixed("a loop over the examples carries a value from one example to the next")
         while True:
             results = run(carried)
             ends = [passed_on if end == OWN and is_over_examples else end for end in results]
@@ -142,7 +142,7 @@ class Flow:
         carried, _ = self._settled(run, held[second:], False)
         going = self._run(test.jaxpr, test.consts, [*held[:first], *carried], [None] * len(test.jaxpr.invars))[0][0]
         if isinstance(going, Mixed):
-            return [Mixed(f"a loop goes on as the data of several examples say: {going.by}")] * len(carried)
+            return [Mixed(f"the data of several examples decide whether a loop continues: {going.by}")] * len(carried)
         return [joined(going, layout) for layout in carried]
 
 

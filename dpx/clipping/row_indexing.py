@@ -38,14 +38,14 @@ def _gather(eqn, held, examples, bounds):
 def _of_index(index: Layout, var: Any, places: list[int]) -> Layout:
     if not isinstance(index, Rows):
         return index
-    require(index.axis < len(shape_of(var)) - 1, "reads an index made of several examples")
+    require(index.axis < len(shape_of(var)) - 1, "reads an index that is computed from several examples")
     return index.at(places[index.axis])
 
 
 def _known(operand: Rows, var: Any, index: Layout, bounds: Bounds | None, component: int, examples: int) -> Rows:
     """The axis of the index that holds the examples, if every index along the examples' axis of the operand is known to stay
     within its own example."""
-    how = "reads rows of the examples' axis by an index that may be another example's"
+    how = "reads rows of the examples' axis by an index that may belong to another example"
     if bounds is None or operand.before != 1:
         raise Crosses(how)
     shape = shape_of(var)[:-1]
@@ -83,7 +83,7 @@ def _scatter(eqn, held, examples, bounds):
 def _written(eqn: Any, rows: Rows, bounds: Bounds | None, operand: Layout, examples: int) -> Rows:
     """The examples' axis of what is written to by a known index: example b to its own part."""
     numbers, sizes = eqn.params["dimension_numbers"], shape_of(eqn.invars[0])
-    how = "writes rows by an index that may be another example's"
+    how = "writes rows by an index that may belong to another example"
     written = [
         axis for axis in numbers.scatter_dims_to_operand_dims if axis in numbers.inserted_window_dims and sizes[axis] % examples == 0
     ]

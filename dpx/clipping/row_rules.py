@@ -38,7 +38,7 @@ def shape_of(var: Any) -> tuple[int, ...]:
 def rows_of(held: Sequence[Layout]) -> Rows:
     """The one layout with rows; raises `Crosses` if there are several."""
     rows = the_same(held)
-    assert rows is not None, "rules are asked where rows are"
+    assert rows is not None, "this rule needs an input with an example axis"
     return rows
 
 
@@ -194,7 +194,7 @@ def _window(eqn, held, examples, bounds):
 def _convolution(eqn, held, examples, bounds):
     spec = eqn.params["dimension_numbers"]
     is_batch = isinstance(held[0], Rows) and held[1] == SHARED and held[0].axis == spec.lhs_spec[0]
-    require(is_batch and eqn.params["batch_group_count"] == 1, "has the examples along another axis than its batch's")
+    require(is_batch and eqn.params["batch_group_count"] == 1, "has the examples along an axis that is not its batch axis")
     return rows_of(held).at(spec.out_spec[0])
 
 

@@ -30,8 +30,8 @@ TOLERANCE = {False: 2e-3, True: 0.1}
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """How a trial's rows are drawn: integers from `low` to `below` - 1, all 0 in the first unit or not; floats of both signs or not, of
-    deviation `spread`. `is_given`: the rows are the user's own, and only the parameters are drawn."""
+    """The distribution of a trial's rows: integers from `low` to `below` - 1, all 0 in the first unit or not; floats of both signs or not,
+    of deviation `spread`. `is_given`: the rows are the user's own, and only the parameters are drawn."""
 
     seed: int
     low: int
@@ -99,7 +99,7 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
         if len(_found_separate) > _REMEMBERED:
             del _found_separate[next(iter(_found_separate))]
         return
-    reason = "is not finite on random rows, so that it cannot be tried whether examples are apart"
+    reason = "is not finite on random rows, so dpx cannot test whether examples are separate"
     raise ConfigError("the loss", reason, "Pass checked=False once you have compared it with clipping_method=vmap")
 
 
@@ -111,10 +111,10 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
     for unit, (together, _) in zip(_units(program), trial, strict=True):
         for site, own in zip(program.sites, together.own, strict=True):
             if np.delete(own, unit, axis=-1).any():
-                where = f"holds something of one example in the row of another ({site.first})"
+                where = f"mixes data of one example into the row of another ({site.first})"
                 reason = f"{where}: a statistic over the batch, or another axis first"
                 raise ConfigError(
-                    f"op {site.op.name}", reason, "Keep examples apart and their axis first; batch normalisation cannot be private"
+                    f"op {site.op.name}", reason, "Keep examples separate and the example axis first; batch normalisation cannot be private"
                 )
 
 
@@ -132,7 +132,7 @@ def _check_alone(program: Program, trial: _Trial, factor: float) -> None:
     if not is_right:
         ops = ", ".join(sorted({site.op.name for site in program.sites}))
         both = " and ".join(f"({', '.join(f'{norm:.4g}' for norm in each)})" for each in (norms, alone))
-        reason = f"gives examples among others and alone norms of {both}, losses or gradients that differ, through {ops}"
+        reason = f"gives an example other losses, gradients or norms ({both}) in a batch than alone, through {ops}"
         raise ConfigError("the loss", reason, "Let an example's loss depend on its own row alone, or use clipping_method=vmap")
 
 
@@ -199,7 +199,7 @@ def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, lis
     except (TypeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
-            "the loss", f"cannot be computed for one example alone ({first})", "Put all that is of the examples into the batch"
+            "the loss", f"cannot be computed for one example alone ({first})", "Put all arrays that belong to examples into the batch"
         ) from error
     return closed.jaxpr, closed.consts
 

@@ -93,7 +93,9 @@ def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ..
     for given, back in zip(inputs, cotangents, strict=True):
         if back is not None and any(x.shape != y.shape for x, y in zip(*map(jax.tree.leaves, (given, back)), strict=True)):
             raise ConfigError(
-                f"op {op.name}", f"has a cotangent of another shape than its input {given.shape}", "Give parameters its shape"
+                f"op {op.name}",
+                f"has a cotangent whose shape differs from the shape {given.shape} of its input",
+                "Give both the same shape",
             )
     if any(reference is not None for reference in leaves):
         _check_record(op, values, one, leaves, units)
@@ -104,23 +106,27 @@ def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ..
 
 def _check_record(op: Op, values: Any, one: Any, leaves: tuple[Reference | None, ...], units: int) -> None:
     if not jax.tree.leaves(one) or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(one)):
-        raise ConfigError(f"op {op.name}", "keeps a record that is not of floating arrays", "Keep arrays; integers as float32")
+        raise ConfigError(
+            f"op {op.name}",
+            "keeps a record that contains other values than floating-point arrays",
+            "Keep floating-point arrays; convert integers to float32",
+        )
     squares = jax.eval_shape(op.squared_norm, values, one)
     if not isinstance(squares, tuple):
-        raise ConfigError(f"op {op.name}", "gives squared norms that are not a tuple", "Give a tuple, one array a part")
+        raise ConfigError(f"op {op.name}", "gives squared norms that are not a tuple", "Give a tuple with one array for each part")
     shape = (jax.tree.leaves(values)[0].shape[0], units) if op.stacked else (units,)
     shapes = [square.shape for part in squares for square in jax.tree.leaves(part)]
     if len(squares) != op.parts or any(own != shape for own in shapes):
         reason = f"gives squared norms {shapes} for {op.parts} parts of {units} units"
-        raise ConfigError(f"op {op.name}", reason, "Give each part one number an example")
+        raise ConfigError(f"op {op.name}", reason, "Give each part one number for each example")
     weights = (jax.ShapeDtypeStruct(shape, jnp.float32),) * op.parts
     summed = jax.eval_shape(op.weighted_sum, values, one, weights)
     places = [place for place, name in enumerate(leaf_names(values)) if op.trains(name)]
     is_like_leaves = bool(op.frozen) or jax.tree.structure(summed) == jax.tree.structure(values)
     if not is_like_leaves or leaf_names(summed) != [leaf_names(values)[place] for place in places]:
-        raise ConfigError(f"op {op.name}", "gives sums for other leaves than it has", "Give each leaf its sum, and nothing else")
+        raise ConfigError(f"op {op.name}", "gives sums for leaves that are not its own", "Give exactly one sum for each of its leaves")
     for place, total in zip(places, jax.tree.leaves(summed), strict=True):
         leaf, reference = jax.tree.leaves(values)[place], leaves[place]
         if leaf.shape != total.shape:
-            reason = f"has shape {leaf.shape} where op {op.name} has a gradient {total.shape} for it"
-            raise ConfigError(reference.path if reference else "a leaf", reason, "Give the parameter the shape it is used in")
+            reason = f"has shape {leaf.shape}, but op {op.name} gives a gradient of shape {total.shape} for it"
+            raise ConfigError(reference.path if reference else "a leaf", reason, "Give the parameter the shape in which the op uses it")

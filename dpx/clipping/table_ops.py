@@ -20,8 +20,8 @@ F32 = jnp.float32
 
 
 class Tie(NamedTuple):
-    """What `tied_lookup` hands on to `decode`. Nothing depends on it: the traced loss shows that a table is both looked up and decoded,
-    and the products between both are in the norm whether a `Tie` is passed or not."""
+    """The value that `tied_lookup` passes to `decode`. Nothing depends on it: the traced loss shows that a table is both looked up and
+    decoded, and the products between both are in the norm whether a `Tie` is passed or not."""
 
     id_BT: Any
     gathered_BMT: Any
@@ -29,7 +29,7 @@ class Tie(NamedTuple):
 
 
 def is_in(id: Array, table_rows: int) -> Array:
-    """Which ids name a row of a table. An id that does not reads zeros and has no gradient, in every op."""
+    """Returns a mask of the ids that name a row of a table. In every op any other id reads zeros and has no gradient."""
     return (id >= 0) & (id < table_rows)
 
 
@@ -48,7 +48,7 @@ class _Reading(Op):
 
 
 class Lookup(_Reading, ByRow):
-    """Of a table of any size: the norm goes over pairs of equal ids."""
+    """The lookup in a table of any size: its norm is computed over pairs of equal ids."""
 
     def input_cotangent(self, leaves, residuals, cotangent):
         V = leaves["table"].shape[0]
@@ -71,7 +71,7 @@ def lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
 def _check_table(table: Any) -> None:
     shape = tuple(table.shape)
     check(table, len(shape) == 2, f"table{shape}", "is not one row of numbers for each id", "Give a table [V, d]")
-    check(table, shape[0] < 2**24, f"table{shape}", "has ids that float32 cannot tell apart", "Split the table")
+    check(table, shape[0] < 2**24, f"table{shape}", "has so many ids that float32 cannot represent each one", "Split the table")
 
 
 def tied_lookup(table: Any, id_BT: Array, decoded: int, dtype: Any = F32) -> tuple[Array, Tie]:
@@ -181,7 +181,7 @@ def add_rows(x: Array, table: Any, offset: int = 0) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class SmallLookup(_Reading, Formed):
-    """Of a table so small that its per-example gradient is formed (token types)."""
+    """The lookup in a table so small that its per-example gradient is formed (token types)."""
 
     name: str = "small_lookup"
 

@@ -28,10 +28,8 @@ def flags(is_padding: Any, examples: int, name: str) -> Bool[Array, " B"]:
         return jnp.zeros((examples,), bool)
     is_bool = hasattr(is_padding, "dtype") and is_padding.dtype == bool
     kind = getattr(is_padding, "dtype", type(is_padding).__name__)
-    require(
-        is_bool, name, f"is of type {kind}, and only truth values say which rows are left out", "Give an array of bool, True for padding"
-    )
-    is_flat, reason = is_padding.shape == (examples,), f"is not one flag for each of {examples} rows"
+    require(is_bool, name, f"is of type {kind}, but a mask of rows must be boolean", "Give an array of bool, True for padding")
+    is_flat, reason = is_padding.shape == (examples,), f"does not have one flag for each of the {examples} rows"
     require(is_flat, f"{name}{is_padding.shape}", reason, "Give it the shape [B]")
     return jnp.asarray(is_padding)
 
@@ -46,7 +44,12 @@ class Units:
     def __post_init__(self) -> None:
         count = self.is_padding_B.shape[0]
         reason = f"does not divide the {count} rows of a microbatch"
-        require(count % self.rows == 0, f"rows_per_unit={self.rows}", reason, "Fill every unit up with padding rows")
+        require(
+            count % self.rows == 0,
+            f"rows_per_unit={self.rows}",
+            reason,
+            "Add padding rows to every unit until all have this number of rows",
+        )
 
     @property
     def is_padding_U(self) -> Bool[Array, " U"]:

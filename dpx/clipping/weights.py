@@ -26,7 +26,7 @@ def applied(weights: Weights, norms: Array) -> Array:
     found = jnp.asarray(weights(norms))
     is_right = found.shape == norms.shape and jnp.issubdtype(found.dtype, jnp.floating)
     reason = f"gives an array {found.shape} of type {found.dtype} for norms {norms.shape}"
-    require(is_right, "weights", reason, "Return one floating number for each norm, such as 1 / jnp.maximum(norms, 1)")
+    require(is_right, "weights", reason, "Return one floating-point number for each norm, such as 1 / jnp.maximum(norms, 1)")
     return found
 
 

@@ -38,13 +38,15 @@ def as_refused(error: BaseException) -> ConfigError | None:
         if isinstance(link, MissingConfigException):
             return _unknown_option(link)
         if isinstance(link, OverrideParseException):
-            return ConfigError(link.override, "not of the form key=value", "Quote values that hold commas, spaces or brackets")
+            return ConfigError(link.override, "is not of the form key=value", "Quote values that hold commas, spaces or brackets")
     for link in chain:
         if isinstance(link, MarkedYAMLError):
             return _broken_yaml(link)
         if isinstance(link, OSError) and link.errno in _OF_A_DISK:
             place = link.filename if link.filename is not None else "the disk"
-            return ConfigError(place, (link.strerror or "cannot be used").lower(), "Free space or mend the disk, and run the same command")
+            return ConfigError(
+                place, (link.strerror or "cannot be used").lower(), "Free space or repair the disk, and run the same command"
+            )
         if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_A_PLACE:
             return ConfigError(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
     for link in chain:
@@ -53,7 +55,9 @@ def as_refused(error: BaseException) -> ConfigError | None:
         if isinstance(link, OmegaConfBaseException):
             return ConfigError(link.full_key or "config", _first_line(link), "Correct the value")
         if isinstance(link, ValueError) and _first_line(link).startswith("Config group override must be a string"):
-            return ConfigError("command line", "a config group is set to what is not an option's name", "Name an option, as in data=text")
+            return ConfigError(
+                "command line", "a config group is set to a value that is not the name of an option", "Name an option, as in data=text"
+            )
         ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", _first_line(link))
         if isinstance(link, HydraException) and ambiguous:
             key, values = ambiguous.groups()
@@ -80,10 +84,10 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
     for package in packages.listed():
         if package.set_aside and wanted in package.options:
             return ConfigError(
-                f"{group}={option}", f"the package {package} is set aside: {package.set_aside}", "Uninstall or mend one of them"
+                f"{group}={option}", f"dpx ignores the package {package}: {package.set_aside}", "Uninstall or correct one of them"
             )
     if not options:
-        return ConfigError(wanted, "no such config", "Look in conf/ for what there is")
+        return ConfigError(wanted, "no such config", "See conf/ for the configs that exist")
     return ConfigError(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
 
 
@@ -99,7 +103,7 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
     key = matched.group(1).partition("@")[0] if matched else "command line"
     append = re.search(r"use (\+\S+)", message)
     if append and "default list" in message:
-        return ConfigError(key, "not in the default config", f"Write {append.group(1)}")
+        return ConfigError(key, "is not in the default config", f"Write {append.group(1)}")
     if matched is None or "not in struct" not in f"{message} {error.__cause__}":
         return ConfigError(key, _first_line(error), "See python -m dpx --help")
     return unknown_key(key, _siblings(key))

@@ -1,4 +1,4 @@
-"""From a composed config to frozen declarations: the only place that turns `_target_` into objects; after `build` no DictConfig exists.
+"""Converts a composed config to frozen declarations: the only place that turns `_target_` into objects; after `build` no DictConfig exists.
 
 Hydra's own `instantiate` would call any importable function and check no types; this one makes declarations only, and imports nothing
 but dpx and the packages that are listed (`dpx.packages`).
@@ -35,14 +35,16 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
     missing = sorted(_missing(OmegaConf.to_container(cfg, resolve=False), ""))
     if missing:
         joined = " ".join(f"{key}=..." for key in missing)
-        raise ConfigError(", ".join(missing), "no value given", f"Add {joined}")
+        raise ConfigError(", ".join(missing), "this key has no value", f"Add {joined}")
     plain = resolved(cfg)
     fields = Experiment.__dataclass_fields__
     for key in plain:
         if key not in fields and key not in _BESIDE_THE_EXPERIMENT:
             raise unknown_key(key, [*fields, *_BESIDE_THE_EXPERIMENT])
     fork = plain.get("fork")
-    require(fork is None or isinstance(fork, str), f"fork={fork}", "not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
+    require(
+        fork is None or isinstance(fork, str), f"fork={fork}", "is not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>"
+    )
     job = make(plain.get("job"), "job")
     _require_read(plain, job)
     experiment = _construct(Experiment, {key: plain[key] for key in plain if key in fields}, "")
@@ -93,9 +95,9 @@ def _declared(value: str, target: Any) -> Any:
         words = f"cannot be loaded ({_first_line(error)})"
         if package == packages.OWN:
             raise ConfigError(value, words, "Name a declaration of dpx") from error
-        raise ConfigError(value, f"{packages.named(package)} {words}", f"Mend or uninstall {package}") from error
+        raise ConfigError(value, f"{packages.named(package)} {words}", f"Correct or uninstall {package}") from error
     if not is_declaration(declared):
-        raise ConfigError(value, "not a declaration", "Name a class made by dpx.declaration.declaration")
+        raise ConfigError(value, "is not a declaration", "Name a class made by dpx.declaration.declaration")
     packages.require_listed(value, declared.__module__.partition(".")[0])
     return declared
 
@@ -115,7 +117,7 @@ def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
         if package is None or isinstance(error, ConfigError):
             raise
         name = f"{declared.__module__}.{declared.__qualname__}"
-        raise ConfigError(path, f"{package} cannot make {name} ({_first_line(error)})", f"Mend or uninstall {package.name}") from error
+        raise ConfigError(path, f"{package} cannot make {name} ({_first_line(error)})", f"Correct or uninstall {package.name}") from error
 
 
 def declare(path: Path, key: str) -> Any:

@@ -31,7 +31,7 @@ def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if close:
         return ConfigError(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))
-    return ConfigError(path, "unknown key", f"Known here: {', '.join(known)}")
+    return ConfigError(path, "unknown key", f"The keys here are {', '.join(known)}")
 
 
 def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in arguments:
-            raise ConfigError(f"{path}.{name}".lstrip("."), "no value given", f"Add {path}.{name}=...".replace(" .", " "))
+            raise ConfigError(f"{path}.{name}".lstrip("."), "this key has no value", f"Add {path}.{name}=...".replace(" .", " "))
     return checked
 
 
@@ -91,7 +91,7 @@ def _items_fit(value: Any, hint: Any) -> bool:
 
 def _mend(value: Any) -> str:
     if isinstance(value, list | tuple) and any(isinstance(one, bool) for one in value):
-        return "Put true, false and, in a file, yes, no, on and off in quotation marks where they are words"
+        return "If true or false (in a file also yes, no, on, off) is meant as a word, put it in quotation marks"
     return "Correct the value"
 
 

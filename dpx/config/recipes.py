@@ -36,7 +36,7 @@ def compose(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
 
 
 def option(group: str, name: str) -> Any:
-    """What `group=name` declares."""
+    """Returns the declaration of `group=name`."""
     return getattr(build(compose([f"{group}={name}"]))[0], group)
 
 
@@ -59,7 +59,7 @@ def points(name: str) -> list[list[str]]:
 
 
 def points_of(cfg: DictConfig) -> list[list[str]]:
-    """As `points`, for a recipe that is already composed together with Hydra's own config."""
+    """Same as `points`, for a recipe that is already composed together with Hydra's own config."""
     if str(cfg.hydra.mode) != "RunMode.MULTIRUN" and getattr(cfg.hydra.mode, "name", cfg.hydra.mode) != "MULTIRUN":
         return [[]]
     parser = OverridesParser.create()
@@ -82,7 +82,7 @@ def plan_config(name: str, point: list[str]) -> DictConfig:
 
 
 def plan_config_if_found(name: str, point: list[str]) -> DictConfig | None:
-    """As `plan_config`; `None` if no config folder of this process has the recipe, or an option of the point."""
+    """Same as `plan_config`, but `None` if no config folder of this process has the recipe, or an option of the point."""
     try:
         return plan_config(name, point)
     except MissingConfigException:

@@ -34,7 +34,7 @@ def load(run: str) -> tuple[DictConfig, Path]:
         if len(folders) != 1:
             everything = [path.parent.parent.name for path in Path("outputs").glob(f"*/release/{CONFIG}")]
             hint = f"Name one of {', '.join(map(str, folders))}" if folders else f"Name a run folder{nearest(run, everything)}"
-            raise ConfigError(f"run={run}", f"{len(folders) or 'no'} runs have that name" if folders else "no such run", hint)
+            raise ConfigError(f"run={run}", f"{len(folders) or 'no'} runs have this name" if folders else "no such run", hint)
         folder = folders[0]
     loaded = read(place_of(folder))
     agreement.check(folder)
@@ -79,11 +79,11 @@ def _require_plain(path: Path, text: str) -> None:
 def _not_plain(event: Any) -> str | None:
     """The reason, as text, why one event of a config's YAML is not a plain value; `None` if it is."""
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-        return "repeats a part of the file by an anchor"
+        return "repeats a part of the file with an anchor"
     if getattr(event, "tag", None) is not None:
         return f"has the tag {event.tag}"
     if isinstance(event, yaml.ScalarEvent) and "${" in event.value:
-        return "has an interpolation (${...}), which is not evaluated in a run's folder"
+        return "has an interpolation (${...}), which dpx does not evaluate in a run's folder"
     if isinstance(event, yaml.ScalarEvent) and event.value == "???":
-        return "has a value that is missing (???)"
+        return "has a missing value (???)"
     return None

@@ -1,1 +1,1 @@
-"""What a step costs: FLOPs and memory by arithmetic, traced, and compiled."""
+"""The cost of a step: FLOPs and memory by arithmetic, traced, and compiled."""

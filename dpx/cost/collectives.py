@@ -1,4 +1,4 @@
-"""What crosses devices, counted in the text of a compiled program."""
+"""The communication between devices, counted in the text of a compiled program."""
 
 import dataclasses
 import math

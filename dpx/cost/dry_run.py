@@ -35,8 +35,8 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     require(
         experiment.mechanism.is_independent_gaussian or not experiment.is_private,
         f"plan.compile=true, mechanism={experiment.mechanism.name}",
-        "only steps with independent noise are compiled without data",
-        "Use mechanism=dp_sgd, or leave plan.compile out",
+        "dpx can compile a step without data only if its noise is independent",
+        "Use mechanism=dp_sgd, or use plan.compile=false",
     )
     special = Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = objective(experiment.model, experiment.task, vocabulary_size, special)

@@ -30,7 +30,7 @@ Method = Literal["plain", "vmap", "ghost", "book_keeping", "traced"]
 
 
 class Trains(NamedTuple):
-    """How much of a model is trained: the numbers of trained and of frozen parameters, of the differentiated layers from the top
+    """The trained part of a model: the numbers of trained and of frozen parameters, of the differentiated layers from the top
     (`None`: all), whether gradients of a dense map's matrix in these layers are summed, of how many numbers they are summed (`None`: of
     the trained parameters), and how many trained parameters a mechanism replaces by others for that."""
 

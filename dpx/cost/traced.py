@@ -1,4 +1,4 @@
-"""What a traced or compiled program costs, without a clock: matrix-product FLOPs and temporary memory."""
+"""The cost of a traced or compiled program, without time measurements: matrix-product FLOPs and temporary memory."""
 
 import math
 from collections.abc import Callable

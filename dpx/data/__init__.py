@@ -1,1 +1,1 @@
-"""From text to a memory-mapped store of fixed-length rows, stable under removing one unit."""
+"""Converts text to a memory-mapped store of fixed-length rows, stable under the removal of one unit."""

@@ -1,4 +1,4 @@
-"""Where text comes from and how it becomes rows, as declared."""
+"""The declarations of the source of text and of its conversion to rows."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -25,7 +25,10 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         require(
-            self.size >= 64, f"data.vocabulary.size={self.size}", "too few tokens for the special ones and an alphabet", "Use 64 or more"
+            self.size >= 64,
+            f"data.vocabulary.size={self.size}",
+            "the vocabulary is too small for the special tokens and an alphabet",
+            "Use 64 or more",
         )
 
 
@@ -70,10 +73,18 @@ class Synthetic(_RunningText):
     kind: Literal["synthetic"] = "synthetic"
 
     def __post_init__(self) -> None:
-        require(self.states >= 8, f"data.source.states={self.states}", "the chain steps up to seven words ahead", "Use 8 or more")
-        require(self.documents > 0, f"data.source.documents={self.documents}", "an empty corpus", "Use 1 or more")
         require(
-            self.words_per_document > 0, f"data.source.words_per_document={self.words_per_document}", "empty documents", "Use 1 or more"
+            self.states >= 8,
+            f"data.source.states={self.states}",
+            "the Markov chain needs at least 8 states, because it moves up to seven states ahead",
+            "Use 8 or more",
+        )
+        require(self.documents > 0, f"data.source.documents={self.documents}", "the corpus would be empty", "Use 1 or more")
+        require(
+            self.words_per_document > 0,
+            f"data.source.words_per_document={self.words_per_document}",
+            "the documents would be empty",
+            "Use 1 or more",
         )
 
 
@@ -94,16 +105,21 @@ class SyntheticLabels:
     kind: Literal["synthetic_labels"] = "synthetic_labels"
 
     def __post_init__(self) -> None:
-        require(self.examples > 0, f"data.source.examples={self.examples}", "an empty corpus", "Use 1 or more")
+        require(self.examples > 0, f"data.source.examples={self.examples}", "the corpus would be empty", "Use 1 or more")
         require_labels(self.labels)
         require(
             1 <= self.shortest <= self.longest,
             f"data.source.shortest={self.shortest}, longest={self.longest}",
-            "no text has so many words",
+            "no text length is between these bounds",
             "Use 1 <= shortest <= longest",
         )
         count = len(self.labels)
-        require(self.states >= count, f"data.source.states={self.states}", f"{count} labels need a word each", f"Use {count} or more")
+        require(
+            self.states >= count,
+            f"data.source.states={self.states}",
+            f"each of the {count} labels needs its own word",
+            f"Use {count} or more",
+        )
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
         """Marked texts and their labels."""
@@ -124,9 +140,9 @@ class Hub(_RunningText):
     def __post_init__(self) -> None:
         known = {"name", "config", "split", "text_field", "unit_field", "revision"}
         for corpus in self.corpora:
-            require(bool(corpus.get("name")), f"data.source.corpora={dict(corpus)}", "a corpus without a name", "Give its name")
+            require(bool(corpus.get("name")), f"data.source.corpora={dict(corpus)}", "the corpus has no name", "Give it a name")
             extra = sorted(set(corpus) - known)
-            require(not extra, f"data.source.corpora: {', '.join(extra)}", "no such key of a corpus", f"Use {', '.join(sorted(known))}")
+            require(not extra, f"data.source.corpora: {', '.join(extra)}", "a corpus has no such key", f"Use {', '.join(sorted(known))}")
         read = [(one["name"], one.get("config"), one.get("split") or "train", one.get("revision")) for one in self.corpora]
         repeated = [str(one[0]) for one in read if read.count(one) > 1]
         require(not repeated, f"data.source.corpora: {', '.join(repeated[:1])}", "each of its rows would count twice", "Name it once")
@@ -167,7 +183,7 @@ class Data:
         require(
             self.sequence_length >= 8,
             f"data.sequence_length={self.sequence_length}",
-            "too short for a pair with its marks",
+            "is too short for a pair of texts with its special tokens",
             "Use 8 or more",
         )
         require(
@@ -179,20 +195,20 @@ class Data:
         require(
             0 <= self.short_sequence_rate <= 1,
             f"data.short_sequence_rate={self.short_sequence_rate}",
-            "not a rate",
+            "is not a rate between 0 and 1",
             "Use a value between 0 and 1",
         )
         require(
             self.declared_size is None or self.declared_size > 0,
             f"data.declared_size={self.declared_size}",
-            "a corpus holds at least one row",
+            "a corpus has at least one row",
             "Give a positive count",
         )
 
         require(
             self.pairs == "none" or not self.labels,
             f"data.pairs={self.pairs} with data={self.name}",
-            "labelled texts are rows as they come, alone or in the pairs that they come in",
+            "a labelled text (or its given pair of texts) already is one row, so dpx builds no pairs",
             "Use data.pairs=none",
         )
 
@@ -237,7 +253,7 @@ class Data:
         require(
             self.pairs != "cross_document" or privacy.unit == "row",
             f"data.pairs=cross_document with privacy.unit={privacy.unit}",
-            "such a row holds text of two documents, so removing one document would change rows of other documents",
+            "a row would contain text of two documents, so the removal of one document would change rows of other documents",
             "Use data.pairs=same_document or privacy.unit=row",
         )
         require(

@@ -49,7 +49,7 @@ def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
     if path.is_dir():
         return [file for file in sorted(path.rglob("*")) if file.name.endswith(suffixes) and file.is_file()]
     require(path.exists(), path, "no such file", f"Check {key}; relative paths start at the working directory")
-    require(path.name.endswith(suffixes), path, "not a kind of file that is read", f"Use one of {', '.join(suffixes)}")
+    require(path.name.endswith(suffixes), path, "dpx cannot read this kind of file", f"Use one of {', '.join(suffixes)}")
     return [path]
 
 
@@ -64,7 +64,7 @@ def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -
             number += 1
             if longest is not None and len(raw) > longest:
                 raise ConfigError(
-                    f"{file}:{number}", f"a line of more than {longest} bytes", "Give each record its own line, or shorten it"
+                    f"{file}:{number}", f"the line has more than {longest} bytes", "Write one record on each line, or shorten the record"
                 )
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -80,9 +80,11 @@ def parsed(place: str, line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(place, f"is not JSON ({error.msg})", "Write one JSON object a line") from None
+        raise ConfigError(place, f"is not JSON ({error.msg})", "Write one JSON object on each line") from None
     except (ValueError, RecursionError):
-        raise ConfigError(place, "holds a number of too many digits, or lists too deep in one another", "Shorten the record") from None
+        raise ConfigError(
+            place, "contains a number with too many digits, or lists that are nested too deeply", "Shorten the record"
+        ) from None
 
 
 def require_characters(place: str, text: str) -> None:
@@ -91,7 +93,7 @@ def require_characters(place: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise ConfigError(place, f"holds {half}, which is half of a character", "Write the other half too, or remove it") from None
+        raise ConfigError(place, f"contains {half}, which is only half of a character", "Write the other half too, or remove it") from None
 
 
 def digest_of(file: Path) -> bytes:
@@ -110,7 +112,7 @@ def reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ConfigError(file, f"is not a whole gzip file ({error})", "Copy it again") from None
+        raise ConfigError(file, f"is not a complete gzip file ({error})", "Copy it again") from None
     except FileNotFoundError:
         raise ConfigError(file, "no such file", "Check data.source.paths") from None
     except OSError as error:

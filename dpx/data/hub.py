@@ -43,8 +43,10 @@ class HubSource:
 def _document(record: Mapping[str, Any], place: str, text_field: str, unit_field: str | None) -> Document:
     for field in filter(None, (text_field, unit_field)):
         if record.get(field) is None:
-            raise ConfigError(place, f"holds nothing under {field!r}, only {sorted(record)}", "Correct the corpus in data.source.corpora")
-    fix = "Give every record one, or correct data.source.corpora"
+            raise ConfigError(
+                place, f"has no value under {field!r}; its fields are {sorted(record)}", "Correct the corpus in data.source.corpora"
+            )
+    fix = "Give every record this field, or correct data.source.corpora"
     unit_id = unit_name(place, record[unit_field], unit_field, fix) if unit_field else None
     paragraphs = tuple(part for part in str(record[text_field]).split("\n") if part.strip())
     return Document(paragraphs=paragraphs, unit_id=unit_id)

@@ -61,7 +61,7 @@ class HubRows:
         """The rows that a path names, if it is a data set and not a file."""
         if path.startswith(HUB):
             name, _, revision = path.removeprefix(HUB).partition("@")
-            require(bool(name), path, "names no data set", f"Write {HUB}<name>")
+            require(bool(name), path, "does not name a data set", f"Write {HUB}<name>")
             return HubRows(name, split, config, revision or None)
         folder = Path(path).expanduser()
         return HubRows(str(folder), split if (folder / _OF_SEVERAL).is_file() else "") if is_saved(folder) else None
@@ -73,8 +73,8 @@ class HubRows:
         return json.dumps([name, self.split, self.config, self.revision])
 
     def digest(self) -> bytes:
-        """Of a folder its content; a data set on the hub is known by its name and revision, so that a prepared store opens without a
-        network."""
+        """Returns a checksum of the content of a folder, or the name and revision of a data set on the hub, so that a prepared store opens
+        without a network."""
         if is_saved(Path(self.name)):
             return hashlib.sha256(content_of(Path(self.name)) + self.split.encode()).digest()
         return hashlib.sha256(self.identity.encode()).digest()
@@ -86,4 +86,4 @@ class HubRows:
         number = 0
         for number, record in enumerate(loaded, start=1):
             yield f"{shown} row {number}", record
-        require(number > 0, shown, "holds no row", "Name another split, or remove it")
+        require(number > 0, shown, "contains no row", "Name another split, or remove it")

@@ -56,7 +56,10 @@ class Table:
         fields = [self.text_field, self.pair_field, self.choices_field, self.label_field]
         repeated = [field for field in fields if field is not None and fields.count(field) > 1]
         require(
-            not repeated, f"data.source: {', '.join(repeated[:1])}", "one column cannot be two parts of a row", "Name each part's column"
+            not repeated,
+            f"data.source: {', '.join(repeated[:1])}",
+            "the same column cannot be two parts of a row",
+            "Name each part's column",
         )
         require(
             self.select == "dev" or self.test_paths is not None,
@@ -69,14 +72,27 @@ class Table:
     def _require_choices(self) -> None:
         value = f"data.source.choices={self.choices}"
         is_given = self.choices_field is not None
-        require(is_given == (self.choices is not None), value, "a number of choices and their column go together", "Give both or none")
+        require(
+            is_given == (self.choices is not None),
+            value,
+            "the number of choices and the column of the choices must be given together",
+            "Give both or none",
+        )
         if self.choices is None:
             return
-        require(self.choices >= 2, value, "nothing to choose from", "Use 2 or more")
-        require(self.pair_field is None, f"data.source.pair_field={self.pair_field}", "each choice is the second text", "Leave it out")
+        require(self.choices >= 2, value, "a choice needs at least two options", "Use 2 or more")
+        require(
+            self.pair_field is None,
+            f"data.source.pair_field={self.pair_field}",
+            "with choices, each choice already is the second text of a row",
+            "Leave it out",
+        )
         places = [str(place) for place in range(self.choices)]
         require(
-            self.labels is not None and list(self.classes) == places, value, "its labels are places", f"Use labels=[{','.join(places)}]"
+            self.labels is not None and list(self.classes) == places,
+            value,
+            "with choices, each label is the position of a choice",
+            f"Use labels=[{','.join(places)}]",
         )
 
     @cached_property
@@ -117,5 +133,5 @@ class Table:
 def require_labels(labels: Sequence[str]) -> None:
     """Raises `ConfigError` for fewer than two labels, or for a label that is declared twice."""
     value = f"data.source.labels=[{', '.join(labels)}]"
-    require(len(labels) >= 2, value, "nothing to tell apart", "Declare 2 labels or more")
-    require(len(set(labels)) == len(labels), value, "a label stands twice", "Declare each label once")
+    require(len(labels) >= 2, value, "a classifier needs at least two labels", "Declare 2 labels or more")
+    require(len(set(labels)) == len(labels), value, "the list contains a label twice", "Declare each label once")

@@ -28,8 +28,13 @@ def widths_of(declared: LengthBuckets, sequence_length: int) -> tuple[int, ...]:
         powers = (1 << power for power in range(_SHORTEST.bit_length() - 1, sequence_length.bit_length()))
         return (*(width for width in powers if width < sequence_length), sequence_length)
     value = f"length_buckets={list(declared)}"
-    require(list(declared) == sorted(set(declared)), value, "not in ascending order", "Give each length once, the shortest first")
-    require(min(declared, default=8) >= 8, value, "too short for a text with its marks", "Use 8 or more")
+    require(
+        list(declared) == sorted(set(declared)),
+        value,
+        "the lengths are not in ascending order",
+        "Give each length once, the shortest first",
+    )
+    require(min(declared, default=8) >= 8, value, "is too short for a text with its special tokens", "Use 8 or more")
     reason = f"no text is longer than data.sequence_length={sequence_length}"
     require(max(declared, default=8) <= sequence_length, value, reason, f"Use {sequence_length} or less")
     return (*(width for width in declared if width < sequence_length), sequence_length)

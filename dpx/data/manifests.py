@@ -1,4 +1,4 @@
-"""Which prepared data a run drew from: manifests under `private/manifests/`, one file for each checksum.
+"""The prepared data that a run drew from: manifests under `private/manifests/`, one file for each checksum.
 
 A ledger names data by the checksum of its manifest. With the manifest, and the store where it lies, a later run that starts from this one's
 weights can tell whether its own data is other text. They tell of the data, so they are never released.

@@ -1,4 +1,4 @@
-"""How much of one corpus's protected text is in another corpus: evidence against a user's assertion that they share nothing.
+"""Measures how much of one corpus's protected text is in another corpus: evidence against a user's assertion that they share nothing.
 
 Equal text shows that two corpora share something; its absence shows nothing, since text may be cut, spelt or labelled otherwise. So
 nothing found here makes a claim stronger. A row counts as found where one of its texts, whatever its length, is a text of the other
@@ -32,7 +32,7 @@ def are_comparable(one: Store, other: Store) -> bool:
 
 
 def found_rows(own: Store, other: Store) -> dict[str, int]:
-    """How many protected rows of `own` have text that is in each split of `other`, and under `any` in some split of it. Raises `ValueError`
+    """Counts the protected rows of `own` whose text is in each split of `other`, and under `any` in some split of it. Raises `ValueError`
     where they cannot be compared."""
     if not are_comparable(own, other):
         raise ValueError("only tokens of one vocabulary can be compared")

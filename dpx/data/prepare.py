@@ -129,7 +129,7 @@ class _Preparation:
             content, self._read = document.content(), number
             unit_id = content if document.unit_id is None else document.unit_id
             if document.unit_id is not None:
-                where, fix = f" in document {number}", "Give every document one, or none at all"
+                where, fix = f" in document {number}", "Give every document a name of its unit, or give none of them a name"
                 unit_names.require_name(f"data={self._data.name}", unit_id, where, fix)
             split = self._split(unit_id, document)
             if document.unit_id is None and not _is_test(document):
@@ -163,8 +163,8 @@ class _Preparation:
         require(
             documents > 1,
             f"data={self._data.name}",
-            "the corpus holds one document (or one unit), which cannot be both learnt from and held out",
-            "Add documents, or set data.source.document_per=line for text with a document a line",
+            "the corpus has only one document (or one unit), and it cannot be both trained on and held out",
+            "Add documents, or set data.source.document_per=line if each line of the text is a document",
         )
 
     def _writer(self, split: Split, schema: Schema) -> SplitWriter:
@@ -195,13 +195,13 @@ class _Preparation:
 
     def _require_usable(self, writers: dict[Split, SplitWriter]) -> None:
         documents = sum(writer.unit_count for writer in writers.values())
-        require(documents > 0, f"data={self._data.name}", "the corpus holds no document", "Give it text")
+        require(documents > 0, f"data={self._data.name}", "the corpus has no document", "Add text")
         self._require_several(documents)
         for split in filter(writers.__contains__, _NEEDED):
             require(
                 writers[split].row_count > 0,
                 f"data={self._data.name}",
-                f"of {documents} units none with text fell in the {split} split",
+                f"none of the {documents} units in the {split} split has text",
                 "Add documents, raise data.heldout_fraction, or change data.split_salt",
             )
 

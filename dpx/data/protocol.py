@@ -25,7 +25,7 @@ class PackageSource:
         return False
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """Returns the columns of a row, by default those of running text.
+        """Returns the columns of a row, by default the columns of running text.
 
         A source of labelled `Example`s adds the column `label`, and has an attribute `labels`.
 

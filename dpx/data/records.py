@@ -42,7 +42,8 @@ RowSet = FileRows | HubRows
 
 
 def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None) -> list[RowSet]:
-    """What declared paths name, each once, in their order: files of rows, or splits of data sets. Raises `ConfigError` for none."""
+    """Returns the files or data sets that declared paths name, each once, in order: files of rows, or splits of data sets. Raises
+    `ConfigError` for none."""
     sets: list[RowSet] = []
     for path in [paths] if isinstance(paths, str) else paths:
         of_library = HubRows.of_path(path, split, config)
@@ -62,10 +63,13 @@ def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:
 
 
 def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
-    """What a record holds in the column `field`. Raises `ConfigError`, naming `where` it stands, for a record without that column."""
+    """Returns the value of a record in the column `field`. Raises `ConfigError`, naming `where` it stands, for a record without that
+    column."""
     if field not in record:
         there = ", ".join(map(str, list(record)[:8]))
-        raise ConfigError(where, f"has no column {field!r}, only {there}", "Name the columns with data.source.text_field, label_field, ...")
+        raise ConfigError(
+            where, f"has no column {field!r}; its columns are {there}", "Name the columns with data.source.text_field, label_field, ..."
+        )
     return record[field]
 
 
@@ -74,7 +78,7 @@ def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
     value = value_of(where, record, field)
     require(value is not None and value != "", where, f"has no label under {field!r}", "Give every row its label")
     is_label = isinstance(value, str | int) and not isinstance(value, bool)
-    require(is_label, where, f"has the label {value!r}, neither text nor a whole number", "Write labels as text")
+    require(is_label, where, f"has the label {value!r}, which is not text and not a whole number", "Write labels as text")
     return str(value)
 
 
@@ -110,7 +114,7 @@ class TextColumns:
 def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None) -> list[str]:
     value = value_of(where, record, field)
     is_list = isinstance(value, list) and len(value) == count and all(isinstance(one, str) and one.strip() for one in value)
-    require(is_list, where, f"holds no {count} texts under {field!r}", "Give every row as many, none of them empty")
+    require(is_list, where, f"does not have {count} texts under {field!r}", "Give every row {count} texts that are not empty")
     for one in value:
         require_characters(where, one)
     return value
@@ -123,14 +127,14 @@ def records(file: Path) -> Iterator[Record]:
     for record in {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):
         is_empty = False
         yield record
-    require(not is_empty, file, "holds no row", "Remove it, or give it rows")
+    require(not is_empty, file, "contains no row", "Remove it, or add rows to it")
 
 
 def _jsonl(file: Path) -> Iterator[Record]:
     for number, line in lines(file, longest=LONGEST_LINE):
         where = f"{file}:{number}"
         record = parsed(where, line)
-        require(isinstance(record, dict), where, "is not a JSON object", "Write one JSON object a line")
+        require(isinstance(record, dict), where, "is not a JSON object", "Write one JSON object on each line")
         yield where, record
 
 
@@ -148,7 +152,9 @@ def _csv(file: Path) -> Iterator[Record]:
         try:
             yield from ((read.line_num, row) for row in read if row)
         except csv.Error as error:
-            raise ConfigError(f"{file}:{read.line_num}", f"is not a row of a .csv ({error})", "Correct its quotation marks") from None
+            raise ConfigError(
+                f"{file}:{read.line_num}", f"is not a valid row of a .csv file ({error})", "Correct its quotation marks"
+            ) from None
 
     yield from _under_header(file, rows())
 
@@ -158,7 +164,7 @@ def _under_header(file: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator
     _require_names_once(file, header)
     for number, row in rows:
         where = f"{file}:{number}"
-        require(len(row) == len(header), where, f"has {len(row)} fields where its header has {len(header)}", "Correct the row")
+        require(len(row) == len(header), where, f"has {len(row)} fields, but the header has {len(header)}", "Correct the row")
         yield where, dict(zip(header, row, strict=True))
 
 
@@ -178,7 +184,7 @@ class _ParquetRow(Mapping[str, Any]):
         try:
             return value.as_py()
         except (ValueError, OverflowError) as error:
-            reason = f"holds what cannot be read under {field!r} ({error})"
+            reason = f"has a value under {field!r} that cannot be read ({error})"
             raise ConfigError(self._where, reason, "Correct the row, or write the column as text") from None
 
     def __contains__(self, field: object) -> bool:
@@ -206,4 +212,4 @@ def _parquet(file: Path) -> Iterator[Record]:
                     where = f"{file} row {number}"
                     yield where, _ParquetRow(where, columns, place)
     except arrow.ArrowException as error:
-        raise ConfigError(file, f"is not a whole .parquet file ({str(error).splitlines()[0]})", "Copy it again") from None
+        raise ConfigError(file, f"is not a complete .parquet file ({str(error).splitlines()[0]})", "Copy it again") from None

@@ -34,7 +34,7 @@ class UnitDocument:
     source: Document | Example
 
     def texts(self) -> list[str]:
-        """What is tokenized by itself: a document's sentences, an example's segments."""
+        """Returns the texts that are tokenized separately: a document's sentences, an example's segments."""
         if isinstance(self.source, Example):
             return list(self.source.paragraphs)
         return [one for paragraph in self.source.paragraphs for one in split_sentences(paragraph)]

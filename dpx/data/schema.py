@@ -27,7 +27,7 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored: little-endian on every machine."""
+        """The type in the store: little-endian on every machine."""
         return np.dtype(self.type).newbyteorder("<")
 
     @property
@@ -71,19 +71,27 @@ def from_json(plain: Mapping[str, Any]) -> Schema:
 
 def stored(columns: Columns, schema: Schema, where: object) -> Columns:
     """`columns` in their types on disk. Raises `ConfigError`, naming `where` and the column, for any that is not as the schema says."""
-    require(set(columns) == set(schema), where, f"gave columns {sorted(columns)} where {sorted(schema)} were declared", _SOURCE)
+    require(set(columns) == set(schema), where, f"returned columns {sorted(columns)}, but declared {sorted(schema)}", _SOURCE)
     return {name: _stored(name, np.asarray(columns[name]), column, where) for name, column in schema.items()}
 
 
-_SOURCE = "Mend the source, or what it declares"
+_SOURCE = "Correct the source, or the columns that it declares"
 
 
 def _stored(name: str, values: np.ndarray, column: Column, where: object) -> np.ndarray:
-    require(values.shape[1:] == column.shape, where, f"gave {name} of shape {list(values.shape[1:])}, not {list(column.shape)}", _SOURCE)
+    require(
+        values.shape[1:] == column.shape,
+        where,
+        f"returned {name} of shape {list(values.shape[1:])}, but declared {list(column.shape)}",
+        _SOURCE,
+    )
     if column.below is not None and values.size:
         least, most = int(values.min()), int(values.max())
         require(
-            0 <= least and most < column.below, where, f"gave {name} from {least} to {most}, not within 0 to {column.below - 1}", _SOURCE
+            0 <= least and most < column.below,
+            where,
+            f"returned {name} with values from {least} to {most}, but declared values from 0 to {column.below - 1}",
+            _SOURCE,
         )
     return values.astype(column.dtype)
 
@@ -93,12 +101,14 @@ def require_gives(available: Schema, required: Schema, data: str, task: str) -> 
     for name, column in required.items():
         if name not in available:
             raise ConfigError(
-                f"data={data}", f"its rows carry no {name}, which task={task} reads", f"Use data with {name}, or another task"
+                f"data={data}",
+                f"its rows have no column {name}, which task={task} reads",
+                "Use data that has this column, or another task",
             )
         available_column = available[name]
         if available_column.shape != column.shape:
-            reason = f"its {name} have the shape {list(available_column.shape)} a row; task={task} reads {list(column.shape)}"
+            reason = f"its column {name} has shape {list(available_column.shape)} in each row, but task={task} reads {list(column.shape)}"
             raise ConfigError(f"data={data}", reason, "Use data of that form, or another task")
         if available_column.below != column.below:
-            reason = f"its {name} has {available_column.below} values; task={task} is declared for {column.below}"
-            raise ConfigError(f"data={data}", reason, f"Declare the task for {available_column.below}")
+            reason = f"its column {name} has {available_column.below} different values, but task={task} is declared for {column.below}"
+            raise ConfigError(f"data={data}", reason, f"Declare the task for {available_column.below} values")

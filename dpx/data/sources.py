@@ -50,5 +50,7 @@ def open_source(declared: DeclaredSource) -> Source:
             return _OfPackage(declared)
         case RandomRows():
             raise ConfigError(
-                "data.source.kind=random", "random rows hold nothing to train on", "Use job=benchmark or job=plan, or another data"
+                "data.source.kind=random",
+                "random rows contain nothing that a model can learn",
+                "Use job=benchmark or job=plan, or another data",
             )

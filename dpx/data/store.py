@@ -38,7 +38,7 @@ _LENGTHS_AT_ONCE = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a store holds. `checksum` covers every array, the form of the rows and what privacy was promised of them.
+    """The contents of a store. `checksum` covers every array, the form of the rows and what privacy was promised of them.
 
     `columns` is the schema of the rows, as JSON (`dpx.data.schema`). `vocabulary_size` is the declared size of the embedding table;
     `ids_in_use` counts the vocabulary's tokens. `most_frequent_public_token_id` is counted over the rows of the public split, special
@@ -121,7 +121,7 @@ class Store:
         wanted_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.rows[split]
         if wanted_n.size and (wanted_n.min() < 0 or wanted_n.max() >= count):
-            raise IndexError(f"{split} holds records 0 to {count - 1}, asked for {wanted_n.min()} to {wanted_n.max()}")
+            raise IndexError(f"{split} has records 0 to {count - 1}, but the request was for {wanted_n.min()} to {wanted_n.max()}")
         columns = {name: self._read(split, name, wanted_n, width) for name in self.manifest.schema}
         return {**columns, "record": wanted_n.astype(np.int32)}
 
@@ -137,7 +137,7 @@ class Store:
     def examples(
         self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int, width: int | None = None
     ) -> dict[str, np.ndarray]:
-        """What a step draws: rows as `rows` gives them, or, for `rows_per_example` R above 1, whole units.
+        """The examples that a step draws: rows as `rows` gives them, or, for `rows_per_example` R above 1, whole units.
 
         Of units `indices` are numbers below `units[split]`, every field is [n, R, ...], and `is_padding` bool[n, R] is true where a
         unit has no further row; those hold zeros. Time grows as n log N. Raises `IndexError` outside the split, and `ConfigError` where
@@ -175,7 +175,7 @@ class Store:
         units_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.units[split]
         if units_n.size and (units_n.min() < 0 or units_n.max() >= count):
-            raise IndexError(f"{split} holds units 0 to {count - 1}, asked for {units_n.min()} to {units_n.max()}")
+            raise IndexError(f"{split} has units 0 to {count - 1}, but the request was for {units_n.min()} to {units_n.max()}")
         # Keys of another type would make numpy convert the whole column.
         unit_N, key_n = self._columns[split]["unit"], units_n.astype(self._columns[split]["unit"].dtype)
         first_n, end_n = (np.searchsorted(unit_N, key_n, side=side) for side in ("left", "right"))

@@ -21,7 +21,7 @@ class TableSource:
         self._declared = declared
         self._training, self._test = declared.training_sets(), declared.test_sets()
         both = sorted({one.identity for one in self._training} & {one.identity for one in self._test})
-        require(not both, (both or [""])[0], "is named for training and as test set", "Name it once")
+        require(not both, (both or [""])[0], "is named both as training data and as the test set", "Name it once")
 
     def fingerprint(self) -> str:
         """Hash of the bytes of every file, in the order read, and of the name and revision of a data set on the hub."""

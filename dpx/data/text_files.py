@@ -60,7 +60,7 @@ class TextFilesSource:
         declared = self._declared
         record = parsed(place, line)
         if not isinstance(record, dict) or not isinstance(record.get(declared.text_field), str):
-            raise ConfigError(place, f"holds no text under {declared.text_field!r}", "Name the field with data.source.text_field")
+            raise ConfigError(place, f"has no text under {declared.text_field!r}", "Name the field with data.source.text_field")
         require_characters(place, record[declared.text_field])
         unit_field = declared.unit_field
         unit_id = None if unit_field is None else unit_name(place, record.get(unit_field), unit_field)

@@ -1,4 +1,4 @@
-"""How text becomes token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own marks."""
+"""Converts text to token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own special tokens."""
 
 import hashlib
 from collections.abc import Mapping
@@ -44,14 +44,14 @@ def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
 
 
 def of_path(path: Path, size: int) -> TextTokenizer:
-    """Of a file of tokens, one a line, or of a checkpoint's folder or `tokenizer.json`. Raises `ConfigError` for one that cannot be
-    used."""
+    """Reads a tokenizer from a file of tokens, one on each line, or from a checkpoint's folder or `tokenizer.json`. Raises `ConfigError`
+    for one that cannot be used."""
     files = _of_checkpoint(path)
     if files is None:
         return of_vocabulary(read(path, size))
     loaded = _loaded(*files)
     fix = f"Set data.vocabulary.size={len(loaded.vocabulary)}"
-    require(len(loaded.vocabulary) <= size, path, f"holds {len(loaded.vocabulary)} tokens but data.vocabulary.size={size}", fix)
+    require(len(loaded.vocabulary) <= size, path, f"has {len(loaded.vocabulary)} tokens, but data.vocabulary.size={size}", fix)
     return loaded
 
 
@@ -64,7 +64,7 @@ def fingerprint(path: Path) -> str | None:
 
 
 def vocabulary_checksum(folder: Path) -> str:
-    """As a store's manifest names its vocabulary. Raises `ConfigError` for a folder without a tokenizer."""
+    """Returns the checksum by which a store's manifest names its vocabulary. Raises `ConfigError` for a folder without a tokenizer."""
     files = _of_checkpoint(folder)
     assert files is not None
     return hashlib.sha256(as_lines(_loaded(*files).vocabulary).encode()).hexdigest()
@@ -81,7 +81,7 @@ def _of_checkpoint(path: Path) -> tuple[Path, Path, Path] | None:
     for file in candidates:
         if file.is_file():
             return file, file.with_name("tokenizer_config.json"), file.with_name("special_tokens_map.json")
-    require(not path.is_dir(), path, f"holds no {DEFINITION} and no {_TOKENS_FILE}", "Name a checkpoint's folder, or a file of tokens")
+    require(not path.is_dir(), path, f"contains neither {DEFINITION} nor {_TOKENS_FILE}", "Name a checkpoint's folder, or a file of tokens")
     return None
 
 

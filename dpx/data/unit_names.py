@@ -27,13 +27,15 @@ _NUMBER = re.compile(r"([+-]?)([0-9]*)\.?([0-9]*)")
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
 
 
-def unit_name(place: str, value: Any, field: str, fix: str = "Give every row one, or unset data.source.unit_field") -> str:
+def unit_name(place: str, value: Any, field: str, fix: str = "Give every row the name of its unit, or unset data.source.unit_field") -> str:
     """The name of a unit that a record holds under `field`. Raises `ConfigError` for none: nameless records would all be one unit, and
     those beyond its cap be left out."""
     if value is None or value != value:  # noqa: PLR0124 - a missing number does not equal itself
         value = ""
     is_name = isinstance(value, str | int) and not isinstance(value, bool)
-    require(is_name, place, f"names its unit {str(value)[:40]}, neither text nor a whole number", "Write names of units as text")
+    require(
+        is_name, place, f"names its unit {str(value)[:40]}, which is not text and not a whole number", "Write the names of units as text"
+    )
     name = in_one_form(value)
     require_name(place, name, f" under {field!r}", fix)
     return name
@@ -41,8 +43,8 @@ def unit_name(place: str, value: Any, field: str, fix: str = "Give every row one
 
 def require_name(place: object, name: str, where: str, fix: str) -> None:
     """Raises `ConfigError` for a name that is blank, or that means a missing name."""
-    require(near_form(name) != "", place, f"names no unit{where}", fix)
-    require(name not in MISSING, place, f"names its unit {name!r}{where}, which means a missing name", fix)
+    require(near_form(name) != "", place, f"does not name its unit{where}", fix)
+    require(name not in MISSING, place, f"names its unit {name!r}{where}, which usually means a missing name", fix)
 
 
 def in_one_form(name: str | int) -> str:
@@ -52,7 +54,7 @@ def in_one_form(name: str | int) -> str:
 
 
 def near_form(name: str) -> str:
-    """What is left of a name without case, spaces, unseen characters, compatibility forms (NFKC) and ways of writing a number."""
+    """The form of a name without case, spaces, unseen characters, compatibility forms (NFKC) and ways of writing a number."""
     seen = name
     if not name.isascii() or not name.isprintable():
         folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

@@ -34,7 +34,7 @@ def verify(folder: Path, files: dict[str, Known]) -> None:
         path = folder / name
         size = path.stat().st_size if path.exists() else None
         require(size is not None, path, "is missing from its store", AGAIN)
-        require(size == known["bytes"], path, f"holds {size} bytes where its manifest says {known['bytes']}", AGAIN)
+        require(size == known["bytes"], path, f"has {size} bytes, but its manifest says {known['bytes']}", AGAIN)
     remembered = _remembered(folder)
     changed = {name: known for name, known in files.items() if remembered.get(name) != _seen(folder / name, known)}
     if not changed:

@@ -50,7 +50,12 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
             counts.update(_NORMALISER.normalize_str(text))
             held.write(text.replace("\n", " ") + "\n")
         alphabet = _alphabet(counts, size)
-        require(bool(alphabet), "data.vocabulary", "the split it is fitted on holds no text", "Raise data.public_fraction, or bring a file")
+        require(
+            bool(alphabet),
+            "data.vocabulary",
+            "the split from which the vocabulary is fitted has no text",
+            "Raise data.public_fraction, or name a file with data.vocabulary.path",
+        )
         tokenizer = _tokenizer(WordPiece(unk_token=UNKNOWN))
         held.seek(0)
         tokenizer.train_from_iterator(held, _trainer(size, alphabet))
@@ -68,11 +73,11 @@ def read(path: Path, size: int) -> list[str]:
         raise ConfigError(path, f"byte {error.start} is not UTF-8", "Convert the file to UTF-8") from None
     tokens = [token.rstrip("\r") for token in tokens]
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
-    require(not missing, path, f"lacks {' '.join(missing)}", "Add the special tokens, a line each")
+    require(not missing, path, f"does not contain {' '.join(missing)}", "Add the special tokens, one on each line")
     repeated = [token for token, count in Counter(tokens).items() if count > 1]
-    require(not repeated, path, f"holds {repeated[:1]} more than once", "Keep one line of each token")
+    require(not repeated, path, f"contains {repeated[:1]} more than once", "Keep one line for each token")
     fix = f"Set data.vocabulary.size={len(tokens)}"
-    require(len(tokens) <= size, path, f"holds {len(tokens)} tokens but data.vocabulary.size={size}", fix)
+    require(len(tokens) <= size, path, f"has {len(tokens)} tokens, but data.vocabulary.size={size}", fix)
     return tokens
 
 

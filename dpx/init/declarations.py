@@ -1,4 +1,4 @@
-"""Which parameters a run starts from, as declared (`init=...`). No jax.
+"""The declarations of the parameters that a run starts from (`init=...`). No jax.
 
 Trained parameters depend on their training data, so the claim of a run includes the runs and files that it starts from
 (`dpx.privacy.origins`).
@@ -35,7 +35,12 @@ class FromRun:
     is_random: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(self.step is None or self.step > 0, f"init.step={self.step}", "nothing was learnt by then", "Use 1 or more, or init=random")
+        require(
+            self.step is None or self.step > 0,
+            f"init.step={self.step}",
+            "at step 0 the parent has not learnt anything",
+            "Use 1 or more, or init=random",
+        )
 
 
 @declaration

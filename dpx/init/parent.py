@@ -64,7 +64,7 @@ def of_fork(fork: str) -> FromRun:
     """The parent that `fork`, `<run folder>@<step>`, names; raises `ConfigError` for anything else."""
     run, _, at = fork.rpartition("@")
     is_form = bool(run) and at.isdecimal() and int(at) > 0
-    require(is_form, f"fork={fork}", "not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
+    require(is_form, f"fork={fork}", "is not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
     return FromRun(run=run, step=int(at))
 
 
@@ -107,7 +107,9 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
         return place, RunFolder(place.parent)
     if (place / PARAMS).is_dir() or (place / STATEMENT).is_file():
         return place, None
-    require(not place.is_dir(), f"init.run={named}", "holds no run and no release", "Name a run's folder, or a copy of its release/")
+    require(
+        not place.is_dir(), f"init.run={named}", "contains neither a run nor a release", "Name a run's folder, or a copy of its release/"
+    )
     try:
         _, folder = config.load(named)
     except ConfigError as refused:
@@ -117,9 +119,11 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
 
 def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     """The parent of which only a copy of its `release/` exists."""
-    require(init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Leave it out, or name the run's folder")
+    require(
+        init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Remove init.step, or name the run's folder"
+    )
     place = _released(asked, release)
-    require((release / STATEMENT).is_file(), asked, "holds weights without their statement", "Copy the whole release/ folder")
+    require((release / STATEMENT).is_file(), asked, "contains weights but not their statement", "Copy the whole release/ folder")
     agreement.check_copy(release)
     statement, experiment = read_statement(release / STATEMENT, agreement.OR_COPY), _declared(asked, release / CONFIG)
     origins = (_stated_origin(experiment.name, experiment.data, experiment.privacy, statement), *_stated_further(statement))
@@ -136,7 +140,9 @@ def _stated_origin(name: str, data: Data, privacy: Privacy, statement: Statement
         reasons.append(of_a_trial([of_run.tuning.charge]))
     segments = () if private is None else private.ledger.segments
     if outside_code.packages_of_guarantee(statement.guarantee) is not None and not segments:
-        reasons.append("its statement lists no steps whose cost could be added to others, as that of a search's winner")
+        reasons.append(
+            "its statement lists no steps whose cost can be composed with others (the statement of a search's winner, for example)"
+        )
     mark = None if of_run is None else of_run.ledger.mark
     named = (None if private is None else private.ledger.identity) or (None if mark is None else mark.chain)
     return Origin(
@@ -156,14 +162,14 @@ def _stated_further(statement: Statement) -> list[Origin]:
 
 
 def _declared(asked: str, place: Path) -> Experiment:
-    require(place.is_file(), asked, "holds no config.yaml", "Name the folder of a run that has begun")
+    require(place.is_file(), asked, "contains no config.yaml", "Name the folder of a run that has begun")
     experiment, _ = config.build(config.read(place))
     return experiment
 
 
 def _released(asked: str, release: Path) -> Path:
     fix = "Let it train to its end, or add init.step=<step> to begin from a checkpoint"
-    require((release / PARAMS).is_dir(), asked, "holds no released parameters", fix)
+    require((release / PARAMS).is_dir(), asked, "contains no released parameters", fix)
     return release / PARAMS
 
 

@@ -29,8 +29,8 @@ def declared_disjoint(origins: Sequence[Origin], names: Iterable[str]) -> frozen
         meant = {one.identity for one in origins if one.kind == "run" and _is_called(one, name)}
         known = ", ".join(f"{one.name} {one.identity}" for one in origins if one.kind == "run")
         value = f"init.disjoint_from={name}"
-        require(bool(meant), value, f"no run that this one starts from is called so (there are: {known})", "Name one of these")
-        require(len(meant) == 1, value, f"several runs are called so ({known})", "Give the name of the run's ledger instead")
+        require(bool(meant), value, f"this run does not start from a run with this name (it starts from: {known})", "Name one of these")
+        require(len(meant) == 1, value, f"several runs have this name ({known})", "Give the name of the run's ledger instead")
         chosen |= meant
     return frozenset(chosen)
 
@@ -67,7 +67,7 @@ def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -
     if source == "public_split" and theirs is not None and _split_alike(theirs, own):
         return None
     split = {"protected": "protected", "public_split": "public"}.get(str(source), "unknown")
-    return f"the vocabulary was learnt from the {split} split of {origin.name}, which may hold what is protected now"
+    return f"the vocabulary was learnt from the {split} split of {origin.name}, which may contain text that is protected in this run"
 
 
 def _split_alike(one: UnitFacts, other: UnitFacts) -> bool:
@@ -86,16 +86,16 @@ def contradictions(origins: Sequence[Origin], store: Store, private: Path | None
     for origin in origins:
         if origin.kind != "run" or origin.relation != "disjoint":
             continue
-        value, fix = f"init.disjoint_from: {origin.name}", "Leave it out: the steps of that run are then charged here too"
+        value, fix = f"init.disjoint_from: {origin.name}", "Remove it; then the steps of that run are also charged here"
         require(store.manifest.checksum not in origin.data, value, "this run draws from the same prepared data", fix)
         others = [manifests.store(private, one) if private is not None and one else None for one in origin.data]
         searched = [other for other in others if other is not None and are_comparable(store, other)]
         found = [found_rows(store, other) for other in searched]
         most, rows = max((one["any"] for one in found), default=0), store.manifest.rows["protected"]
         noted.append({"origin": origin.label, "rows": rows, "found": found, "not_searched": len(others) - len(searched)})
-        require(2 * most <= rows, value, f"{most} of this run's {rows} protected rows have text that is in that run's data", fix)
+        require(2 * most <= rows, value, f"{most} of this run's {rows} protected rows have text that also occurs in that run's data", fix)
         if most:
-            told.append(f"{origin.label}, declared disjoint: {most} of {rows} protected rows have text that is in its data")
+            told.append(f"{origin.label}, declared disjoint: {most} of {rows} protected rows have text that also occurs in its data")
         if len(searched) < len(others):
             told.append(f"{origin.label}, declared disjoint: some of its data could not be searched for this run's text")
     if noted and own_private is not None:

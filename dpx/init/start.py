@@ -91,8 +91,8 @@ def require_one_start(init: Init, fork: str | None) -> None:
     require(
         fork is None or init.is_random,
         f"fork={fork} with init={init.kind}",
-        "a fork begins from its parent's checkpoint, and inherits its parent's origins",
-        "Leave one of them out",
+        "a fork already begins from the checkpoint of its parent, and inherits the origins of its parent",
+        "Remove one of them",
     )
 
 
@@ -129,7 +129,7 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
 
     leaves = parameters_of(parent, receiver.train)
     unchanged = open_parent(init, parent.asked).origins == parent.origins
-    require(unchanged, parent.asked, "went on while its weights were read", "Wait for it to end")
+    require(unchanged, parent.asked, "continued to train while its weights were read", "Wait for it to end")
     own = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
     weights.require_shapes(parent.asked, receiver.shapes, own)
     weights.require_finite(parent.asked, leaves)
@@ -170,10 +170,10 @@ def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
     """Reasons why external weights may have seen this run's data: the data that they were trained on, or their name."""
     may_hold = among(known_as, origin.checkpoint.trained_on if origin.checkpoint else ())
     if may_hold:
-        yield f"{origin.name} was trained on {', '.join(may_hold)}, which may hold this run's data"
+        yield f"{origin.name} was trained on {', '.join(may_hold)}, which may contain this run's data"
     called = among(known_as, origin.checkpoint.names if origin.checkpoint else ())
     if called:
-        yield f"{origin.name} is called {called[0]}, as if it was trained on this run's data"
+        yield f"{origin.name} has the name {called[0]}, which suggests that it was trained on this run's data"
 
 
 def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple[Origin, ...], Parent | None]:
@@ -215,8 +215,8 @@ def _require_same_state(parent: Parent, receiver: Receiver) -> None:
         ("train", parent.train.kind, parent.train == receiver.train),
         ("optimizer", parent.optimizer.name, _is_same_optimizer(parent.optimizer, receiver.optimizer)),
     ):
-        fix = f"Use {key}={theirs} as its parent, or init=run init.run=... init.step=..., which takes the weights alone"
-        require(is_same, parent.asked, f"its state is that of {key}={theirs}, and this run trains otherwise", fix)
+        fix = f"Use {key}={theirs} as its parent, or init=run init.run=... init.step=..., which uses only the weights"
+        require(is_same, parent.asked, f"its checkpoint was made with {key}={theirs}, and this run uses another {key}", fix)
 
 
 def _is_same_optimizer(one: Optimizer, other: Optimizer) -> bool:
@@ -256,13 +256,13 @@ def _require_trained(selected: Taken, train: Trained) -> None:
     frozen = [path for path in selected.made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
     fix = "Begin from weights that hold it, or use model.classifier=linear" if isinstance(train, OutputLayer) else fix
-    require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be made new, and stay untrained", fix)
+    require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be initialised at random and never trained", fix)
 
 
 def require_not_exported(checkpoint: Checkpoint) -> None:
     """Raises `ConfigError` for weights that a run of dpx trained: what was spent on them must be charged."""
     of_run = checkpoint.config.get("dpx")
-    require(of_run is None, checkpoint.asked, "holds weights that a run of dpx trained and exported", f"Use init=run init.run={of_run}")
+    require(of_run is None, checkpoint.asked, "contains weights that a run of dpx trained and exported", f"Use init=run init.run={of_run}")
 
 
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
@@ -273,7 +273,7 @@ def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
     definition = store.folder / tokenizer.DEFINITION
     cut_by = tokenizer.of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
     is_cut_alike = _normalised(cut_by) == _normalised(tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size))
-    reason = "keeps case or accents, or parts Chinese characters, otherwise than the tokenizer of this run's data"
+    reason = "treats case, accents or Chinese characters differently from the tokenizer of this run's data"
     require(is_cut_alike, checkpoint.asked, reason, fix)
 
 
@@ -284,14 +284,14 @@ def _normalised(own: tokenizer.TextTokenizer) -> str:
 
 def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) -> None:
     is_same = checksum == store.manifest.vocabulary_checksum
-    require(is_same, asked, "was trained with another vocabulary than this run's data is cut with", fix)
+    require(is_same, asked, "was trained with another vocabulary than the vocabulary of this run's data", fix)
 
 
 def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str, further: Sequence[str] = ()) -> None:
     """Raises `ConfigError` if two models of the same shapes compute different functions of their parameters."""
     for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset", *further):
         one, other = getattr(theirs, name, None), getattr(model, name, None)
-        require(one == other, f"model.{name}={other}", f"{asked} is of a model with {one}", f"Use {named}, or other weights")
+        require(one == other, f"model.{name}={other}", f"{asked} contains a model with {one}", f"Use {named}, or other weights")
 
 
 def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None) -> None:
@@ -301,9 +301,9 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
         return
     theirs = origin.vocabulary.sha256
     if theirs is None:
-        fix = "Begin from its own folder and on the same prepared data, or train it again"
-        raise ConfigError(parent.asked, "does not say which vocabulary it was trained with", fix)
-    fix = "Bring its vocabulary.txt, which lies in its data's folder, by data.vocabulary.path"
+        fix = "Begin from its original folder and with the same prepared data, or train it again"
+        raise ConfigError(parent.asked, "does not state the vocabulary that it was trained with", fix)
+    fix = "Set data.vocabulary.path to its vocabulary.txt, which is in the folder of its data"
     _require_vocabulary_of(store, parent.asked, theirs, fix)
 
 

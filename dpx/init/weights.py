@@ -73,19 +73,19 @@ def facts_beside(params: Path) -> dict[str, Any]:
 
 def require_shapes(place: str, expected: Shapes, actual: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
     """Raises `ConfigError` naming the first parameter that is missing, unknown, of another shape, or not float32."""
-    fix = "Name the model that these weights are of, or other weights"
+    fix = "Name the model of these weights, or use other weights"
     for path in sorted({*expected, *actual}):
-        require(path in actual, place, f"lacks {path} of this model", fix)
-        require(path in expected, place, f"holds {path}, which this model does not have", fix)
+        require(path in actual, place, f"does not contain the parameter {path} of this model", fix)
+        require(path in expected, place, f"contains {path}, which this model does not have", fix)
         (shape, dtype), own = actual[path], tuple(expected[path])
-        require(tuple(shape) == own, place, f"holds {path} of shape {tuple(shape)}, where this model has {own}", fix)
-        require(np.dtype(dtype) == np.float32, place, f"holds {path} as {np.dtype(dtype)}", "Write it as float32")
+        require(tuple(shape) == own, place, f"has {path} of shape {tuple(shape)}, but this model has {own}", fix)
+        require(np.dtype(dtype) == np.float32, place, f"has {path} as {np.dtype(dtype)}, not float32", "Write it as float32")
 
 
 def require_finite(place: str, leaves: Leaves) -> None:
     """Raises `ConfigError` naming the first parameter that holds a value that is not finite."""
     for path, leaf in sorted(leaves.items()):
-        require(bool(np.isfinite(leaf).all()), place, f"holds values of {path} that are not finite", "Give other weights")
+        require(bool(np.isfinite(leaf).all()), place, f"contains values of {path} that are not finite", "Use other weights")
 
 
 def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -114,16 +114,16 @@ def _reading(file: Path) -> Iterator[None]:
     """Raises `ConfigError` for a file that is not an .npz, or cannot be read as one inside this context."""
     asked = f"init.file={file}"
     is_release = any((place / METADATA).is_file() for place in (file, file / PARAMS, file / "release" / PARAMS))
-    fix = f"Begin from that run, with what it cost: init=run init.run={file}"
-    require(not is_release, asked, "holds weights that a run of dpx released", fix)
+    fix = f"Begin from that run, so that its cost is included: init=run init.run={file}"
+    require(not is_release, asked, "contains weights that a run of dpx released", fix)
     require(file.exists(), asked, "no such file", "Name an .npz of float32 arrays by path")
     require(file.is_file(), asked, "is a folder", "Name an .npz of float32 arrays by path")
     try:
         yield
     # zipfile raises RuntimeError for an encrypted member, and NotImplementedError for an unknown compression method.
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
-        fix = "Write it with numpy.savez, each parameter under its path"
-        raise ConfigError(asked, "is cut short, or no .npz of arrays", fix) from error
+        fix = "Write the file with numpy.savez, with the path of each parameter as its name"
+        raise ConfigError(asked, "is incomplete, or is not an .npz file of arrays", fix) from error
 
 
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
@@ -142,6 +142,6 @@ def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]
             require(
                 digest not in held,
                 asked,
-                f"holds, as {held.get(digest)}, what the run {run.name} released as {path}",
-                f"Begin from that run, with what it cost: init=run init.run={place}",
+                f"contains, as {held.get(digest)}, the array {path} that the run {run.name} released",
+                f"Begin from that run, so that its cost is included: init=run init.run={place}",
             )

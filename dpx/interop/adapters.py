@@ -1,4 +1,5 @@
-"""A run's adapters in PEFT's layout: its `adapter_config.json`, the adapters' tensors, and those of a head that was trained beside them.
+"""A run's adapters in PEFT's layout: its `adapter_config.json`, the adapters' tensors, and the tensors of a head that was trained with
+them.
 
 PEFT adds lora_alpha / r x B A to the map of a module. GPT-2's query, key and value are one module: its adapter is made of theirs side by
 side, so that its rank is their sum, with zeros where a target's B has no outputs.
@@ -37,21 +38,31 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     """The adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of what ends a text. Raises `ConfigError`
     for a run without adapters or without a named base model, if that model differs from the one that the run began from, and if its class
     would read another token."""
-    require(isinstance(train, Adapters), f"train={train.kind}", "trained no adapters that PEFT could add to a base model", _FIX)
-    require(isinstance(init, FromCheckpoint), f"init={init.kind}", "names no base model for adapters", _FIX)
+    require(isinstance(train, Adapters), f"train={train.kind}", "does not train adapters that PEFT can add to a base model", _FIX)
+    require(isinstance(init, FromCheckpoint), f"init={init.kind}", "does not name a base model for the adapters", _FIX)
     assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)
     family = family_of(model, task)
     layout = LAYOUTS[family]
     beside = {path: leaf for path, leaf in leaves.items() if not path.startswith(_LORA)}
     trained = {path for path in beside if train.selection().picks(path)}
     has_own_module = not trained or isinstance(task, Classification | MultipleChoice)
-    require(has_own_module, f"train.head=true with task={task.name}", "PEFT saves whole modules, and this head shares its table", _FIX)
+    require(
+        has_own_module,
+        f"train.head=true with task={task.name}",
+        "PEFT saves whole modules, but this head shares its table with the embeddings",
+        _FIX,
+    )
     base = Checkpoint(init.path)
     _require_same_base(base, beside, trained)
     # GPT-2's class for labels reads the last token that is not padding.
     is_classifier_of_gpt2 = family == "gpt2" and isinstance(task, Classification)
     is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
-    require(not is_passed_over, base.asked, f"pads with {last_mark}, the mark that ends a text, and would not read it", _FIX)
+    require(
+        not is_passed_over,
+        base.asked,
+        f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text",
+        _FIX,
+    )
     modules = _modules(layout, nested(leaves)["layers"]["lora"])
     ranks = {_pattern(module): len(adapters) for module, adapters in modules.items() if len(adapters) > 1}
     config = {
@@ -83,7 +94,9 @@ def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]
     parameters = checkpoint.select({path: leaf.shape for path, leaf in untrained.items()})
     for path, values in checkpoint.leaves(parameters).items():
         is_same = values.tobytes() == untrained[path].tobytes()
-        require(is_same, checkpoint.asked, f"holds other values of {path} than the run began from", f"Restore it. {_FIX}")
+        require(
+            is_same, checkpoint.asked, f"contains other values of {path} than the values that the run began from", f"Restore it. {_FIX}"
+        )
 
 
 def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter]]:

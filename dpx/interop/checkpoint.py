@@ -62,14 +62,14 @@ class Checkpoint:
         for name in self._tensors.shapes:
             old = next((old for old in _OLD_NAMES if name.endswith(old)), None)
             today = name if old is None else name.removesuffix(old) + _OLD_NAMES[old]
-            reason = f"holds {today} under its old name too"
+            reason = f"contains {today} also under its old name"
             require(today not in by_name, self.asked, reason, "Keep one of them, or copy the checkpoint again")
             by_name[today] = name
         return by_name
 
     def select(self, expected: Shapes, model: AnyModel | None = None) -> Taken:
-        """What it gives a model of the parameters `expected`; its classifier not to a `model` whose classifier is of another form. Raises
-        `ConfigError` for the first one below the heads that it does not give."""
+        """Returns the parameters `expected` that it gives a model; its classifier not to a `model` whose classifier is of another form.
+        Raises `ConfigError` for the first one below the heads that it does not give."""
         layers, stored = self.model.layers, self._stored
         prefix = self.layout.prefix if any(name.startswith(self.layout.prefix) for name in stored) else ""
         parts = self.layout.parts(prefix)
@@ -97,7 +97,7 @@ class Checkpoint:
         return {path: part.ours(lambda name: values[self._stored[name]], layers) for path, part in selected.parts.items()}
 
 
-_FIX = "Use model=hf, or a checkpoint of this model; a file may be cut short or hold tensors under other names"
+_FIX = "Use model=hf, or a checkpoint of this model; a file may be incomplete or contain tensors under other names"
 
 
 def _is_read_otherwise(own: Model, model: AnyModel) -> bool:
@@ -115,4 +115,4 @@ def _problem(part: Part | None, own: tuple[int, ...], shapes: Mapping[str, tuple
     if missing:
         return f"lacks {missing[0]}"
     shape = part.shape(shapes, layers)
-    return None if shape == own else f"holds {part.names[0].format(0)} of shape {shape}, not {own},"
+    return None if shape == own else f"has {part.names[0].format(0)} of shape {shape}, not {own},"

@@ -44,7 +44,7 @@ Format = Literal["hf", "peft"]
 def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf") -> Written:
     """Writes `to`, whole or not at all. Raises `ConfigError` where it is there, where the run's parts do not agree, and for a model that
     transformers has no class for; with `format="peft"` also for a run without adapters of a checkpoint."""
-    require(not to.exists() and not to.is_symlink(), to, "is already there", "Delete it, or name another folder with job.to")
+    require(not to.exists() and not to.is_symlink(), to, "already exists", "Delete it, or name another folder with job.to")
     agreement.check(folder)
     RunFolder(folder).require_no_links()
     release = folder / "release"
@@ -57,7 +57,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
         converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | Decoder)
-    require((release / STATEMENT).is_file(), release, "holds weights without their statement", f"Restore its {STATEMENT}")
+    require((release / STATEMENT).is_file(), release, "contains weights but not their statement", f"Restore its {STATEMENT}")
     statement = read_statement(release / STATEMENT)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
@@ -88,7 +88,9 @@ def _written_whole(to: Path) -> Iterator[Path]:
 
 def _released(params: Path) -> Any:
     """The released parameters, nested dicts on the host."""
-    require(params.is_dir(), f"run={params.parent.parent}", "holds no released parameters", "Let it train to its end, or name another run")
+    require(
+        params.is_dir(), f"run={params.parent.parent}", "contains no released parameters", "Let it train to its end, or name another run"
+    )
     return on_host(params)
 
 
@@ -122,8 +124,8 @@ def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int,
         own.add_special_tokens([vocabulary[getattr(store.manifest, role)] for role in _MARKS.values()])
     if special.pad_id == len(vocabulary):
         own.add_special_tokens([_PADDING])
-        reason = "leaves no separate id for padding"
-        require(own.token_to_id(_PADDING) == special.pad_id, path, reason, f"Name a tokenizer without gaps and {_PADDING}")
+        reason = "has no free id for padding"
+        require(own.token_to_id(_PADDING) == special.pad_id, path, reason, f"Name a tokenizer without unused ids and {_PADDING}")
         vocabulary = [*vocabulary, _PADDING]
     marks = {name: vocabulary[getattr(special, role)] for name, role in _MARKS.items()}
     first, last = (marks["cls_token"], store.manifest.cls_id), (marks["sep_token"], store.manifest.sep_id)

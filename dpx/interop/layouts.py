@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint is which parameter here, family by family, in both directions.
+"""The mapping between tensors of a checkpoint and parameters of dpx, family by family, in both directions.
 
 Here layers are stacked on a leading axis, a dense map is [inputs, outputs], and query, key and value are one map. PyTorch's dense maps are
 [outputs, inputs]; GPT-2's are not.
@@ -82,7 +82,7 @@ class Layout:
     ignored: tuple[str, ...] = ()
 
     def parts(self, prefix: str) -> dict[str, Part]:
-        """By path, the body's names with `prefix`."""
+        """Returns the body's names with `prefix`, by path."""
         body = [Part(one.path, tuple(prefix + name for name in one.names), one.is_transposed) for one in self.body]
         return {one.path: one for one in (*body, *self.heads, self.decoder)}
 

@@ -62,11 +62,11 @@ def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], 
     dpx has no model for."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
-        raise ConfigError(where, f"is of model_type {family!r}, which is not read", f"Use one of {', '.join(sorted(_FAMILIES))}")
+        raise ConfigError(where, f"has model_type {family!r}, which dpx cannot read", f"Use one of {', '.join(sorted(_FAMILIES))}")
     try:
         return _FAMILIES[family](config, where)
     except KeyError as error:
-        raise ConfigError(where, f"does not say {error.args[0]}", "Copy the file again") from None
+        raise ConfigError(where, f"does not set {error.args[0]}", "Copy the file again") from None
 
 
 def is_multiple_choice(config: Mapping[str, Any]) -> bool:
@@ -79,7 +79,9 @@ def is_multiple_choice(config: Mapping[str, Any]) -> bool:
 def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, ...], usual: str = "gelu") -> str:
     named = config.get(key, usual)
     kind = _GELUS.get(named) if isinstance(named, str) else None
-    require(kind in allowed, where, f"has the activation {key}={named}, which dpx does not have here", "Use another checkpoint")
+    require(
+        kind in allowed, where, f"has the activation {key}={named}, which dpx does not support for this model", "Use another checkpoint"
+    )
     assert kind is not None
     return kind
 
@@ -108,7 +110,10 @@ def _is_tied(config: Mapping[str, Any], where: str) -> bool:
 def _require(config: Mapping[str, Any], where: str, **expected: Any) -> None:
     for key, value in expected.items():
         require(
-            config.get(key, value) in (value, None), where, f"has {key}={config.get(key)}; dpx has {value} alone", "Use another checkpoint"
+            config.get(key, value) in (value, None),
+            where,
+            f"has {key}={config.get(key)}, but dpx supports only {value}",
+            "Use another checkpoint",
         )
 
 

@@ -30,9 +30,9 @@ class Tensors:
         with _open(file) as opened:
             there = list(opened.keys())
             for name in promised:
-                require(name in there, file, f"lacks {name}, which its index names", "Copy the checkpoint again")
+                require(name in there, file, f"does not contain {name}, which its index names", "Copy the checkpoint again")
             for name in there:
-                reason = f"holds {name}, which {self._file.get(name, file).name} holds too"
+                reason = f"contains {name}, which {self._file.get(name, file).name} also contains"
                 require(name not in self._file, file, reason, "Keep one of them, or copy the checkpoint again")
                 part = opened.get_slice(name)
                 self._file[name], self.shapes[name], self._types[name] = file, tuple(part.get_shape()), str(part.get_dtype())
@@ -44,7 +44,7 @@ class Tensors:
             with _open(file) as opened:
                 for name in sorted(name for name in wanted if self._file[name] == file):
                     kind = self._types[name]
-                    require(kind in _FLOATS, file, f"holds {name} as {kind}", "Give weights as float32, float16 or bfloat16")
+                    require(kind in _FLOATS, file, f"has {name} as {kind}", "Give weights as float32, float16 or bfloat16")
                     yield name, np.asarray(opened.get_tensor(name)).astype(np.float32)
 
 
@@ -54,7 +54,7 @@ def _open(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="numpy") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
-        raise ConfigError(file, f"is not a whole safetensors file ({str(error).splitlines()[0]})", "Copy it again") from None
+        raise ConfigError(file, f"is not a complete safetensors file ({str(error).splitlines()[0]})", "Copy it again") from None
 
 
 def write(file: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint was trained on, as its model card and its user say, and whether a run's protected data may be among it.
+"""The training data of a checkpoint, as its model card and its user state it, and whether a run's protected data may be among it.
 
 A name is found in another whatever stands between its letters, and however they are accented: "sst2" in "SST-2", "bookcorpus" in "Book
 Corpus". A data set that no card names may still have been used: that no protected data was used remains the user's assertion

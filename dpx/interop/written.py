@@ -47,7 +47,7 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     layout = LAYOUTS[family]
     parts = layout.parts(layout.prefix)
     unknown = sorted(path for path in leaves if path not in parts)
-    require(not unknown, f"model={model.name}", f"{', '.join(unknown[:1])} has no place in {family}", "Export a model of BERT's family")
+    require(not unknown, f"model={model.name}", f"{', '.join(unknown[:1])} does not exist in {family}", "Export a model of BERT's family")
     tensors = {name: values for path, leaf in leaves.items() for name, values in parts[path].theirs(np.asarray(leaf)).items()}
     architecture = architecture_of(model, task, family)
     assert isinstance(model, Bert | Decoder)
@@ -60,7 +60,12 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     if family == "roberta":
         # It counts positions from the one after padding's id.
         is_padding, fix = special.pad_id == model.position_offset - 1, "Train with RoBERTa's own tokenizer, or model.position_offset=0"
-        require(is_padding, f"model.position_offset={model.position_offset}", f"RoBERTa has {special.pad_id + 1} with this padding", fix)
+        require(
+            is_padding,
+            f"model.position_offset={model.position_offset}",
+            f"RoBERTa needs {special.pad_id + 1} with this id for padding",
+            fix,
+        )
     if isinstance(task, Classification | MultipleChoice):
         # Transformers' classes of choices give one value a text and read no label; these names still state how many texts a row has.
         names = label_names(task, labels)
@@ -73,12 +78,17 @@ def family_of(model: AnyModel, task: Task) -> str:
     if isinstance(model, Decoder):
         return "gpt2"
     if not isinstance(model, Bert):
-        raise ConfigError(f"model={model.name}", "is of no family that transformers has", "Export a model of dpx")
+        raise ConfigError(f"model={model.name}", "does not belong to a model family of transformers", "Export a model of dpx")
     has_classifier = isinstance(task, Classification | MultipleChoice)
     fix = "Train with model.pool=cls and the classifier of the model's own family"
-    require(not has_classifier or model.pool == "cls", f"model.pool={model.pool}", "no classifier of transformers reads a mean", fix)
+    require(
+        not has_classifier or model.pool == "cls",
+        f"model.pool={model.pool}",
+        "the classifiers of transformers do not pool by the mean",
+        fix,
+    )
     if model.position_offset:
-        reason = f"no model of transformers has it with model.position_offset={model.position_offset}"
+        reason = f"no model of transformers combines it with model.position_offset={model.position_offset}"
         require(model.segments > 0, "model.segments=0", reason, "Use model.segments=1")
         # RobertaForMultipleChoice reads the encoder's pooler, as BERT's heads do.
         family, own = "roberta", "pooler" if isinstance(task, MultipleChoice) else "dense"
@@ -98,7 +108,11 @@ def architecture_of(model: AnyModel, task: Task, family: str) -> str:
         return "BertForPreTraining"
     head = heads.get(type(task))
     if head is None:
-        raise ConfigError(f"task={task.name} with model={model.name}", f"{name} has no class for it in transformers", "Export another task")
+        raise ConfigError(
+            f"task={task.name} with model={model.name}",
+            f"transformers has no class for this task with {name}",
+            "Export a run of another task",
+        )
     return name + head
 
 
@@ -109,7 +123,12 @@ def _sizes(model: Bert | Decoder, family: str) -> dict[str, Any]:
         sizes |= {"n_positions": model.positions, "activation_function": activation, "layer_norm_epsilon": model.layer_norm_eps}
         return sizes | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
     if family == "distilbert":
-        require(model.layer_norm_eps == 1e-12, f"model.layer_norm_eps={model.layer_norm_eps}", "DistilBERT has 1e-12 alone", "Keep it")
+        require(
+            model.layer_norm_eps == 1e-12,
+            f"model.layer_norm_eps={model.layer_norm_eps}",
+            "DistilBERT supports only 1e-12",
+            "Use model.layer_norm_eps=1e-12",
+        )
         sizes = {"n_layers": model.layers, "dim": model.width, "n_heads": model.heads, "hidden_dim": model.feed_forward}
         sizes |= {"max_position_embeddings": model.positions, "activation": "gelu", "sinusoidal_pos_embds": False}
         return sizes | dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), model.dropout)

@@ -1,1 +1,1 @@
-"""What a command does: each job is a declaration called with (experiment, run folder)."""
+"""The jobs of the command line: each job is a declaration called with (experiment, run folder)."""

@@ -47,12 +47,12 @@ class Account:
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", f"release/{STATEMENT}"))
         what = folder.path if folder.has_begun else "run"
-        reason = "nothing is charged in it" if folder.has_begun else "no run is named that could be accounted for"
+        reason = "its ledger contains no charged step" if folder.has_begun else "this job needs a run to account for, and no run is named"
         require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
         sources = [_place(path) for path in self.ledgers] or [folder.path]
         read_sources = [read(path) for path in sources]
         segments = ledger.join(*(one.segments for one in read_sources))
-        require(bool(segments), ", ".join(map(str, sources)), "nothing is charged in it", "Name a private run that has begun")
+        require(bool(segments), ", ".join(map(str, sources)), "its ledger contains no charged step", "Name a private run that has begun")
         require_one_unit(read_sources, self.adjacency)
         delta, adjacency = stated_at(read_sources, self.delta, self.adjacency, experiment.privacy)
         before = ledger.join(*(list(one.before) for one in read_sources))
@@ -82,7 +82,9 @@ class Account:
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
 
-UNCHECKED = "UNCHECKED: without a run's private/ its statement is trusted without a check; nothing shows whether steps are missing from it."
+UNCHECKED = (
+    "UNCHECKED: the private/ folder of the run is missing, so its statement is trusted without a check; steps may be missing from it."
+)
 
 
 def _place(named: str) -> Path:
@@ -93,7 +95,7 @@ def _place(named: str) -> Path:
 
 
 def account(segments: Segments, accountant: str, delta: float, adjacency: str, before: Sequence[Segment] = ()) -> list[Table]:
-    """Every table of the account of `segments`; those of `before` among them were made before the first step."""
+    """Returns every table of the account of `segments`; the segments in `before` were made before the first step."""
     from dpx.privacy import accounting, ledger
     from dpx.privacy.profile import Profile
 
@@ -115,7 +117,7 @@ def account(segments: Segments, accountant: str, delta: float, adjacency: str, b
             "epsilon_by_step",
             ("steps", "epsilon"),
             tuple(_by_step(segments, accountant, delta, adjacency, before)),
-            f"epsilon at delta {delta:.3g}" + (", what the run began from included" if before else ""),
+            f"epsilon at delta {delta:.3g}" + (", including the runs that it started from" if before else ""),
         ),
         _attacker(profile),
         Table(
@@ -157,7 +159,7 @@ def _attacker(profile: Any) -> Table:
     rows: list[tuple[str, float]] = [("membership advantage, delta(0)", profile.advantage)]
     rows += [(f"true-positive rate at {rate:.2%} false positives", profile.true_positive_rate(rate)) for rate in FALSE_POSITIVE_RATES]
     rows.append(("Gaussian-DP parameter mu that bounds the curve (delta >= 1e-10)", profile.gdp_parameter()))
-    return Table("attacker", ("the most that is possible", "value"), tuple(rows), "against one unit")
+    return Table("attacker", ("the largest possible value", "value"), tuple(rows), "against one unit")
 
 
 def _curve(profile: Any) -> tuple[tuple[float, float, float], ...]:
@@ -171,7 +173,7 @@ def _curve(profile: Any) -> tuple[tuple[float, float, float], ...]:
 PICTURES = [
     Picture(
         "account",
-        "Epsilon of delta, epsilon as steps go by, and the least false-negative rate of any membership test.",
+        "Epsilon of delta, epsilon by step, and the least false-negative rate of any membership test.",
         (
             Lines(table="epsilon_of_delta", x="delta", y=("epsilon",), x_scale="log"),
             Lines(table="epsilon_by_step", x="steps", y=("epsilon",)),

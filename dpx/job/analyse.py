@@ -25,9 +25,11 @@ class Analyse:
     analysis: Any = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        require(self.analysis is not None, "analysis", "none is chosen", "Add analysis=<name>, or an experiment that is one")
+        require(
+            self.analysis is not None, "analysis", "no analysis is chosen", "Add analysis=<name>, or choose an experiment that sets one"
+        )
         absent = [str(entry["path"]) for entry in inputs(self.analysis) if not entry["exists"]]
-        require(not absent, ", ".join(absent), "the analysis reads this and it is not there", "Run what makes it first")
+        require(not absent, ", ".join(absent), "the analysis reads this file, but the file is missing", "Run the job that writes it first")
         tables: list[Table] = self.analysis()
         folder.made_release()
         write_json(folder.release / "analysis.json", {"name": experiment.name, "tables": [table.as_json() for table in tables]})

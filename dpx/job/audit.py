@@ -35,7 +35,7 @@ class Audit:
 
     def __post_init__(self) -> None:
         self.primary()
-        few = f"there are {self.canaries} canaries to guess about"
+        few = f"there are only {self.canaries} canaries"
         require(self.guesses <= self.canaries, f"job.guesses={self.guesses}", few, "Guess fewer, or give more canaries")
 
     def primary(self) -> Primary:
@@ -100,11 +100,11 @@ def show(document: dict[str, Any]) -> None:
     columns = ("score", "estimator", "guesses", "correct", "delta", "error", "epsilon", "claim", "refutes")
     listed = [document["primary"], *document["others"], *document["without_guarantee"]]
     rows = tuple(tuple(bound[column] for column in columns) for bound in listed)
-    title = "lower bounds on epsilon; the primary first; what has no error decides nothing"
+    title = "lower bounds on epsilon, the primary bound first; a bound without an error probability does not decide the verdict"
     wide_console().print(Table("audit", columns, rows, title).shown())
 
 
 def _require_noise(p_value: float) -> None:
     if p_value < NOISE_ERROR:
         reason = f"the released noise does not have the stated variance (p = {p_value:.1e})"
-        raise ConfigError("audit", reason, "Mend the deviation that is passed to the noise")
+        raise ConfigError("audit", reason, "Correct the standard deviation that the mechanism passes to the noise")

@@ -55,7 +55,7 @@ class Benchmark:
 
     def __post_init__(self) -> None:
         for name, given in (("variants", self.variants), ("physical_batches", self.physical_batches)):
-            require(bool(given), f"job.{name}=[]", "nothing would be measured", "Name one or more")
+            require(bool(given), f"job.{name}=[]", "the benchmark would measure nothing", "Name at least one")
         for variant in self.variants:
             require(variant in VARIANTS, f"job.variants={variant}", "no such variant", f"Use {', '.join(VARIANTS)}")
         for dtype in self.dtypes:
@@ -63,8 +63,13 @@ class Benchmark:
         for name, sizes in (("physical_batches", self.physical_batches), ("peer_batches", self.peer_batches)):
             for size in sizes:
                 self._require_divides(f"job.{name}={size}", size)
-        require(self.rounds > 0, f"job.rounds={self.rounds}", "nothing would be measured", "Use 1 or more")
-        require(self.limit_s is None or self.limit_s > 0, f"job.limit_s={self.limit_s}", "no time to measure in", "Use seconds, or null")
+        require(self.rounds > 0, f"job.rounds={self.rounds}", "the benchmark would measure nothing", "Use 1 or more")
+        require(
+            self.limit_s is None or self.limit_s > 0,
+            f"job.limit_s={self.limit_s}",
+            "the time limit must be positive",
+            "Give a number of seconds, or null for no limit",
+        )
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document(experiment)
@@ -74,7 +79,7 @@ class Benchmark:
         wide_console().print(shown(document))
 
     def document(self, experiment: Experiment) -> dict[str, Any]:
-        """What benchmark.json will hold: the conditions and the rows.
+        """Returns the contents of benchmark.json: the conditions and the rows.
 
         Raises `ConfigError` for a mechanism that replaces parameters: programs are of the parameters' own gradients."""
         mechanism = experiment.mechanism
@@ -105,11 +110,11 @@ class Benchmark:
         require(
             experiment.mechanism.name == "dp_sgd",
             f"job=benchmark, mechanism={experiment.mechanism.name}",
-            "what is measured is the step with independent noise beside plain ones",
-            "Use mechanism=dp_sgd, or job=benchmark_noise for what other noise costs",
+            "this job compares the step with independent noise to plain steps",
+            "Use mechanism=dp_sgd, or job=benchmark_noise for the cost of other noise",
         )
         require(
-            experiment.train.is_all, f"train={experiment.train.kind}", "every parameter is trained in what is measured", "Use train=all"
+            experiment.train.is_all, f"train={experiment.train.kind}", "this job measures steps that train every parameter", "Use train=all"
         )
         dtypes = tuple(self.dtypes) or (experiment.model.dtype,)
         meshes = [recipes.option("mesh", name) for name in self.meshes] or [experiment.mesh]
@@ -128,14 +133,24 @@ class Benchmark:
             for variant in peers:
                 require_installed(variant)
             if peers:
-                require(meshes[0].devices == 1, f"job.variants={peers[0]}", "peers run on one device", "Name the mesh single first")
-                require(isinstance(experiment.clip, Flat), f"clip={experiment.clip.kind}", "peers clip the whole vector", "Use clip=flat")
+                require(
+                    meshes[0].devices == 1,
+                    f"job.variants={peers[0]}",
+                    "the other libraries run on one device only",
+                    "Put mesh single first in the list",
+                )
+                require(
+                    isinstance(experiment.clip, Flat),
+                    f"clip={experiment.clip.kind}",
+                    "the other libraries clip the whole gradient vector",
+                    "Use clip=flat",
+                )
                 placed = dataclasses.replace(experiment, mesh=meshes[0])
                 yield module, Setting(placed, peers, ("float32",), self.logical_batch, sizes, until)
 
     def _require_divides(self, value: str, size: int) -> None:
         fits = 0 < size <= self.logical_batch and self.logical_batch % size == 0
-        require(fits, value, f"does not divide job.logical_batch={self.logical_batch}", "Use a divisor")
+        require(fits, value, f"does not divide job.logical_batch={self.logical_batch}", "Use a divisor of it")
 
 
 def require_installed(variant: str) -> None:

@@ -33,8 +33,13 @@ class BenchmarkNoise:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        require(self.draws % (2 * COLUMNS) == 0 and self.draws > 0, f"job.draws={self.draws}", f"rows hold {COLUMNS}", "Use 1048576")
-        require(self.rounds > 0, f"job.rounds={self.rounds}", "nothing would be measured", "Use 1 or more")
+        require(
+            self.draws % (2 * COLUMNS) == 0 and self.draws > 0,
+            f"job.draws={self.draws}",
+            f"the number of draws must be a multiple of {COLUMNS}, the length of a row",
+            "Use 1048576",
+        )
+        require(self.rounds > 0, f"job.rounds={self.rounds}", "the benchmark would measure nothing", "Use 1 or more")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         document = self.document()

@@ -12,7 +12,7 @@ from dpx.picture import Lines, Picture
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 
-PRIVATE = "the losses that this rests on depend on the text they were measured on, and no claim of the designed run covers that"
+PRIVATE = "this design uses measured losses, which depend on the text they were measured on, and no claim of the designed run covers that"
 SHIPPED = (
     "the losses come with dpx: laptop/mckenna_grid, English Wikipedia in rows of 32 tokens of 1,024 word pieces, a seed or two; "
     "other text, tokens or models have other losses"
@@ -47,8 +47,8 @@ class Design:
         require(
             1 <= self.reach < float("inf"),
             f"design.reach={self.reach}",
-            "measured steps are kept whole",
-            "Give 1, or how many times as many",
+            "the reach cannot be smaller than the measured steps",
+            "Give 1, or a larger multiple of the measured steps",
         )
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
@@ -73,7 +73,9 @@ class Design:
 
     def _compute(self, flops_per_s: float) -> float:
         given = [value for value in (self.compute, self.device_hours) if value is not None]
-        require(len(given) == 1, "design.compute, design.device_hours", "one of the two says what there is to spend", "Give one")
+        require(
+            len(given) == 1, "design.compute, design.device_hours", "the design needs exactly one of the two limits", "Give one of them"
+        )
         return self.compute if self.compute is not None else (self.device_hours or 0.0) * 3600 * flops_per_s
 
     def _designed(self, experiment: Experiment, base: Any, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
@@ -137,7 +139,7 @@ class Design:
                 "designs", columns, tuple(rows), f"epsilon {budget.epsilon:g}, {budget.size:,} records, {budget.compute:.3g} FLOPs", notes
             ),
             Table("near_optimal", ("what", "least", "most"), tuple(spans), f"{len(near)} configurations within 1 % of the least loss"),
-            Table("doubled", ("twice_the", "loss", "gain"), tuple(bought), "what twice as much would buy", ends),
+            Table("doubled", ("twice_the", "loss", "gain"), tuple(bought), "gain from twice as much", ends),
             Table("curve", ("model", "batch_size", "loss"), tuple(curve), "loss by batch size at this compute"),
         ]
 
@@ -154,7 +156,7 @@ def _base(name: str) -> Any:
 
     cfg = recipes.plan_config_if_found(name, [])
     if cfg is None:
-        raise ConfigError(f"design.base={name}", "no recipe has such a name", "Name one that job=list shows")
+        raise ConfigError(f"design.base={name}", "no recipe has this name", "Use a name that job=list shows")
     return build(cfg)[0]
 
 
@@ -166,7 +168,12 @@ def _is_option(base: str, option: str) -> bool:
 
 def _require_length(measured: float, base: str, tokens: int) -> None:
     why = f"losses were measured in rows of {measured:g} tokens, and it has {tokens}"
-    require(measured == tokens, f"design.base={base}", why, "Give a base of that data.sequence_length, or losses of this one")
+    require(
+        measured == tokens,
+        f"design.base={base}",
+        why,
+        "Use a base with that data.sequence_length, or losses measured with the base's value",
+    )
 
 
 def _published(size: int, epsilon: float) -> Table:
@@ -177,7 +184,7 @@ def _published(size: int, epsilon: float) -> Table:
     columns = ("parameters", "batch_size", "steps", "compute", "loss", "epochs", "tokens_per_parameter")
     values = (row.parameters, row.batch_size, row.steps, row.compute, row.loss, row.epochs, row.tokens_per_parameter)
     notes = (
-        f"McKenna et al. 2025, Table 2, at delta {published.DELTA:g}: a prediction of their fit; no such model was trained",
+        f"McKenna et al. 2025, Table 2, at delta {published.DELTA:g}: a prediction of their fit, not the loss of a trained model",
         "losses were measured in less than one epoch and at a batch of 1,024; 3.3e8 parameters are the edge of their grid",
     )
     return Table("published", columns, (values,), f"published optimum, {size:,} records, epsilon {epsilon:g}", notes)

@@ -92,7 +92,9 @@ def public_size(experiment: Experiment) -> int:
     if experiment.data.declared_size is not None:
         return experiment.data.declared_size
     if experiment.data.is_remote:
-        raise ConfigError("data.declared_size", "nothing is downloaded here, so the number of rows is not known", "Set data.declared_size")
+        raise ConfigError(
+            "data.declared_size", "this job does not download data, so the number of rows is not known", "Set data.declared_size"
+        )
     from dpx.data.prepare import prepare
 
     return experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
@@ -228,7 +230,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any])
     for part in POINTS:
         steps = max(1, round(experiment.steps * part))
         rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, steps), before)))
-    title = f"epsilon at delta {experiment.privacy.delta:.3g} as steps go by"
+    title = f"epsilon at delta {experiment.privacy.delta:.3g} by step"
     return {"name": "as_steps_go", "title": title + (", including the runs that it starts from" if before else ""), "rows": rows}
 
 
@@ -257,4 +259,4 @@ def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:
         rows.append(
             {"setting": words, "noise_multiplier": noise.noise_multiplier, "steps": setting.steps} | calibrate(setting, size).epsilon
         )
-    return {"name": "neighbouring_settings", "title": "what one change would cost", "rows": rows}
+    return {"name": "neighbouring_settings", "title": "epsilon after one change", "rows": rows}

@@ -27,7 +27,7 @@ class List:
         del experiment
         names = recipes.names(self.match)
         everything = recipes.names()
-        require(bool(names), f"list.match={self.match}", "no recipe has such a name", f"There are {', '.join(everything) or 'none'}")
+        require(bool(names), f"list.match={self.match}", "no recipe has this name", f"The recipes are {', '.join(everything) or 'none'}")
         console = wide_console()
         # Planning a package's recipe imports the package, and every later plan of this process names it.
         names = sorted(names, key=lambda name: not packages.is_own("experiment", name))

@@ -138,7 +138,9 @@ def _store(experiment: Experiment) -> Any:
     if data.declared_size is not None:
         return None
     if data.is_remote:
-        raise ConfigError("data.declared_size", "a plan downloads nothing, so the number of rows is not known", "Set data.declared_size")
+        raise ConfigError(
+            "data.declared_size", "a plan does not download data, so the number of rows is not known", "Set data.declared_size"
+        )
     from dpx.data.prepare import prepare
 
     return prepare(data, experiment.privacy)

@@ -34,12 +34,17 @@ class Predict:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         source, read = experiment.data.source, Path(self.input).expanduser()
-        require(read.is_file() and read.name.endswith(SUFFIXES), read, "no file that is read", f"Name one of {', '.join(SUFFIXES)}")
+        require(
+            read.is_file() and read.name.endswith(SUFFIXES),
+            read,
+            "dpx cannot read this kind of file",
+            f"Name a file that ends in one of {', '.join(SUFFIXES)}",
+        )
         output = Path(self.output).expanduser()
         for written in _written(output):
             value = f"job.output={self.output}"
-            require(written.resolve() != read.resolve(), value, f"{written} is the file that is read", "Name another")
-            require(not written.is_dir(), value, f"{written} is a folder", "Name another")
+            require(written.resolve() != read.resolve(), value, f"the output {written} would overwrite the input", "Name another output")
+            require(not written.is_dir(), value, f"the output {written} is a folder", "Name another output")
         trained_on = source.texts if self.checkpoint is None and isinstance(source, Table) else TextColumns()
         from dpx.training.prediction import of_checkpoint, of_run
 
@@ -62,12 +67,15 @@ class Predict:
         """The columns of a row's texts, for a classifier that reads `choices` texts per row, or one."""
         named = self.choices_field or trained_on.choices
         value = f"job.choices_field={self.choices_field}"
-        require(named is None or choices is not None, value, "the classifier reads one text a row", "Leave it out")
+        require(named is None or choices is not None, value, "the classifier reads one text in each row", "Remove it")
         require(
             named is not None or choices is None, value, f"the classifier chooses among {choices} texts", "Name the column that lists them"
         )
         require(
-            named is None or self.pair_field is None, f"job.pair_field={self.pair_field}", "each choice is the second text", "Leave it out"
+            named is None or self.pair_field is None,
+            f"job.pair_field={self.pair_field}",
+            "with choices, each choice already is the second text of a row",
+            "Remove it",
         )
         return TextColumns(self.text_field or trained_on.text, self.pair_field or trained_on.pair, named, choices)
 

@@ -17,9 +17,11 @@ class Evaluate:
     """Evaluates the run that `run=` names; writes `private/evaluation.json`, since held-out text is text too."""
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        require(folder.has_begun, "run", "no run is named that could be evaluated", "Add run=<folder>")
+        require(folder.has_begun, "run", "this job evaluates a run, and no run is named", "Add run=<folder>")
         params_path = folder.release / "params"
-        require(params_path.exists(), f"run={folder.path}", "holds no released parameters", "Let it train to its end, or name another run")
+        require(
+            params_path.exists(), f"run={folder.path}", "contains no released parameters", "Let it train to its end, or name another run"
+        )
         from dpx.claim import agreement
         from dpx.training.evaluation import of_released
 
@@ -46,7 +48,7 @@ class Export:
     to: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        require(folder.has_begun, "run", "no run is named that could be exported", "Add run=<folder>")
+        require(folder.has_begun, "run", "this job exports a run, and no run is named", "Add run=<folder>")
         from dpx.interop.export import export
 
         to = Path(self.to).expanduser() if self.to else folder.release / self.format

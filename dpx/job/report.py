@@ -36,7 +36,9 @@ class Report:
         # Checked first, not after every run was collected.
         require_extra("job=report", "plots")
         published = home / "published.csv"
-        require(published.is_file(), published, "the published values are missing", "Run from the checkout, or set report.evidence")
+        require(
+            published.is_file(), published, "the file of published values is missing", "Run it from the checkout, or set report.evidence"
+        )
         if self.collect:
             outputs = Path(self.outputs)
             collected, unfinished = collect.collect(outputs, declared.match)

@@ -49,7 +49,7 @@ class Resume:
     """Continues training in a folder that holds a run; raises `ConfigError` for one that does not."""
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        require(folder.has_begun, "run", "no run is named that could go on", "Add run=<folder>, or start one with job=train")
+        require(folder.has_begun, "run", "this job resumes a run, and no run is named", "Add run=<folder>, or start one with job=train")
         Train()(experiment, folder)
 
 

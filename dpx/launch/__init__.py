@@ -1,1 +1,1 @@
-"""From a composed config to a job in its folder, once or in a sweep."""
+"""Runs the job of a composed config in its folder, once or in a sweep."""

@@ -215,17 +215,19 @@ class Launcher:
         own = set(settings.sweeper.get("params") or {})
         if own and not own & keys:
             raise ConfigError(
-                f"experiment={cfg.name}", "this recipe is a sweep, and cannot be one point of another sweep", "Launch each sweep by itself"
+                f"experiment={cfg.name}",
+                "this recipe is a sweep, so it cannot be one point of another sweep",
+                "Launch each sweep by itself",
             )
         require(
             cfg.get("tune") is None or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),
             f"hydra.sweep.subdir={settings.sweep.subdir}",
-            "the trials of a search lie beside its study, which counts them",
-            "Leave it out",
+            "the trials of a search must be in the same folder as its study, which counts them",
+            "Remove it",
         )
         mesh = OmegaConf.to_container(cfg.mesh) if OmegaConf.is_config(cfg.get("mesh")) else None
         if self._mesh not in (None, mesh):
-            raise ConfigError(f"mesh={cfg.mesh.get('name')}", "one process holds one mesh", "Launch each mesh by itself")
+            raise ConfigError(f"mesh={cfg.mesh.get('name')}", "one process can use one mesh only", "Launch each mesh by itself")
         self._mesh = mesh
 
 
@@ -277,20 +279,20 @@ def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None
     require(
         experiment.tune is None or job != "train" or is_sweep,
         "tune",
-        "a search is a sweep, and this is one run",
-        "Launch it with -m, or leave the search out with ~tune",
+        "a search is a sweep, but this command starts one run",
+        "Launch it with -m, or remove the search with ~tune",
     )
     require(
         experiment.tune is None or job != "resume",
         "private/trial.json",
-        "is lost: this run began as a trial of a search",
+        "is missing, but this run began as a trial of a search",
         "Restore the file",
     )
     require(
         experiment.tune is None or not is_sweep,
         f"job={job} with tune",
-        "code from outside may train, and only job=train counts the trials of a search",
-        "Use job=train, or leave the search out with ~tune",
+        "code from another package may train in this job, but only job=train counts the trials of a search",
+        "Use job=train, or remove the search with ~tune",
     )
 
 
@@ -301,7 +303,7 @@ def _check_noise(mechanism: Mechanism, overrides: tuple[str, ...]) -> None:
         not asked or mechanism.is_private,
         ", ".join(asked),
         f"mechanism={mechanism.name} adds no noise and gives no guarantee",
-        "Leave one of them out",
+        "Remove one of them",
     )
 
 
@@ -323,8 +325,8 @@ def _require_same_run(cfg: DictConfig, path: Path) -> None:
     require(
         not RunFolder(path).has_begun or finished.is_of(path, config.resolved(cfg)),
         path,
-        "holds a run of another config",
-        f"Name it by run={os.path.relpath(path)}, which reads its own config",
+        "contains a run with another config",
+        f"To use that run with its own config, give run={os.path.relpath(path)}",
     )
 
 
@@ -352,5 +354,5 @@ def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig,
         if group in _BESIDE_RUN:
             OmegaConf.update(loaded, key, OmegaConf.select(cfg, key), merge=False, force_add=True)
         elif group not in ("job", "run", "hydra", *NODES_OF_JOBS):
-            raise ConfigError(override, f"the run {cfg.run} has its own config", f"Leave it out, or compose it without run={cfg.run}")
+            raise ConfigError(override, f"the run {cfg.run} has its own config", f"Remove this override, or remove run={cfg.run}")
     return loaded, path

@@ -37,7 +37,7 @@ class NoteFolders(Callback):
         _note(lambda: Path(config.hydra.run.dir).absolute().parent)
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
-        """As `on_run_start`; every point of the sweep has its folder in the sweep's."""
+        """Same as `on_run_start`; every point of the sweep has its folder in the folder of the sweep."""
         _note(lambda: Path(config.hydra.sweep.dir).absolute())
 
 

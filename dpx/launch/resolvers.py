@@ -66,7 +66,7 @@ class NothingLeft(BaseException):
     It is not an `Exception`, which OmegaConf would wrap; it must end the launch, since Optuna fails if it draws no trial."""
 
     def __init__(self, config: DictConfig):
-        super().__init__("the search has had all its trials")
+        super().__init__("all trials of the search are done")
         self.config = config
 
 
@@ -82,7 +82,7 @@ def _trials_left(root: DictConfig) -> int:
     """The number of trials that the recipe's study still has to begin: a search launched again continues up to its number, not beyond. The
     distribution and the secret number of a `repeat_and_select` are fixed here."""
     node = config.resolved(OmegaConf.create({"tune": root.get("tune")}))["tune"]
-    require(node is not None, "hydra/sweeper=search", "no search is declared", "Add tune=search")
+    require(node is not None, "hydra/sweeper=search", "the config declares no search", "Add tune=search")
     tune = config.make(node, "tune")
     # Checked before the first trial, not at each one.
     check_charge(root.hydra.sweeper, tune)

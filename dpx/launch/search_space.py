@@ -50,8 +50,8 @@ def require_settled(sweeper: Any) -> None:
     require(
         number == TRIALS_LEFT,
         f"hydra.sweeper.n_trials={number}",
-        "the number of trials and their search space are settled together, before the first trial",
-        "Leave it out; Ctrl-C ends a launch, and the same command goes on",
+        "the number of trials and their search space must be fixed together before the first trial",
+        "Remove it; Ctrl-C ends a launch, and the same command resumes it",
     )
 
 
@@ -79,7 +79,7 @@ def _distribution(override: Override, text: str) -> dict[str, Any]:
     try:
         return {"type": "choice", "values": [str(one) for one in override.sweep_iterator(transformer=Transformer.encode)]}
     except Exception as error:
-        raise ConfigError(text, "is not a distribution that a search can draw from", "Use interval, range or choice") from error
+        raise ConfigError(text, "is not a distribution from which a search can draw", "Use interval, range or choice") from error
 
 
 def _type_of(*bounds: Any) -> str:

@@ -1,1 +1,1 @@
-"""What is computed from a batch, with which noise."""
+"""The value that a step computes from a batch, and the noise that it adds."""

@@ -41,13 +41,13 @@ class AdaptiveClip(Clip):
         require(
             0 < self.target_quantile < 1,
             f"clip.target_quantile={self.target_quantile}",
-            "a quantile lies in (0, 1)",
+            "a quantile must be above 0 and below 1",
             "Use 0.5 for the median",
         )
         require(
             0 < self.learning_rate <= 1,
             f"clip.learning_rate={self.learning_rate}",
-            "the norm would stand still or jump",
+            "the clipping norm would never change, or would change by too large steps",
             "Use a value in (0, 1]",
         )
         require(

@@ -47,16 +47,16 @@ class Banded(Mechanism):
         require(
             steps_apart is not None,
             f"mechanism=banded, sampler={declared.sampler.name}",
-            f"noise correlated over {self.bands} steps is proved for rows that are drawn at least {self.bands} steps apart",
+            f"the proof for noise correlated over {self.bands} steps needs at least {self.bands} steps between two draws of a row",
             f"Use sampler=cyclic_poisson sampler.cycle={self.bands}",
         )
         require(
             steps_apart is None or steps_apart >= self.bands,
             f"sampler.cycle={steps_apart}",
-            f"a row may come back while mechanism.bands={self.bands} steps share its noise",
+            f"a row may be drawn again within mechanism.bands={self.bands} steps, whose noise is correlated",
             f"Use sampler.cycle={self.bands} or more",
         )
-        reason, fix = "the joint release with correlated noise is not proved here", "Leave one of them out"
+        reason, fix = "dpx has no proof for the joint release with correlated noise", "Remove one of them"
         require(not declared.clip.is_adaptive, f"mechanism=banded, clip={declared.clip.kind}", reason, fix)
         require(not declared.telemetry.is_released, "mechanism=banded, telemetry=released", reason, fix)
 
@@ -140,5 +140,5 @@ def checked(coefficients: Any, bands: int) -> np.ndarray:
     """`coefficients` as float32 [bands]; raises `ConfigError` where a column would be longer than 1 or wider than the band."""
     values = np.asarray(coefficients, np.float32)
     sound = values.shape == (bands,) and np.all(np.isfinite(values)) and values[0] > 0 and np.linalg.norm(values.astype(np.float64)) <= 1
-    require(bool(sound), "strategy.json", "is not a strategy of this band with columns of norm 1", "Start a new run folder")
+    require(bool(sound), "strategy.json", "is not a strategy with this number of bands and columns of norm 1", "Start a new run folder")
     return values

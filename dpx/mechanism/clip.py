@@ -91,7 +91,7 @@ class Clip:
         require(
             self.clipping_norm >= SMALLEST_CLIPPING_NORM,
             f"clip.clipping_norm={self.clipping_norm}",
-            "float32 cannot clip gradients to so small a norm" if self.clipping_norm > 0 else "the clipping norm must be positive",
+            "float32 cannot clip gradients to such a small norm" if self.clipping_norm > 0 else "the clipping norm must be positive",
             f"Give a norm of {SMALLEST_CLIPPING_NORM:g} or more",
         )
 
@@ -115,7 +115,12 @@ class Normalised(Clip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.stability > 0, f"clip.stability={self.stability}", "a zero gradient would divide by zero", "Give a value above 0")
+        require(
+            self.stability > 0,
+            f"clip.stability={self.stability}",
+            "the clipping factor of a zero gradient would divide by zero",
+            "Give a value above 0",
+        )
 
     def weights(self, limit: Any) -> Weights:
         return lambda norms_B: limit / (norms_B + self.stability)

@@ -25,7 +25,9 @@ from dpx.mechanism.telemetry import Telemetry as Telemetry
 
 
 def _require_noise(name: str, value: float) -> None:
-    require(value > 0, f"noise.{name}={value}", "private training needs noise", "Give a value above 0, or mechanism=none")
+    require(
+        value > 0, f"noise.{name}={value}", "private training needs a positive amount of noise", "Give a value above 0, or mechanism=none"
+    )
 
 
 @declaration

@@ -45,7 +45,7 @@ class DiscreteGaussian(Mechanism):
         require(
             8 <= self.grid_bits <= 22,
             f"mechanism.grid_bits={self.grid_bits}",
-            "the grid would be too coarse to train on, or its integers would wrap",
+            "the grid would be too coarse to train on, or its integers would overflow",
             "Use 8 to 22",
         )
 
@@ -67,19 +67,19 @@ class DiscreteGaussian(Mechanism):
         sampler, clip, telemetry = declared.sampler, declared.clip, declared.telemetry
         accountant = declared.accountant.name
         refusals = (
-            (clip.is_adaptive, f"clip={clip.kind}", "the count's noise is float32", "Use clip=flat"),
-            (telemetry.is_released, "telemetry=released", "the noise of released values is float32", "Use telemetry=secret"),
+            (clip.is_adaptive, f"clip={clip.kind}", "the noise of the count is in float32", "Use clip=flat"),
+            (telemetry.is_released, "telemetry=released", "the noise of released values is in float32", "Use telemetry=secret"),
             (
                 accountant != "rdp",
                 f"accountant={accountant}",
-                "integer noise has the Gaussian's Renyi divergences at integer orders, and no other bound is proved here",
+                "integer noise has the Gaussian's Renyi divergences at integer orders, and dpx has no proof of another bound",
                 "Use accountant=rdp",
             ),
             (
                 sampler.assumed is not None,
                 f"sampler.assumed={sampler.assumed}",
-                "papers that assume a sampler assume real-valued noise beside it",
-                "Leave sampler.assumed out",
+                "papers that assume a sampler also assume real-valued noise",
+                "Remove sampler.assumed",
             ),
             (
                 not sampler.covers_integer_noise,
@@ -117,7 +117,7 @@ class DiscreteGaussian(Mechanism):
         }
 
     def explanation(self) -> list[str]:
-        return ["Sums and noise are integers on a fine grid, so no low-order bits of floats can tell more than the noise hides."]
+        return ["Sums and noise are integers on a fine grid, so the low-order bits of floating-point numbers reveal nothing in addition."]
 
 
 def to_grid(tree: Any, spacing: float) -> Any:

@@ -39,10 +39,10 @@ def movers(adjacency: str, widths: Sequence[int]) -> list[Mover]:
     """Everything declared that moves other units where one changes; `widths` are the lengths that texts are padded to."""
     found = []
     if adjacency == "add_remove":
-        reason = "one more moves others to another number, and so to another step or microbatch"
+        reason = "one more unit gives other units another number, and so another step or microbatch"
         found.append(Mover("privacy.adjacency=add_remove", True, reason, "Use privacy.adjacency=zero_out"))
     if len(widths) > 1:
-        reason = "the length of one text moves others to another microbatch"
+        reason = "the length of one text can move other texts to another microbatch"
         found.append(Mover(f"length_buckets=[{', '.join(map(str, widths))}]", False, reason, "Use length_buckets=null"))
     return found
 

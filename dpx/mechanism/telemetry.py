@@ -47,13 +47,13 @@ class Telemetry:
         return {"telemetry_noise_multiplier": None}
 
     def published(self) -> list[str]:
-        """What the run publishes through it, covered by its claim, as text."""
+        """Returns the values that the run publishes through it under its claim, as text."""
         return []
 
 
 @declaration
 class SecretTelemetry(Telemetry):
-    """What is measured while training depends on the data without noise and stays under private/."""
+    """Measurements of training depend on the data without noise and stay under private/."""
 
     kind: Literal["secret"] = "secret"
 
@@ -74,10 +74,10 @@ class ReleasedTelemetry(Telemetry):
         require(
             self.noise_multiplier > 0,
             f"telemetry.noise_multiplier={self.noise_multiplier}",
-            "released values need noise",
+            "released values need a positive amount of noise",
             "Give a value above 0, or telemetry=secret",
         )
-        require(self.loss_limit > 0, f"telemetry.loss_limit={self.loss_limit}", "every loss would be cut to 0", "Give a value above 0")
+        require(self.loss_limit > 0, f"telemetry.loss_limit={self.loss_limit}", "every loss would be clipped to 0", "Give a value above 0")
 
     def ranges(self, metric: str) -> dict[str, float]:
         return {"loss": self.loss_limit, metric: 1.0}

@@ -49,28 +49,28 @@ def add_noise(key: Any, total: Any, *, stddev: Any) -> Any:
 
 def _checked(total: Any) -> list[Any]:
     is_whole = hasattr(total, "total") and hasattr(total, "is_counted")
-    require(not is_whole, "the sum", "is the whole result of a clipped gradient, with norms and losses", "Give its .total")
+    require(not is_whole, "the sum", "is the whole result of a clipped gradient, including norms and losses", "Give only its .total")
     leaves = jax.tree_util.tree_leaves_with_path(total)
-    require(bool(leaves), "the sum", "holds no array", "Give the .total of a clipped gradient")
+    require(bool(leaves), "the sum", "contains no array", "Give the .total of a clipped gradient")
     for path, leaf in leaves:
         name = path_name(path) or "the sum"
         is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        require(is_array, name, f"is a {type(leaf).__name__} and no array", "Give the .total of a clipped gradient")
-        require(leaf.dtype == jnp.float32, name, f"is of type {leaf.dtype}", "Give float32, as clipped sums are")
+        require(is_array, name, f"is a {type(leaf).__name__} and not an array", "Give the .total of a clipped gradient")
+        require(leaf.dtype == jnp.float32, name, f"is of type {leaf.dtype}", "Give float32, the type of clipped sums")
     return [leaf for _, leaf in leaves]
 
 
 def _threefry(key: Any) -> Any:
     fix = "Give one key of threefry2x32, such as jax.random.fold_in(key, step)"
     is_array = hasattr(key, "dtype") and hasattr(key, "shape")
-    require(is_array, "the key", f"is a {type(key).__name__} and no random key", fix)
+    require(is_array, "the key", f"is a {type(key).__name__} and not a random key", fix)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         is_raw = key.dtype == jnp.uint32 and key.shape == (2,)
-        require(is_raw, "the key", f"is an array {key.shape} of type {key.dtype} and no random key", fix)
+        require(is_raw, "the key", f"is an array {key.shape} of type {key.dtype} and not a random key", fix)
         return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
     generator = str(jax.random.key_impl(key))
-    require(generator == "threefry2x32", "the key", f"is of the generator {generator}", fix)
-    require(key.shape == (), f"keys of shape {key.shape}", "are not one key", fix)
+    require(generator == "threefry2x32", "the key", f"is a key of the generator {generator}", fix)
+    require(key.shape == (), f"keys of shape {key.shape}", "are several keys, but one key is needed", fix)
     return key
 
 
@@ -81,4 +81,4 @@ def _check_deviation(stddev: Any) -> None:
     fix = "Give the noise multiplier times the clipping norm"
     require(is_number or is_scalar, f"stddev={stddev!r}", "is not one real number", fix)
     if not isinstance(stddev, Tracer):
-        require(0 < float(stddev) < math.inf, f"stddev={stddev}", "is not finite and above zero", fix)
+        require(0 < float(stddev) < math.inf, f"stddev={stddev}", "must be finite and above zero", fix)

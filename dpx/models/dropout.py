@@ -21,7 +21,7 @@ def record_keys(key: UInt32[Array, "2"], record_B: Int[Array, " B"]) -> UInt32[A
 def kept(
     keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float | Array, shape: tuple[int, ...], places: int = 0
 ) -> Bool[Array, "B ..."]:
-    """Which entries survive, `shape` per example; `layer` may be traced (it is scanned over).
+    """Returns a mask of the entries that dropout keeps, `shape` per example; `layer` may be traced (it is scanned over).
 
     Each place along the first `places` axes has its own key. An entry depends on its position and, of the sizes, only on those behind the
     first axis without keys: a text's masks are the same whatever length it is padded to.

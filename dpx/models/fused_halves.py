@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 class Order(NamedTuple):
-    """How the halves form a layer. `sources`: the residual from which each weight's input is recomputed; if it has the name of a
+    """The order of the halves of a layer. `sources`: the residual from which each weight's input is recomputed; if it has the name of a
     LayerNorm, with that norm's gain and offset."""
 
     sources: dict[str, str]

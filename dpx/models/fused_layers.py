@@ -68,7 +68,7 @@ def in_line(layers: int, body: Any, carry: Any, xs: tuple, reverse: bool = False
 
 
 def stacked(each: Any) -> Any:
-    """What `over_layers` found, as stacks [L, ...]."""
+    """Returns the results of `over_layers` as stacks [L, ...]."""
     return jax.tree.map(lambda *layers: jnp.stack(layers), *each) if isinstance(each, list) else each
 
 

@@ -47,7 +47,12 @@ class Gemma(ExampleModel):
             f"does not divide {self.heads} heads",
             "Use 1, or a divisor of model.heads",
         )
-        require(self.head_dim % 2 == 0, f"model.head_dim={self.head_dim}", "rotary positions turn pairs of numbers", "Use an even number")
+        require(
+            self.head_dim % 2 == 0,
+            f"model.head_dim={self.head_dim}",
+            "rotary positions rotate pairs of numbers, so the size must be even",
+            "Use an even number",
+        )
 
     def init(self, key: Any, vocabulary_size: int, outputs: int) -> Any:
         from dpx.models.gemma_layers import initial

@@ -20,7 +20,7 @@ from dpx.models.trainable import BELOW
 
 
 class Settings(NamedTuple):
-    """What is read of the declaration beside the parameters, whose shapes say the rest."""
+    """The settings that the model reads from its declaration; the shapes of the parameters give all others."""
 
     key_value_heads: int
     head_dim: int

@@ -94,8 +94,8 @@ def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
 
 
 def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, drops: Drops) -> Array | None:
-    """What the adapters add to the cotangent of x; None without adapters. For each adapter `factors["lora"]` gets h, the cotangents of
-    x A and of its outputs (its gradients follow from these), and the function that makes its input from x."""
+    """Returns the part of the cotangent of x that the adapters add; None without adapters. For each adapter `factors["lora"]` gets h, the
+    cotangents of x A and of its outputs (its gradients follow from these), and the function that makes its input from x."""
     total = None
     for name, target, p in adapters_of(lora, weight):
         g_BTc = target.columns(g_BTd)
@@ -115,17 +115,27 @@ def add_adapters(
     A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `ConfigError` for a rank that a matrix cannot have, for a pattern that names
     no target, and for parameters that already have adapters or that have no layers.
     """
-    require("layers" in params and "lora" not in params["layers"], "parameters", "have adapters, or no layers", "Give a plain model's")
+    require(
+        "layers" in params and "lora" not in params["layers"],
+        "parameters",
+        "already have adapters, or have no layers",
+        "Give the parameters of a model without adapters",
+    )
     for pattern in targets:
         if not any(fnmatchcase(name, pattern) for name in TARGETS):
             nearest = ", ".join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))
-            raise ConfigError(pattern, "is not a target of adapters", f"The nearest are {nearest}")
+            raise ConfigError(pattern, "does not match any target of adapters", f"The nearest are {nearest}")
     adapters = {}
     for place, (name, target) in enumerate(TARGETS.items()):
         if any(fnmatchcase(name, pattern) for pattern in targets):
             L, p, d = params["layers"][target.weight]["kernel"].shape
             fits = 0 < rank <= min(p, d // target.parts)
-            require(fits, f"rank={rank}", f"is not that of a matrix {(p, d // target.parts)}", "Use a rank of at least 1 and below both")
+            require(
+                fits,
+                f"rank={rank}",
+                f"is not possible for a matrix of shape {(p, d // target.parts)}",
+                "Use a rank of at least 1 and below both sizes",
+            )
             a_Lpr = jax.random.normal(jax.random.fold_in(key, place), (L, p, rank)) * p**-0.5
             adapters[name] = {"a": a_Lpr, "b": jnp.zeros((L, rank, d // target.parts)), "scale": jnp.full((L,), alpha / rank)}
             adapters[name] |= {"dropout": jnp.full((L,), dropout)} if dropout else {}

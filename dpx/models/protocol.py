@@ -100,5 +100,5 @@ class ExampleModel:
 
 
 def count(shapes: Shapes) -> int:
-    """How many numbers parameters of these shapes hold."""
+    """Returns the number of scalars in parameters of these shapes."""
     return sum(math.prod(shape) for shape in shapes.values())

@@ -46,8 +46,13 @@ class Bert:
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        require(0 <= self.segments <= 2, f"model.segments={self.segments}", "rows have two segments at most", "Use 0, 1 or 2")
-        require(self.position_offset >= 0, f"model.position_offset={self.position_offset}", "before the table", "Use 0 or more")
+        require(0 <= self.segments <= 2, f"model.segments={self.segments}", "a row has at most two segments", "Use 0, 1 or 2")
+        require(
+            self.position_offset >= 0,
+            f"model.position_offset={self.position_offset}",
+            "a position before the table does not exist",
+            "Use 0 or more",
+        )
 
     def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
         """Every parameter's path and shape: with the masked-LM head (and `next_sentence`'s), or a classifier of `outputs` values."""
@@ -134,7 +139,7 @@ def check_sizes(model: Model) -> None:
     sizes = (model.layers, model.width, model.heads, model.feed_forward, model.positions)
     require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward, positions")
     require(model.width % model.heads == 0, f"model.heads={model.heads}", f"does not divide width {model.width}", "Use width/64 heads")
-    require(0 <= model.dropout < 1, f"model.dropout={model.dropout}", "not a rate", "Use 0 <= rate < 1")
+    require(0 <= model.dropout < 1, f"model.dropout={model.dropout}", "is not a rate of at least 0 and below 1", "Use 0 <= rate < 1")
 
 
 def dense_shapes(path: str, inputs: int, outputs: int) -> Shapes:

@@ -1,4 +1,4 @@
-"""Which parameters of a model are trained: selections by path, and the two trees into which they divide its parameters.
+"""The trained parameters of a model: selections by path, and the two trees into which they divide its parameters.
 
 `split` returns (trainable, frozen), nested dicts that `dpx.clipping.frozen.merged` combines again, for the loss; `whole` converts that
 to the model's ordinary parameters, for a file or another program. Pure functions of paths and shapes.
@@ -40,7 +40,7 @@ def split(params: Any, selection: Selection) -> tuple[Any, Any]:
     for name, is_picked in selection.parts:
         if not any(map(is_picked, paths)):
             nearest = ", ".join(difflib.get_close_matches(name, paths, 3, 0.0))
-            raise ConfigError(name, "picks no parameter", f"The nearest are {nearest}")
+            raise ConfigError(name, "matches no parameter", f"The nearest are {nearest}")
     if selection.top is not None:
         params = _cut(params, selection.top)
     leaves = flatten_dict(params, sep="/")
@@ -54,7 +54,7 @@ def _cut(params: Any, count: int) -> Any:
     """Gives the layers below the top `count` a separate name, which no selection picks."""
     layers = jax.tree.leaves(params.get(LAYERS, {}))
     have = layers[0].shape[0] if layers else 0
-    require(count <= have, f"top {count} layers", f"are more than the {have} there are", "Choose fewer")
+    require(count <= have, f"top {count} layers", f"is too many: the model has {have} layers", "Choose at most that number")
     if count == have:
         return params
     below, above = (

@@ -1,4 +1,4 @@
-"""Which parameters of a model are trained, as declared (`train=...`); all others are frozen: without gradient, noise and moments. No jax.
+"""The declarations of the trained parameters of a model (`train=...`); all others are frozen: without gradient, noise and moments. No jax.
 
 `trainable.py` turns a declaration into two trees of parameters, `lora.py` makes adapters.
 """
@@ -78,7 +78,7 @@ class TopLayers(Part):
     kind: Literal["top"] = "top"
 
     def __post_init__(self) -> None:
-        require(self.layers > 0, f"train.layers={self.layers}", "no layer would be trained", "Use 1 or more, or train=last_layer")
+        require(self.layers > 0, f"train.layers={self.layers}", "at least one layer must be trained", "Use 1 or more, or train=last_layer")
 
     def selection(self) -> Selection:
         return selection.top(self.layers)
@@ -94,8 +94,13 @@ class Matching(Part):
     kind: Literal["matching"] = "matching"
 
     def __post_init__(self) -> None:
-        require(bool(self.paths), "train.paths=[]", "nothing would be trained", "Name a path, such as '**/bias'")
-        require(self.layers is None or self.layers > 0, f"train.layers={self.layers}", "no number of layers", "Use 1 or more, or null")
+        require(bool(self.paths), "train.paths=[]", "no parameter would be trained", "Name a path, such as '**/bias'")
+        require(
+            self.layers is None or self.layers > 0,
+            f"train.layers={self.layers}",
+            "is not a valid number of layers",
+            "Use 1 or more, or null",
+        )
 
     def selection(self) -> Selection:
         return selection.matching(*self.paths)._replace(top=self.layers)
@@ -114,13 +119,19 @@ class Adapters(Part):
     kind: Literal["lora", "lora_ffa"] = "lora"
 
     def __post_init__(self) -> None:
-        require(self.rank > 0, f"train.rank={self.rank}", "adapters without a rank", "Use 1 or more")
+        require(self.rank > 0, f"train.rank={self.rank}", "adapters need a rank of at least 1", "Use 1 or more")
         require(
-            self.alpha > 0, f"train.alpha={self.alpha}", "adapters would change nothing", "Use a positive number, such as twice the rank"
+            self.alpha > 0,
+            f"train.alpha={self.alpha}",
+            "the adapters would have no effect",
+            "Use a positive number, such as twice the rank",
         )
-        require(0 <= self.dropout < 1, f"train.dropout={self.dropout}", "is not a share of an input to drop", "Use 0 or more, below 1")
+        require(0 <= self.dropout < 1, f"train.dropout={self.dropout}", "is not a dropout rate", "Use a value of at least 0 and below 1")
         require(
-            bool(self.targets), "train.targets=[]", "nothing would be adapted", "Name some of query, key, value, attention_out, up, down"
+            bool(self.targets),
+            "train.targets=[]",
+            "no matrix would get an adapter",
+            "Name some of query, key, value, attention_out, up, down",
         )
 
     def selection(self) -> Selection:

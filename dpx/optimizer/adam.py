@@ -25,7 +25,7 @@ class Adam:
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
-            require(0 <= value < 1, f"optimizer.{name}={value}", "not a decay rate", "Use 0 <= value < 1")
+            require(0 <= value < 1, f"optimizer.{name}={value}", "is not a decay rate", "Use 0 <= value < 1")
         require(self.eps > 0, f"optimizer.eps={self.eps}", "the divisor could be zero", "Use a small positive value")
         require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}", "decay cannot be negative", "Use 0 or more")
 

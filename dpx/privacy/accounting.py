@@ -189,7 +189,7 @@ def compose(
         require(
             grid <= _WIDEST_GRID,
             "accountant=pld",
-            "the privacy losses of so little noise reach further than a distribution on a grid can hold",
+            "the noise is so small that its privacy losses exceed the range of the grid",
             "Use accountant=deterministic or rdp, or more noise",
         )
         rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
@@ -208,7 +208,9 @@ def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:
     if not known:
         kinds = ", ".join(sorted({type(event_json.from_text(one.event, adjacency)).__name__ for one, _ in charges if one.event}))
         fix = f"Use accountant={'rdp' if accountant == 'pld' else 'pld'}, or another sampler"
-        raise ConfigError(f"accountant={accountant}", f"dp-accounting composes no {kinds} by it, under adjacency={adjacency}", fix)
+        raise ConfigError(
+            f"accountant={accountant}", f"dp-accounting cannot compose {kinds} with this accountant under adjacency={adjacency}", fix
+        )
 
 
 def _compose_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, interval: float, rounding: float) -> Composition:
@@ -236,7 +238,7 @@ def proved_orders(charges: Charges, orders: Sequence[Real] | None) -> Sequence[R
     if not any(release.is_discrete for release, _ in charges):
         return orders
     whole = [float(order) for order in orders or INTEGER_ORDERS if float(order).is_integer()]
-    require(bool(whole), f"accountant.orders={orders}", "integer noise is bounded at integer orders only", "Add orders 2 to 64")
+    require(bool(whole), f"accountant.orders={orders}", "integer noise has a bound at integer orders only", "Add orders 2 to 64")
     return whole
 
 
@@ -282,7 +284,7 @@ def check_delta(delta: Real, accountant: str) -> None:
     require(
         delta >= SMALLEST_DELTA.get(accountant, 0.0),
         f"delta={delta}",
-        f"accountant={accountant} rounds at about 1e-15 and cannot resolve it",
+        f"accountant={accountant} rounds at about 1e-15, so it cannot resolve this delta",
         "Use accountant=rdp, or a delta of 1e-13 or more",
     )
 
@@ -291,7 +293,7 @@ def charges_of(stages: Iterable[Sequence[Real]], noise_multiplier: Real, sampler
     """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes; a long ramp of q is rounded up (`bucketed`)."""
     kind: Any = sampler
     fix = "Use sampler=poisson, or dpx.privacy.compose"
-    require(sampler in ("poisson", "gaussian", "slot_revealed"), f"sampler={sampler}", "is not described by (q, steps) alone", fix)
+    require(sampler in ("poisson", "gaussian", "slot_revealed"), f"sampler={sampler}", "has further parameters than (q, steps)", fix)
     return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in stages])
 
 

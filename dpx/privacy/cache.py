@@ -16,7 +16,7 @@ FORMULA = 2
 
 
 def folder() -> Path:
-    """Where calibrations are kept."""
+    """Returns the folder of stored calibrations."""
     return Path(os.environ.get("DPX_CACHE") or Path.home() / ".cache" / "dpx")
 
 

@@ -22,7 +22,7 @@ from dpx.durable import naming, write_durably
 from dpx.records import described, from_json, record
 
 DIGEST_BYTES = 16
-RESTORE = "Restore the file. A new run goes into its own folder (replicate=1), and what was spent here stays spent"
+RESTORE = "Restore the file. A new run goes into its own folder (replicate=1), and the privacy spent here stays spent"
 
 
 @record
@@ -70,15 +70,15 @@ class Chain:
         """The reason, as text, why `mark` is not a line of this chain; `None` if it is. A file without a mark does not follow from a
         chain."""
         if mark is None:
-            return "is a chain, and that names no line of it"
+            return "is a chain of lines, and the file that depends on it names no line"
         if mark.chain != self.name:
-            return f"is another one ({self.name}) than the one it names ({mark.chain})"
+            return f"is another chain ({self.name}) than the chain that it names ({mark.chain})"
         if mark.position < 1:
-            return "has no line of that number"
+            return "has no line with that number"
         if mark.position > len(self._digests):
-            return f"ends at line {len(self._digests)}, but it follows from line {mark.position}"
+            return f"ends at line {len(self._digests)}, but it names line {mark.position}"
         if self._digests[mark.position - 1].hex() != mark.digest:
-            return f"has another line {mark.position} than the one it follows from"
+            return f"has another line {mark.position} than the line that it names"
         return None
 
     def append(self, values: Iterable[Any]) -> None:
@@ -113,7 +113,7 @@ class Chain:
             self.first = json.loads(whole[0].partition(b" ")[2])
             self.name, self._key = str(self.first["chain"]), bytes.fromhex(self.first["key"])
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise ConfigError(self.path, "is not a chain of lines, or its first line was changed", RESTORE) from error
+            raise ConfigError(self.path, "is not a chain of checksummed lines, or its first line was changed", RESTORE) from error
         self.lines: list[Any] = []
         self._digests: list[bytes] = []
         for number, line in enumerate(whole):

@@ -52,7 +52,7 @@ def type_two_error(mu: float, alpha: float) -> float:
 
 
 def root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Where `excess` changes sign between `low` and `high`, to `tolerance` (Brent)."""
+    """Returns the point where `excess` changes sign between `low` and `high`, to `tolerance` (Brent)."""
     return float(brentq(excess, low, high, xtol=tolerance, rtol=1e-12))  # pyright: ignore[reportArgumentType]
 
 

@@ -31,19 +31,19 @@ class Privacy:
         require(
             self.rows_per_unit_max >= 1,
             f"privacy.rows_per_unit_max={self.rows_per_unit_max}",
-            "a unit holds at least one row",
+            "a unit has at least one row",
             "Use 1 or more",
         )
         require(
             self.unit != "row" or self.rows_per_unit_max == 1,
             f"privacy.rows_per_unit_max={self.rows_per_unit_max}",
-            "a row is one row",
+            "with privacy.unit=row a unit has exactly one row",
             "Use privacy.rows_per_unit_max=1, or privacy.unit=document",
         )
         require(
             self.unit != "row" or self.unit_mode == "group",
             f"privacy.unit_mode={self.unit_mode} with privacy.unit=row",
-            "a row is drawn by itself anyway",
+            "with privacy.unit=row each row is already drawn separately",
             "Use privacy.unit=document, or privacy.unit_mode=group",
         )
 
@@ -55,7 +55,7 @@ class Privacy:
 
     @property
     def drawn(self) -> str:
-        """What the sampler draws, as one word: what the batch size and N count."""
+        """The name of the units that the sampler draws, and that the batch size and N count."""
         return "row" if self.unit_mode == "group" else self.unit
 
     def population(self, manifest: Any) -> int:

@@ -43,7 +43,7 @@ def from_text(text: str, adjacency: str) -> dp_accounting.DpEvent:
     """The event of `as_text`; raises `ConfigError` if it was stored with another neighbouring relation."""
     held = json.loads(text)
     if held["adjacency"] != adjacency:
-        reason = f"the ledger holds an event that its package gave for {held['adjacency']} alone"
+        reason = f"the package defines the event in the ledger for {held['adjacency']} only"
         raise ConfigError(f"adjacency={adjacency}", reason, f"Use {held['adjacency']}")
     return restore(held["event"])
 

@@ -65,7 +65,10 @@ class Release:
 
     def __post_init__(self) -> None:
         require(
-            self.noise_multiplier > 0, f"noise_multiplier={self.noise_multiplier}", "private training needs noise", "Give a value above 0"
+            self.noise_multiplier > 0,
+            f"noise_multiplier={self.noise_multiplier}",
+            "private training needs a positive noise multiplier",
+            "Give a value above 0",
         )
         require(
             0 < self.sampling_probability <= 1,
@@ -99,7 +102,7 @@ def _poisson(release: Release) -> Event:
 
 def _truncated(release: Release) -> Event:
     if release.size is None or release.cap is None:
-        raise ConfigError("truncated_poisson", "its event needs N and the cap", "Give both")
+        raise ConfigError("truncated_poisson", "the event of this sampler needs N and the cap", "Give both")
     return dp_accounting.TruncatedSubsampledGaussianDpEvent(
         dataset_size=release.size,
         sampling_probability=release.sampling_probability,
@@ -110,7 +113,7 @@ def _truncated(release: Release) -> Event:
 
 def _without_replacement(release: Release) -> Event:
     if release.size is None or release.sample_size is None:
-        raise ConfigError("fixed_size", "its event needs N and the batch size", "Give both")
+        raise ConfigError("fixed_size", "the event of this sampler needs N and the batch size", "Give both")
     return dp_accounting.SampledWithoutReplacementDpEvent(release.size, release.sample_size, _gaussian_twice(release))
 
 
@@ -148,15 +151,27 @@ TABLE: dict[tuple[str, str, str], Build | tuple[str, str]] = {
     ("poisson", "replace_one", "pld"): _poisson,
     ("poisson", "replace_one", "rdp"): ("Renyi accounting has no Poisson bound for replaced units", _USE_PLD),
     ("truncated_poisson", "zero_out", "pld"): _truncated,
-    ("truncated_poisson", "zero_out", "rdp"): ("Renyi accounting has no truncated event", _USE_PLD),
-    ("truncated_poisson", "add_remove", "pld"): ("the truncated event depends on N, which this relation protects", _USE_ZERO_OUT),
-    ("truncated_poisson", "add_remove", "rdp"): ("the truncated event depends on N, which this relation protects", _USE_ZERO_OUT),
-    ("truncated_poisson", "replace_one", "pld"): ("the truncated event is proved for zero_out only", _USE_ZERO_OUT),
-    ("truncated_poisson", "replace_one", "rdp"): ("the truncated event is proved for zero_out only", _USE_ZERO_OUT),
+    ("truncated_poisson", "zero_out", "rdp"): ("Renyi accounting has no event for truncated Poisson sampling", _USE_PLD),
+    ("truncated_poisson", "add_remove", "pld"): (
+        "the event of truncated Poisson sampling depends on N, which this relation protects",
+        _USE_ZERO_OUT,
+    ),
+    ("truncated_poisson", "add_remove", "rdp"): (
+        "the event of truncated Poisson sampling depends on N, which this relation protects",
+        _USE_ZERO_OUT,
+    ),
+    ("truncated_poisson", "replace_one", "pld"): ("the event of truncated Poisson sampling is proved under zero_out only", _USE_ZERO_OUT),
+    ("truncated_poisson", "replace_one", "rdp"): ("the event of truncated Poisson sampling is proved under zero_out only", _USE_ZERO_OUT),
     ("fixed_size", "replace_one", "rdp"): _without_replacement,
-    ("fixed_size", "replace_one", "pld"): ("no privacy loss distribution is known for fixed-size batches", "Use accountant=rdp"),
-    ("fixed_size", "zero_out", "pld"): ("fixed-size batches are amplified under replace_one only", "Use privacy.adjacency=replace_one"),
-    ("fixed_size", "zero_out", "rdp"): ("fixed-size batches are amplified under replace_one only", "Use privacy.adjacency=replace_one"),
+    ("fixed_size", "replace_one", "pld"): ("dpx knows no privacy loss distribution for fixed-size batches", "Use accountant=rdp"),
+    ("fixed_size", "zero_out", "pld"): (
+        "fixed-size batches have privacy amplification under replace_one only",
+        "Use privacy.adjacency=replace_one",
+    ),
+    ("fixed_size", "zero_out", "rdp"): (
+        "fixed-size batches have privacy amplification under replace_one only",
+        "Use privacy.adjacency=replace_one",
+    ),
     ("fixed_size", "add_remove", "pld"): ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one"),
     ("fixed_size", "add_remove", "rdp"): ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one"),
     ("group", "zero_out", "pld"): _mixture,
@@ -174,10 +189,10 @@ for _kind in ("gaussian", "shuffled", "deterministic", "balls_in_bins"):
         # RDP's event and the closed form do not know that a replaced unit moves the sum by 2C; PLD's does.
         TABLE[(_kind, "replace_one", _accountant)] = _gaussian if _accountant == "pld" else _gaussian_twice
         if _kind in ("shuffled", "deterministic"):
-            TABLE[(_kind, "add_remove", _accountant)] = ("one row more moves others to another step", _USE_ZERO_OUT)
+            TABLE[(_kind, "add_remove", _accountant)] = ("one more row moves other rows to another step", _USE_ZERO_OUT)
         if _kind == "balls_in_bins":
             # With truly independent bins the others' places would not depend on N; a permutation of N rows only looks like that.
-            TABLE[(_kind, "add_remove", _accountant)] = ("the others' steps are drawn by a permutation of all N rows", _USE_ZERO_OUT)
+            TABLE[(_kind, "add_remove", _accountant)] = ("one permutation of all N rows decides the steps of the other rows", _USE_ZERO_OUT)
 # Without amplification a sampled release is bounded by the same release with everyone in it. The drawn positions do not depend
 # on contents, so zeroing one row moves the sum by C and replacing it by 2C.
 for _kind in ("poisson", "truncated_poisson", "fixed_size"):
@@ -219,11 +234,11 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
     require(
         not release.is_discrete or (accountant == "rdp" and release.kind != "fixed_size"),
         f"mechanism=discrete_gaussian, sampler={release.kind}, accountant={accountant}",
-        "integer noise is bounded by Renyi divergences of integer order only",
+        "integer noise has a bound only by Renyi divergences of integer order",
         "Use accountant=rdp, sampler=poisson",
     )
     if release.event is not None:
-        known = "no closed form is known of an event that a package gave"
+        known = "dpx knows no closed form for an event that a package defines"
         require(accountant != "deterministic", "accountant=deterministic", known, "Use accountant=pld")
         return event_json.from_text(release.event, adjacency)
     cell = TABLE[(release.kind, adjacency, accountant)]

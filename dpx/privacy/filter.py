@@ -48,7 +48,7 @@ class Filter:
         require(
             self.limit > 0,
             f"tune.budget.epsilon={self.epsilon}, tune.budget.order={self.order}",
-            f"at delta {self.delta} converting from that order alone costs as much",
+            f"at delta {self.delta} the conversion from this order uses the whole budget",
             "Use a larger order, or a larger epsilon",
         )
 
@@ -108,7 +108,7 @@ def _gaussian(release: events.Release, adjacency: str) -> dp_accounting.Gaussian
     if isinstance(event, dp_accounting.PoissonSampledDpEvent) and event.sampling_probability == 1:
         event = event.event
     if not isinstance(event, dp_accounting.GaussianDpEvent) or release.is_discrete:
-        value, reason = f"tune.budget.kind=zcdp, sampler={release.kind}", "only Gaussian noise on sums of everyone is charged by it"
+        value, reason = f"tune.budget.kind=zcdp, sampler={release.kind}", "this budget covers only Gaussian noise on sums over all units"
         raise ConfigError(value, reason, "Use tune.budget.kind=renyi with an order, or sampler=deterministic")
     return event
 

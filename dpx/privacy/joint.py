@@ -30,7 +30,7 @@ def remaining(target: float, auxiliary: dict[str, float | None]) -> float:
     require(
         left > 0,
         ", ".join(f"{name}={z:.4g}" for name, z in released.items()),
-        f"spends all that a joint noise multiplier of {target:.4g} allows",
+        f"these releases use all the privacy that a joint noise multiplier of {target:.4g} allows",
         f"Use a value well above {target:.4g}",
     )
     return left**-0.5 * _ROUNDING if released else target

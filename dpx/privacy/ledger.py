@@ -280,7 +280,7 @@ def _of_package(segment: Segment) -> Release:
     require(
         rows_clipped_apart(segment) == 1 and all(getattr(segment, name) is None for name in AUXILIARY),
         f"the event that {segment.by} gives",
-        "is that of one clipped sum and of units that are one example",
+        "covers one clipped sum a step and units of one example only",
         "Use privacy.unit=row or privacy.unit_mode=sample_units, telemetry=secret and a clip that releases nothing",
     )
     return Release(noise_multiplier=segment.noise_multiplier, kind="package", event=segment.event)
@@ -337,7 +337,7 @@ def _release(segment: Segment) -> Release:
     require(
         kind != "group" or segment.sampler == "poisson",
         f"sampler={segment.sampler}",
-        "has no event for units of several rows",
+        "does not have an event for units of several rows",
         "Use sampler=poisson, or privacy.unit_mode=sample_units",
     )
     return Release(

@@ -1,4 +1,4 @@
-"""Noise multiplier over batch size, the one number that compares claims across batch sizes (McKenna et al. 2025, appendix B.1).
+"""Noise multiplier over batch size, the number that compares claims across batch sizes (McKenna et al. 2025, appendix B.1).
 
 It is the smaller of two branches: Poisson sampling with amplification, or deterministic batches in which a record takes part at most ceil(T
 B / N) times and the noise is that of one Gaussian release times the root of that.
@@ -14,7 +14,7 @@ from dpx.privacy.events import Release
 
 @dataclass(frozen=True)
 class NoiseBatchRatio:
-    """Both branches; `chosen` is the one with less noise, and the sampler that a run of it must use."""
+    """Both branches; `chosen` is the branch with less noise, and the sampler that a run of it must use."""
 
     batch_size: Real
     poisson: float

@@ -26,7 +26,7 @@ WORDS = {
 }
 
 # Texts for the state of a run's audit (`audit.verdict` of its statement).
-VERDICTS = {"pending": "is pending: it has no verdict yet", "passes": "passes", "fails": "fails: it proves more than was claimed"}
+VERDICTS = {"pending": "is pending: it has no verdict yet", "passes": "passes", "fails": "fails: its lower bound exceeds the claim"}
 
 MEANING = (
     "epsilon covers this run and every run named here that is composed with it; noise.epsilon, if set, was the target for this run's own "
@@ -104,7 +104,7 @@ class Origin:
         return self.kind == "run" and self.relation != "disjoint"
 
     def as_released(self) -> "Released":
-        """As a statement holds it, without checksums of the data."""
+        """Returns the record of the origin for a statement, without checksums of the data."""
         if self.kind == "file":
             word = "the user vouches that no protected data was used to make it" if self.provenance == "public" else None
             return ReleasedFile(**{name: getattr(self, name) for name in _OF_FILE}, word=word)
@@ -197,7 +197,7 @@ def _all_of(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def charged(origins: Iterable[Origin]) -> list[Segments]:
-    """The charges of `origins` that are added to those of a run that starts from them."""
+    """Returns the charges of `origins` that are added to the charges of a run that starts from them."""
     return [list(origin.segments) for origin in origins if origin.is_composed]
 
 
@@ -214,23 +214,23 @@ def reasons(origins: Iterable[Origin]) -> list[str]:
 
 
 def assumptions(origins: Iterable[Origin]) -> list[str]:
-    """What must be true for the claim of a run that starts from `origins` to hold, in sentences."""
+    """Returns the assumptions of the claim of a run that starts from `origins`, as sentences."""
     premises = []
     for origin in origins:
         if origin.kind == "file":
             premises.append(f"init: the user vouches (init.provenance=public) that no protected data was used to make {origin.label}")
             continue
         if origin.is_fork:
-            seen = "did not follow from what was seen, or no further branch will be made"
+            seen = "did not depend on its results, or no further branch will be made"
             premises.append(f"whether and where {origin.label} was forked {seen}")
         elif origin.is_composed:
-            premises.append(f"init: sampling, noise and steps of this run did not follow from what was seen of {origin.label}")
+            premises.append(f"init: sampling, noise and steps of this run did not depend on the results of {origin.label}")
         if not origin.is_composed:
             premises.append(
                 f"init: the user vouches (init.disjoint_from) that no unit of this run's protected data is in any data of {origin.label}"
             )
         if not origin.is_checked:
-            premises.append(f"init: the statement of {origin.label} is trusted without a check: its private/ was not at hand")
+            premises.append(f"init: the statement of {origin.label} is trusted without a check: its folder private/ is missing")
     return premises
 
 
@@ -257,13 +257,18 @@ def in_words(released: Released) -> str:
     if isinstance(released, ReleasedFile):
         return f"{of_released(released).label}; {released.word or 'its provenance is unknown'}"
     stated, audit = released.claim.guarantee or "not stated yet", released.claim.audit
-    charged_here = "its steps are charged here too" if released.composed else f"its steps are not charged here; its guarantee: {stated}"
+    charged_here = (
+        "its steps are included in this claim"
+        if released.composed
+        else f"its steps are not included in this claim; its guarantee: {stated}"
+    )
     audited = "" if audit is None else f"; its audit {VERDICTS.get(audit, audit)}"
     return f"{of_released(released).label}, trained on {WORDS[released.relation]}: {charged_here}{audited}"
 
 
 def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bool) -> str | None:
-    """The reason, as text, why the charges of `origin` cannot be added to those of a run on `data`; `None` if they can be or need not be.
+    """Returns the reason, as text, why the charges of `origin` cannot be added to the charges of a run on `data`; `None` if they can be or
+    need not be.
 
     Events of two runs compose for one unit: both runs must define it, cut it into rows and protect it in a split in the same way. The
     maximum number of rows per unit may differ, and so may what a step draws: each event is valid for the part of the unit that its run
@@ -274,14 +279,14 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
     ours = UnitFacts.from_data(data, privacy)
     theirs = origin.claim.units
     if theirs is None:
-        return f"what {origin.name} protects is not recorded"
+        return f"the unit that {origin.name} protects is not recorded"
     # Reading the weights checks that the vocabularies are the same; another check excludes one learnt from protected text.
     alike = {name: getattr(ours, name) for name in ("unit_mode", "rows_per_unit_max", "vocabulary_source")} | {"vocabulary_sha256": ""}
     differing = dataclasses.replace(theirs, **alike).differences(dataclasses.replace(ours, vocabulary_sha256=""))
     if differing:
-        return f"what {origin.name} protects is not what this run protects: {'; '.join(differing)} differ"
+        return f"{origin.name} protects another unit than this run: {'; '.join(differing)} differ"
     if privacy.unit == "row" and data.pairs == "cross_document" and not is_same_data:
-        return f"a row of this run holds text of two documents, which {origin.name} may have paired otherwise"
+        return f"a row of this run holds text of two documents, and {origin.name} may have paired documents differently"
     return None
 
 

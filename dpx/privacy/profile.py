@@ -1,4 +1,4 @@
-"""What a composed claim implies in addition to one (epsilon, delta): its privacy profile, its trade-off curve, and bounds on an attacker.
+"""The consequences of a composed claim beyond one (epsilon, delta): its privacy profile, its trade-off curve, and bounds on an attacker.
 
 With the profile delta(eps), eps >= 0, of both directions, the least type-II error of a membership test at type-I error alpha is
 f(alpha) = max over eps of 0, 1 - delta(eps) - e^eps alpha and e^-eps (1 - delta(eps) - alpha) (Dong, Roth and Su 2022, proposition 2.12).

@@ -28,13 +28,13 @@ ALSO_UNDER[("group", "zero_out")] = ("zero_out_text",)
 ALSO_UNDER[("group", "zero_out_text")] = ("zero_out",)
 
 _WHY_NOT = {
-    "add_remove": "their sampling probability follows from a number of units that was counted, and add_remove protects that number",
-    "replace_one": "a replaced unit of several rows may have more or fewer of them",
+    "add_remove": "their sampling probability was computed from the counted number of units, and add_remove protects that number",
+    "replace_one": "the replacement of a unit of several rows may have more or fewer rows",
 }
 
 
 _OF_KIND = {
-    "package": "a package gave their event for that relation alone",
+    "package": "a package defines their event for that relation only",
     "slot_revealed": "each row's label and place are released beside its noisy vector",
 }
 
@@ -60,7 +60,7 @@ def require_proved(segments: Segments, stated: str, adjacency: str, source: Any)
         return
     for segment in segments:
         kind = kind_of(segment)
-        why = _OF_KIND.get(kind) or _WHY_NOT.get(adjacency, "no proof is known")
+        why = _OF_KIND.get(kind) or _WHY_NOT.get(adjacency, "dpx knows no proof")
         require(
             adjacency in ALSO_UNDER.get((kind, stated), ()),
             f"job.adjacency={adjacency}",

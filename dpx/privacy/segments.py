@@ -110,7 +110,7 @@ def decode(segments: Iterable[Segment]) -> Iterator[tuple[str, int, LedgerEntry]
 
 
 def join(*branches: Iterable[Segment]) -> Segments:
-    """Several branches as one claim: releases that they share (those of a common parent) count once."""
+    """Joins several branches into one claim: releases that they share (from a common parent) count once."""
     return encode(release for segments in branches for release in decode(segments))
 
 

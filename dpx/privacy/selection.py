@@ -50,8 +50,8 @@ def quantile(uniform: float, mean: float, shape: float) -> int:
     """The smallest number of repetitions whose distribution function is above `uniform`, a number in [0, 1).
 
     Raises `ConfigError` for a mean below 1 and for a `uniform` outside [0, 1)."""
-    require(mean >= 1, f"mean={mean}", "a search has a trial on average", "Use 1 or more")
-    require(0 <= uniform < 1, f"uniform={uniform}", "not a probability below 1", "Draw from [0, 1)")
+    require(mean >= 1, f"mean={mean}", "a search needs a mean of at least one trial", "Use 1 or more")
+    require(0 <= uniform < 1, f"uniform={uniform}", "must be at least 0 and below 1", "Draw from [0, 1)")
     number, probability, ratio = _first(mean, shape)
     reached = probability
     while reached <= uniform and probability > 0:

@@ -74,7 +74,7 @@ def solve(
     All other arguments, what is returned and what is raised are as for `noise_multiplier`.
     """
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
-    require(bool(charges), "stages=[]", "no step is charged", "Give at least one stage")
+    require(bool(charges), "stages=[]", "the list of stages is empty", "Give at least one stage")
     accounting.check_delta(delta, accountant)
     # Raises for charges without a bound before anything is solved.
     events.composed(charges, adjacency, accountant)
@@ -89,7 +89,7 @@ def solve(
     require(
         accountant != "pld" or delta > 2 * loss_grid.rounding(charges),
         f"delta={delta}",
-        f"accountant=pld rounds at about {loss_grid.rounding(charges):.1g} over these steps and cannot resolve it",
+        f"accountant=pld rounds at about {loss_grid.rounding(charges):.1g} over these steps, so it cannot resolve this delta",
         "Use accountant=rdp, or a larger delta",
     )
 
@@ -176,7 +176,7 @@ def _bracket(spent: Spent, target: Real, start: float, factor: float) -> tuple[f
         require(
             high < _LARGEST,
             f"epsilon={target}",
-            "no noise multiplier below 1e7 reaches it",
+            "no noise multiplier below 1e7 reaches this epsilon",
             "Raise epsilon or delta, or train fewer steps",
         )
     while spent(low) <= target:

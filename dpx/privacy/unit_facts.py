@@ -41,7 +41,7 @@ class UnitFacts:
 
     @classmethod
     def from_data(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
-        """The record of a run on `data`; `manifest` is that of its prepared store, `None` before preparation."""
+        """The record of a run on `data`; `manifest` belongs to its prepared store, `None` before preparation."""
         return cls(
             **{name: getattr(privacy, name) for name in _OF_PRIVACY},
             **{name: getattr(data, name) for name in _OF_SPLITS},
@@ -58,7 +58,7 @@ class UnitFacts:
         return f"{what}, under {self.adjacency}"
 
     def differences(self, other: "UnitFacts") -> list[str]:
-        """What differs or is unknown: each config key with both values; empty if the charges of both may be added up."""
+        """Returns the facts that differ or are unknown: each config key with both values; empty if the charges of both may be added up."""
         ours, theirs = self._by_key(), other._by_key()
         found = [
             f"{key} ({ours.get(key, 'nothing')} and {theirs.get(key, 'nothing')})"
@@ -66,7 +66,7 @@ class UnitFacts:
             if ours.get(key) != theirs.get(key)
         ]
         if self.vocabulary_sha256 is None or other.vocabulary_sha256 is None:
-            return [*(one for one in found if not one.startswith(_VOCABULARY)), f"{_VOCABULARY} (its checksum is not known of both)"]
+            return [*(one for one in found if not one.startswith(_VOCABULARY)), f"{_VOCABULARY} (the checksum of one of them is not known)"]
         return found
 
     def _by_key(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ def unlike(units: Sequence[UnitFacts | None]) -> list[str]:
     """The reasons why steps with these records are not known to protect one unit; empty if they do."""
     known = [facts for facts in units if facts is not None]
     if not known or len(known) < len(units):
-        return ["which units some steps protect is not recorded"]
+        return ["for some steps the protected unit is not recorded"]
     return list(dict.fromkeys(difference for other in known[1:] for difference in known[0].differences(other)))
 
 

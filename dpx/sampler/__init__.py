@@ -1,4 +1,4 @@
-"""Which units take part in a step: indices drawn on the host, and what an accountant may assume about them."""
+"""The samplers of the units of a step: indices drawn on the host, and the properties that an accountant may assume."""
 
 from dpx.sampler.cyclic_poisson import CyclicPoisson as CyclicPoisson
 from dpx.sampler.epochs import IN_EPOCHS as IN_EPOCHS

@@ -28,7 +28,7 @@ class CyclicPoisson(Sampler):
     )
 
     def __post_init__(self) -> None:
-        require(self.cycle >= 1, f"sampler.cycle={self.cycle}", "there is one group at least", "Use 1 or more")
+        require(self.cycle >= 1, f"sampler.cycle={self.cycle}", "there must be at least one group", "Use 1 or more")
 
     @property
     def steps_apart(self) -> int:
@@ -47,16 +47,16 @@ class CyclicPoisson(Sampler):
         require(
             privacy.rows_per_unit_max == 1,
             f"{name}, privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
-            "rows of one unit may lie in several groups",
+            "rows of one unit may be in several groups",
             "Use privacy.unit=row",
         )
         require(
             accountant.name != "gdp_clt",
             f"{name}, accountant=gdp_clt",
-            "the limit is known for plain Poisson sampling",
+            "the central limit theorem is known for plain Poisson sampling only",
             "Use accountant=pld",
         )
 
     def ledger_fields(self, size: int, batch: int) -> dict[str, Any]:
-        """q is that of plain sampling: `cycle` determines how often a row's group has its turn, and the probability in that turn."""
+        """Returns q of plain sampling: `cycle` determines how often a row's group has its turn, and the probability in that turn."""
         return super().ledger_fields(size, batch) | {"cycle": self.cycle}

@@ -48,7 +48,7 @@ class Shuffled(_InPasses):
 
     assumed: Assumed = None
     name: Literal["shuffled"] = "shuffled"
-    explanation: ClassVar[str] = "the {drawn}s are passed over in a fresh random order; no protection is claimed from the order"
+    explanation: ClassVar[str] = "every epoch reads the {drawn}s in a fresh random order; no protection is claimed from the order"
 
 
 @declaration
@@ -57,7 +57,7 @@ class Deterministic(_InPasses):
 
     assumed: Assumed = None
     name: Literal["deterministic"] = "deterministic"
-    explanation: ClassVar[str] = "the {drawn}s are passed over in a fixed order; no protection is claimed from sampling"
+    explanation: ClassVar[str] = "every epoch reads the {drawn}s in a fixed order; no protection is claimed from sampling"
 
     def _in_order(self, places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
         return places
@@ -69,7 +69,7 @@ class BallsInBins(_InPasses):
 
     assumed: Assumed = None
     name: Literal["balls_in_bins"] = "balls_in_bins"
-    explanation: ClassVar[str] = "each {drawn} falls into one random step of each epoch; no protection is claimed from that"
+    explanation: ClassVar[str] = "each {drawn} is assigned to one random step of each epoch; no protection is claimed from that"
 
     def _places(self, size: int, slots: int, slot: int, generator: np.random.Generator) -> tuple[int, int]:
         ends = np.cumsum(generator.multinomial(size, np.full(slots, 1 / slots)))

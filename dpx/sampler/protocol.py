@@ -107,7 +107,7 @@ def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for
     require(
         0 <= sampling_probability <= 1,
         f"q={sampling_probability}",
-        "a sampling probability lies in 0..1",
+        "a sampling probability must be between 0 and 1",
         "Use a batch size of at most N",
     )
     return sampler.draw(size, sampling_probability, generator_for, step)

@@ -26,10 +26,15 @@ class TruncatedPoisson(Sampler):
     assumed: Assumed = None
     name: Literal["truncated_poisson"] = "truncated_poisson"
     depends_on_size: ClassVar[bool] = True
-    explanation: ClassVar[str] = "each {drawn} is drawn independently at each step, up to a cap that is hardly ever met"
+    explanation: ClassVar[str] = "each {drawn} is drawn independently at each step, up to a cap that is almost never reached"
 
     def __post_init__(self) -> None:
-        require(0 < self.slack <= 1e-9, f"sampler.slack={self.slack}", "a cap this low drops rows often", "Use a value in (0, 1e-9]")
+        require(
+            0 < self.slack <= 1e-9,
+            f"sampler.slack={self.slack}",
+            "with this slack the cap would drop rows too often",
+            "Use a value in (0, 1e-9]",
+        )
 
     def cap(self, size: int, sampling_probability: float) -> int:
         """Most rows of one step; depends on public numbers only."""

@@ -70,7 +70,9 @@ def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], 
             designs.append(_exact(surface, calibration, budget, asked, place, name, place in near))
     # Solved exactly, noise may lie outside the grid that it was interpolated into.
     designs = [design for design in designs if math.isfinite(design.loss)]
-    require(bool(designs), f"epsilon={budget.epsilon:g}", "all that fits lies at the edge of the grid", "Measure a wider grid")
+    require(
+        bool(designs), f"epsilon={budget.epsilon:g}", "all designs within the budget are at the edge of the grid", "Measure a wider grid"
+    )
     return sorted(designs, key=lambda design: design.loss), asked
 
 
@@ -101,7 +103,7 @@ def _exact(surface: Surface, calibration: Calibration, budget: Budget, asked: Ca
         marks.append("less noise than was measured: the loss is an upper estimate")
     epochs = batch * steps / budget.size
     if epochs > 1:
-        marks.append(f"{epochs:,.1f} epochs; how many the losses were measured in is not in their table")
+        marks.append(f"{epochs:,.1f} epochs; the table of losses does not state the number of epochs of the measurements")
     tokens = batch * steps * surface.tokens / parameters
     return Design(
         name, parameters, batch, steps, sigma, sampler, float(loss.loss), is_near, tuple(marks), epochs, tokens, float(profile[0]), profile

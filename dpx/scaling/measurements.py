@@ -38,14 +38,19 @@ class Measurements:
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, name)) for name in (*TEXT, *NUMBERS)}
-        require(len(lengths) == 1, f"columns of {sorted(lengths)} rows", "a table has one length", "Give every column a value in each row")
+        require(
+            len(lengths) == 1,
+            f"columns of {sorted(lengths)} rows",
+            "the columns of a table must have the same length",
+            "Give every column a value in each row",
+        )
         for name in NUMBERS:
             values = np.asarray(getattr(self, name))
-            require(bool(np.isfinite(values).all()), f"column {name}", "holds a value that is not a finite number", "Leave such rows out")
+            require(bool(np.isfinite(values).all()), f"column {name}", "contains a value that is not a finite number", "Remove such rows")
         for name in ("parameters", "learning_rate", "batch_size", "sequence_length", "step", "loss"):
-            require(bool((getattr(self, name) > 0).all()), f"column {name}", "holds a value that is not positive", "Check its unit")
+            require(bool((getattr(self, name) > 0).all()), f"column {name}", "contains a value that is not positive", "Check its unit")
         ratios = self.noise_batch_ratio
-        require(bool((ratios >= 0).all()), "column noise_batch_ratio", "holds a value below 0", "Give 0 for clipping without noise")
+        require(bool((ratios >= 0).all()), "column noise_batch_ratio", "contains a value below 0", "Give 0 for clipping without noise")
 
     def __len__(self) -> int:
         return len(self.model)
@@ -54,14 +59,14 @@ class Measurements:
     def from_rows(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
         """The table of `rows`, each `{column: value}` (text or numbers). Raises `ConfigError` for no rows, a missing column, a value that
         is not a finite number, or two losses of one step."""
-        require(bool(rows), "0 rows", "nothing was measured", "Name finished runs or a table that holds some")
+        require(bool(rows), "0 rows", "the table contains no measurements", "Name finished runs, or a table with measurements")
         for name in (*TEXT, *NUMBERS):
             require(name in rows[0], f"column {name!r}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}")
         table = cls(np.array([str(row["model"]) for row in rows]), **{name: _numbers(rows, name) for name in NUMBERS})
         keys: set[tuple] = set()
         for row in zip(*(getattr(table, name).tolist() for name in (*TEXT, *NUMBERS[:-1])), strict=True):
             own = f"{row[0]} at ratio {row[2]:g}, rate {row[3]:g}, replicate {row[4]:g}, step {row[7]:g}"
-            require(row not in keys, own, "has two losses", "Leave one out, or give the second run its own replicate")
+            require(row not in keys, own, "has two different losses", "Remove one of them, or give the second run its own replicate")
             keys.add(row)
         return table
 
@@ -106,7 +111,7 @@ def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
         try:
             values.append(float(row[name]))
         except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"row {place}, column {name}", f"{row.get(name)!r} is not a number", "Give one") from None
+            raise ConfigError(f"row {place}, column {name}", f"{row.get(name)!r} is not a number", "Give a number") from None
     return np.array(values)
 
 
@@ -116,7 +121,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             return list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(path, f"no CSV table in UTF-8 ({error})", "Save it as one") from None
+        raise ConfigError(path, f"is not a CSV table in UTF-8 ({error})", "Save it as a CSV table in UTF-8") from None
 
 
 def published_results(path: Path, batch_size: int = 1024, sequence_length: int = 512) -> Measurements:
@@ -131,7 +136,7 @@ def published_results(path: Path, batch_size: int = 1024, sequence_length: int =
     require(bool(lines) and not missing, path, f"no such layout: {', '.join(missing) or 'no rows'}", f"Give columns {', '.join(needed)}")
     rows = []
     for line in lines:
-        require(line["Model"] in PARAMETERS, f"Model={line['Model']}", "not of Table 1", f"Use {', '.join(PARAMETERS)}")
+        require(line["Model"] in PARAMETERS, f"Model={line['Model']}", "is not a model of Table 1", f"Use {', '.join(PARAMETERS)}")
         rows.append(
             {
                 "model": line["Model"],

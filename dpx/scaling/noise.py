@@ -27,8 +27,10 @@ class Calibration:
     delta: float
 
     def __post_init__(self) -> None:
-        require(self.epsilon > 0, f"epsilon={self.epsilon}", "a budget is positive", "Give a value above 0, or inf for no noise")
-        require(0 < self.delta < 1, f"delta={self.delta}", "a probability", "Give a value between 0 and 1")
+        require(
+            self.epsilon > 0, f"epsilon={self.epsilon}", "a privacy budget must be positive", "Give a value above 0, or inf for no noise"
+        )
+        require(0 < self.delta < 1, f"delta={self.delta}", "delta is a probability above 0 and below 1", "Give a value between 0 and 1")
 
     def ratio(self, size: np.ndarray, batch_size: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(ratio, whether fixed batches need less noise than Poisson sampling), broadcast; NaN where a batch is larger than the data."""

@@ -41,7 +41,7 @@ class Optimum:
 
 
 def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float | int, compute: float) -> Optimum | None:
-    """The optimum of one budget, `None` where no configuration of it lies inside the grid. `ratio` is that of `epsilon`.
+    """The optimum of one budget, `None` where no configuration of it is inside the grid. `ratio` is that of `epsilon`.
 
     Without noise the batch is the measured one: what a batch does to the loss by itself was not measured.
     """

@@ -56,8 +56,13 @@ def fit(
 ) -> Fit:
     """The best of `starts` minimisations. Arrays of one length, ratios above 0. Raises `ConfigError` for fewer points than coefficients."""
     count = len(NAMES[form])
-    require(len(losses) > count, f"{len(losses)} points", f"{form} has {count} coefficients", "Measure more, or filter less")
-    require(bool((ratio > 0).all()), "ratio=0", "has no logarithm", "Leave runs without noise out")
+    require(
+        len(losses) > count,
+        f"{len(losses)} points",
+        f"{form} has {count} coefficients, so it needs at least that number of points",
+        "Measure more points, or filter out fewer",
+    )
+    require(bool((ratio > 0).all()), "ratio=0", "has no logarithm", "Remove runs without noise")
     terms = _Terms(form, parameters, examples, ratio, losses, huber_width)
     solved = [_minimised(terms, start) for start in terms.starts(starts, np.random.default_rng(seed))]
     best = min(solved, key=lambda result: result[1])

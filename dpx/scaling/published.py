@@ -108,5 +108,10 @@ def read_table_2(path: Path) -> tuple[Optimum, ...]:
     )
     with open(path, newline="") as file:
         lines = list(csv.DictReader(file))
-    require(bool(lines) and all(name in lines[0] for name in names), path, "is not of that layout", f"Give columns {', '.join(names)}")
+    require(
+        bool(lines) and all(name in lines[0] for name in names),
+        path,
+        "does not have the expected columns",
+        f"Give columns {', '.join(names)}",
+    )
     return tuple(Optimum(*(float(line[name]) for name in names)) for line in lines)

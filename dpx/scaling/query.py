@@ -31,12 +31,12 @@ class Candidates:
 
     @property
     def best(self) -> int:
-        """Where the loss is least; raises `ConfigError` where no configuration lies inside the grid."""
+        """Returns the configuration with the least loss; raises `ConfigError` where no configuration is inside the grid."""
         require(
             bool(np.isfinite(self.loss).any()),
             f"compute={self.compute:g}, size={self.size:g}",
-            "no configuration of it lies inside the measured grid",
-            "Measure a wider grid, or ask for compute and noise inside it",
+            "no configuration with these values is inside the measured grid",
+            "Measure a wider grid, or ask for compute and noise inside the grid",
         )
         return int(np.nanargmin(self.loss))
 
@@ -76,7 +76,7 @@ def candidates(
 
     What lies outside the grid stays in the table, marked and without a loss.
     """
-    require(compute > 0 and size >= 1, f"compute={compute:g}, size={size:g}", "nothing can be trained", "Give positive values")
+    require(compute > 0 and size >= 1, f"compute={compute:g}, size={size:g}", "compute and size must be positive", "Give positive values")
     models = (
         np.geomspace(surface.parameters_M[0], surface.parameters_M[-1], MODELS) if parameters is None else np.asarray(parameters, float)
     )
@@ -94,7 +94,7 @@ def candidates(
 def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> float:
     """The least compute whose loss is within `tolerance` of that at the largest with a loss (Table 2, whose rule is not stated)."""
     known = np.isfinite(losses)
-    require(bool(known.any()), "losses", "none is known", "Ask for compute inside the grid")
+    require(bool(known.any()), "losses", "the loss is not known at any of these values", "Ask for compute inside the grid")
     return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
 
 
@@ -108,9 +108,9 @@ def ends_flat(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR)
 
 
 def knee(computes: np.ndarray, losses: np.ndarray) -> float:
-    """Where the loss against log compute bends most: the point furthest below the chord between its ends."""
+    """Returns the point where the loss against log compute bends most: the point furthest below the chord between its ends."""
     known = np.isfinite(losses)
     x, y = np.log(computes[known]), losses[known]
-    require(len(x) >= 3, "losses", "less than three are known", "Ask for more compute inside the grid")
+    require(len(x) >= 3, "losses", "the loss is known at fewer than three values", "Ask for more compute inside the grid")
     chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])
     return float(computes[known][np.argmax(chord - y)])

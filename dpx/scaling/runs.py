@@ -29,8 +29,8 @@ def record_means(losses: np.ndarray, is_drawn: np.ndarray, every: int = RECORD_E
 
 
 def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple[Measurements, list[str]]:
-    """Every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read, or has the
-    settings of one that went as far.
+    """Returns every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read, or
+    has the same settings as a run that went as far.
 
     Raises `ConfigError` where nothing is found.
     """
@@ -52,12 +52,14 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
             left_out.append(f"{shorter[0]}: the settings of {found[0]}; give one of them its own replicate")
         kept[settings] = found
     rows = [row for _, rows in kept.values() for row in rows]
-    require(bool(rows), f"{outputs}/{match}*", "no run there has a record of its training loss", "Name the folder that holds the runs")
+    require(
+        bool(rows), f"{outputs}/{match}*", "no run in this folder has a record of its training loss", "Name the folder that holds the runs"
+    )
     return Measurements.from_rows(rows), left_out
 
 
 def shipped() -> Path:
-    """The table of losses that comes with dpx: `laptop/mckenna_grid`, on public text, as far as it has been trained."""
+    """Returns the table of losses that comes with dpx: `laptop/mckenna_grid`, on public text, as far as it has been trained."""
     package = Path(__file__).parent
     in_wheel = package / "laptop_grid.csv"
     return in_wheel if in_wheel.exists() else package.parents[1] / "experiments" / "mckenna2025" / "measurements.csv"
@@ -66,7 +68,7 @@ def shipped() -> Path:
 def load(place: str | Path, match: str = "") -> tuple[Measurements, list[str]]:
     """A CSV table (`Measurements.read`), or a folder of runs (`measured`); raises `ConfigError` where nothing is there."""
     path = Path(place)
-    require(path.exists(), path, "is not there", "Name a CSV table of measurements, or a folder that holds runs")
+    require(path.exists(), path, "no such file or folder", "Name a CSV table of measurements, or a folder that contains runs")
     return measured(path, match) if path.is_dir() else (Measurements.read(path), [])
 
 
@@ -77,10 +79,15 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
     config = read(place_of(folder))
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines]
-    require(steps == list(range(len(steps))), folder.name, "its record of losses has gaps", "Resume it where it stopped")
+    require(steps == list(range(len(steps))), folder.name, "the record of its losses has gaps", "Resume the run")
     losses, is_drawn = (np.array([line[name] for line in lines]) for name in ("train/loss", "train/examples"))
     steps_done, means = record_means(losses, is_drawn > 0, every)
-    require(bool(np.isfinite(means).all()), folder.name, "its loss is not a finite number somewhere", "Leave it out, or lower its rate")
+    require(
+        bool(np.isfinite(means).all()),
+        folder.name,
+        "its losses include a value that is not a finite number",
+        "Remove the run, or lower its learning rate",
+    )
     same = _knobs(config, folder)
     return [same | {"step": step, "loss": loss} for step, loss in zip(steps_done, means, strict=True)]
 

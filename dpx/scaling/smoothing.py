@@ -1,4 +1,4 @@
-"""From records to a monotone grid: choice over learning rates, rolling mean, isotonic in the steps and then in the ratio.
+"""Converts records to a monotone grid: choice over learning rates, rolling mean, isotonic in the steps and then in the ratio.
 
 Shape legend: M models, R noise-batch ratios, L learning rates, T records (numbers of steps done), all ascending.
 """
@@ -30,7 +30,7 @@ class WithNoiseless:
         """The losses to use for a budget of `epsilon`: those without noise if it is infinite. Raises `ConfigError` if they are missing."""
         if np.isfinite(epsilon):
             return self
-        require(self.noiseless is not None, "epsilon=inf", "nothing was measured without noise", "Train models without noise too")
+        require(self.noiseless is not None, "epsilon=inf", "the measurements have no run without noise", "Also train models without noise")
         return self.noiseless
 
 
@@ -57,7 +57,12 @@ def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> t
     Raises `ConfigError` where no rate has all records.
     """
     is_whole_L = np.asarray(np.isfinite(losses_LT).all(1))
-    require(bool(is_whole_L.any()), "a model and ratio", "no learning rate has all records", "Finish a run of it")
+    require(
+        bool(is_whole_L.any()),
+        "a model and ratio",
+        "no learning rate has a complete record of its losses",
+        "Finish at least one run of this model and ratio",
+    )
     known_LT = np.where(is_whole_L[:, None], losses_LT, np.inf)
     if choice == "lowest_final_loss":
         winner_T = np.full(losses_LT.shape[1], int(np.argmin(known_LT[:, -1])))
@@ -74,7 +79,12 @@ def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") ->
     """
     for name in ("batch_size", "sequence_length"):
         values = np.unique(getattr(measurements, name))
-        require(len(values) == 1, f"{name} of {', '.join(f'{value:g}' for value in values)}", "one grid has one", "Choose the rows of one")
+        require(
+            len(values) == 1,
+            f"{name} of {', '.join(f'{value:g}' for value in values)}",
+            "one grid has one value only",
+            "Choose the rows of one value",
+        )
     _require_names_of_their_own(measurements)
     # A run that is still going on, or was cut, is left out and not shortened to.
     steps_T = _common_steps(measurements)
@@ -91,7 +101,12 @@ def _require_names_of_their_own(measurements: Measurements) -> None:
     """Models are told apart by their parameters: one name for each number, and one number for each name."""
     pairs = sorted(set(zip(measurements.parameters.tolist(), measurements.model.tolist(), strict=True)))
     for (m, name), (next_m, next_name) in itertools.pairwise(pairs):
-        require(m != next_m, f"{m:,.0f} parameters", f"are those of {name} and of {next_name}", "Give one model one name")
+        require(
+            m != next_m,
+            f"{m:,.0f} parameters",
+            f"is the number of parameters of both {name} and {next_name}",
+            "Give each model one name only",
+        )
     for (name, m), (next_name, next_m) in itertools.pairwise(sorted((name, m) for m, name in pairs)):
         require(name != next_name, f"model {name}", f"has {m:,.0f} and {next_m:,.0f} parameters", "Give each model its own name")
 

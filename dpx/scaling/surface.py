@@ -89,11 +89,21 @@ def surface_of(grid: Grid, batch_size: float, tokens: float, *, width: int | Non
     configuration was within 1 % of the best for every surface of 40 inside them, and for 23 of 40 at a reach of 8.
     Raises `ConfigError` for a grid with less than two ratios or records.
     """
-    require(len(grid.ratios_R) > 0 and len(grid.parameters_M) > 0, "an empty grid", "no model has all its ratios", "Finish some runs")
-    require(len(grid.ratios_R) >= 2, f"{len(grid.ratios_R)} ratios", "nothing lies between less than two", "Train more ratios")
-    require(len(grid.steps_T) >= 2, f"{len(grid.steps_T)} records", "nothing lies between less than two", "Train longer")
+    require(
+        len(grid.ratios_R) > 0 and len(grid.parameters_M) > 0,
+        "an empty grid",
+        "no model was measured at all ratios",
+        "Finish the runs of at least one model",
+    )
+    require(len(grid.ratios_R) >= 2, f"{len(grid.ratios_R)} ratios", "interpolation needs at least two", "Train more ratios")
+    require(len(grid.steps_T) >= 2, f"{len(grid.steps_T)} records", "interpolation needs at least two", "Train longer")
     fitted = int((grid.steps_T >= FITTED_PART * grid.steps_T[-1]).sum())
-    require(reach == 1 or fitted >= 3, f"{fitted} late records", "the law beyond them has three coefficients", "Stay at a reach of 1")
+    require(
+        reach == 1 or fitted >= 3,
+        f"{fitted} late records",
+        "the law for later steps has three coefficients, so it needs at least three records",
+        "Use a reach of 1",
+    )
     width = width or max(1, min(10, len(grid.steps_T) // 10))
     noiseless = _surface(grid.noiseless, batch_size, tokens, width, reach) if grid.noiseless else None
     return dataclasses.replace(_surface(grid, batch_size, tokens, width, reach), noiseless=noiseless)

@@ -17,7 +17,7 @@ from dpx.task.losses import Batch, Counts, Key, Params, decode_losses, dropout_k
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is learnt: initial parameters, batches from rows, and losses. Pure functions of their arguments."""
+    """The objective of training: initial parameters, batches from rows, and losses. Pure functions of their arguments."""
 
     model: Decoder
     task: CausalLanguageModel
@@ -40,7 +40,7 @@ class Objective:
         return {"tokens": tokens, "labels": label_BT, "has_label": has_label_BT, "length": length, "record": jnp.asarray(rows["record"])}
 
     def answers(self, batch: Batch) -> tuple[Array, Array]:
-        """What has to be found, ids [B,T], and where there is something to find."""
+        """Returns the targets, ids [B,T], and a mask of the positions that have a target."""
         return batch["labels"], batch["has_label"]
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:

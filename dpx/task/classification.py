@@ -48,7 +48,7 @@ class Objective:
         return {name: jnp.asarray(rows[name]) for name in (*texts, "label", "record")}
 
     def answers(self, batch: Batch) -> tuple[Array, Array]:
-        """What has to be found, classes [B,1], and where there is something to find."""
+        """Returns the targets, classes [B,1], and a mask of the rows that have a target."""
         return batch["label"][:, None], jnp.ones_like(batch["label"], bool)[:, None]
 
     def losses(
@@ -61,7 +61,7 @@ class Objective:
         return losses_B, {"correct": correct_B}
 
     def logits(self, params: Params, batch: Batch, dropout_key: Key | None = None, noised: Noised | None = None) -> Float[Array, "B K"]:
-        """Of each class, or of each choice, float32 or wider; `noised` as for `losses`."""
+        """Returns the logit of each class or of each choice, float32 or wider; `noised` as for `losses`."""
         keys_B = dropout_keys(self.model, params, dropout_key, batch["record"])
         texts = (None, None, None) if "features" in batch else _texts(batch)
         inputs = (*texts, keys_B, batch.get("features"), *(() if noised is None else (noised,)))
@@ -74,7 +74,8 @@ class Objective:
         return self.model.dropout == 0.0
 
     def features(self, params: Params, batch: Batch) -> Float[Array, "B ... H"]:
-        """What the head reads of each text, in the compute dtype, without dropout: of parameters below the head alone."""
+        """Returns the input of the head for each text, in the compute dtype, without dropout: it depends only on parameters below the
+        head."""
         of_model = DecoderFeatures if isinstance(self.model, Decoder) else BertFeatures
         return of_model(self.model, self.vocabulary_size).apply({"params": params}, *_texts(batch))  # type: ignore[arg-type, return-value]
 

@@ -43,17 +43,22 @@ class MaskedLanguageModel:
         require(
             self.max_masked_positions > 0,
             f"task.max_masked_positions={self.max_masked_positions}",
-            "nothing would be predicted",
+            "at least one position must be masked",
             "Give a positive number",
         )
-        require(0 < self.masking_rate < 1, f"task.masking_rate={self.masking_rate}", "not a rate", "Use a value between 0 and 1")
+        require(
+            0 < self.masking_rate < 1,
+            f"task.masking_rate={self.masking_rate}",
+            "is not a rate between 0 and 1",
+            "Use a value between 0 and 1",
+        )
 
     @property
     def pooled_outputs(self) -> int:
         return 2 if self.next_sentence else 0
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        """What is read of a row."""
+        """Returns the columns of a row that the task reads."""
         return running_text(sequence_length, vocabulary_size, self.next_sentence)
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
@@ -73,7 +78,7 @@ class MaskedLanguageModel:
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         """Raises `ConfigError` for a model that sees no word after the masked one."""
         if isinstance(model, Decoder) or model.causal:
-            raise _refused(model, "a causal decoder sees no word after the masked one", "task=causal_lm, or a BERT")
+            raise _refused(model, "a causal decoder cannot read words after the masked word", "task=causal_lm, or a BERT")
         return model.parameter_shapes(vocabulary_size, next_sentence=self.next_sentence)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
@@ -83,7 +88,7 @@ class MaskedLanguageModel:
             fix = "Use task=mlm, or data.pairs=same_document"
             require(data.pairs != "none", "data.pairs=none", "the next-sentence task needs pairs", fix)
             segments = getattr(model, "segments", 0)
-            reason = f"model {model.name} has no second segment to tell the pair apart"
+            reason = f"model {model.name} has only one segment, so it cannot distinguish the two texts of a pair"
             require(segments == 2, f"model.segments={segments}", reason, "Use task=mlm")
         require_columns(self, data)
 
@@ -115,7 +120,7 @@ class CausalLanguageModel(OneText):
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
         """Raises `ConfigError` for a model that sees the next token."""
         if isinstance(model, Bert) or not model.causal:
-            raise _refused(model, "an encoder sees the token it would predict", "task=mlm, or model=decoder_tiny")
+            raise _refused(model, "an encoder can read the token that it should predict", "task=mlm, or model=decoder_tiny")
         return model.parameter_shapes(vocabulary_size)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
@@ -165,14 +170,14 @@ class Classification(_Labels):
     name: Literal["classification"] = "classification"
 
     def __post_init__(self) -> None:
-        require(self.classes >= 2, f"task.classes={self.classes}", "nothing to tell apart", "Use 2 or more")
+        require(self.classes >= 2, f"task.classes={self.classes}", "a classifier needs at least two classes", "Use 2 or more")
 
     @property
     def pooled_outputs(self) -> int:
         return self.classes
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        """What is read of a row."""
+        """Returns the columns of a row that the task reads."""
         return texts(sequence_length, vocabulary_size) | {"label": classes(self.classes)}
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
@@ -188,14 +193,14 @@ class MultipleChoice(_Labels):
     name: Literal["multiple_choice"] = "multiple_choice"
 
     def __post_init__(self) -> None:
-        require(self.choices >= 2, f"task.choices={self.choices}", "nothing to choose from", "Use 2 or more")
+        require(self.choices >= 2, f"task.choices={self.choices}", "a choice needs at least two options", "Use 2 or more")
 
     @property
     def pooled_outputs(self) -> int:
         return 1
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        """What is read of a row."""
+        """Returns the columns of a row that the task reads."""
         return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(self.choices)}
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:

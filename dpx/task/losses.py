@@ -34,7 +34,7 @@ def dropout_keys(model: Model, params: Params, key: Key | None, record_B: Array)
 
 
 def decode_losses(params: Params, label_BM: Array, has_label_BM: Array) -> Callable[..., tuple[Array, Array]]:
-    """What a head calls as `decode(h, table, bias)`: (losses_B, correct_B) of these labels."""
+    """Returns the function that a head calls as `decode(h, table, bias)`: (losses_B, correct_B) of these labels."""
     session = session_of(params)
     if session is not None and session.fused:
         return partial(token_loss, label_BM, has_label_BM, session=session)
@@ -59,6 +59,6 @@ def class_losses(logits_BK: Array, label_B: Array) -> tuple[Array, Array]:
 
 
 def confusion(answered_B: Int[Array, " B"], label_B: Int[Array, " B"], is_padding_B: Array, classes: int) -> Float[Array, "K K"]:
-    """How often each true class (rows) was answered by each (columns), padding apart."""
+    """Counts the answers (columns) for each true class (rows), without padding."""
     weight_B = jnp.where(is_padding_B, 0.0, 1.0)
     return jnp.zeros((classes, classes)).at[label_B, answered_B].add(weight_B)

@@ -23,7 +23,7 @@ Special = SpecialIds
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is learnt: initial parameters, batches from rows, and losses. Pure functions of their arguments."""
+    """The objective of training: initial parameters, batches from rows, and losses. Pure functions of their arguments."""
 
     model: Bert
     task: MaskedLanguageModel
@@ -55,7 +55,7 @@ class Objective:
         }
 
     def answers(self, batch: Batch) -> tuple[Array, Array]:
-        """What has to be found, ids [B,M], and where there is something to find."""
+        """Returns the targets, ids [B,M], and a mask of the positions that have a target."""
         return batch["labels"], batch["has_label"]
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:

@@ -25,7 +25,7 @@ from dpx.task.masking import Marks
 
 @dataclasses.dataclass(frozen=True)
 class OfExamples:
-    """What an objective of one example's model has in common; `one` is the loss of one example and its counts."""
+    """The common part of objectives for a model of one example; `one` is the loss of one example and its counts."""
 
     model: ExampleModel
     task: Any
@@ -54,7 +54,7 @@ class OfExamples:
 
 @dataclasses.dataclass(frozen=True)
 class NextTokens(OfExamples):
-    """`causal_lm`: rows and counts are those of `causal_lm.Objective`."""
+    """`causal_lm`: rows and counts are the same as in `causal_lm.Objective`."""
 
     batch, answers = causal_lm.Objective.batch, causal_lm.Objective.answers
 
@@ -65,7 +65,7 @@ class NextTokens(OfExamples):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens(OfExamples):
-    """`mlm` without next sentence: rows and counts are those of `mlm.Objective`."""
+    """`mlm` without next sentence: rows and counts are the same as in `mlm.Objective`."""
 
     special: SpecialIds
 
@@ -78,7 +78,7 @@ class MaskedTokens(OfExamples):
 
 @dataclasses.dataclass(frozen=True)
 class Classes(OfExamples):
-    """`classification`: rows and counts are those of `classification.Objective`."""
+    """`classification`: rows and counts are the same as in `classification.Objective`."""
 
     batch, answers = classification.Objective.batch, classification.Objective.answers
 

@@ -62,7 +62,7 @@ class OneText:
 
     @property
     def pooled_outputs(self) -> int:
-        """How many values a classifier returns; 0 for a head over the vocabulary."""
+        """Returns the number of values that a classifier returns; 0 for a head over the vocabulary."""
         return 0
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:

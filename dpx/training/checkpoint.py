@@ -51,8 +51,8 @@ def _storage_faults(directory: Path) -> Iterator[None]:
         if _is_of_a_full_disk(fault):
             raise ConfigError(
                 directory,
-                "the disk is full, the checkpoint was not written",
-                "Free space and run the same command: it resumes from the last one",
+                "the disk is full, so the checkpoint was not written",
+                "Free space and run the same command: it resumes from the last checkpoint",
             ) from fault
         raise
 
@@ -145,7 +145,9 @@ class Checkpoints:
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like.saved())
         # Files that are unchanged since they were written cannot be the cause.
         unlike = ConfigError(
-            place, "holds no state of the form that this run has", "Use the version of dpx and the optimizer.arguments that wrote it"
+            place,
+            "does not contain a state with the structure that this run needs",
+            "Use the version of dpx and the optimizer.arguments that wrote it",
         )
         with _reading(place, unlike if (place / FILES).exists() else _damaged(place)):
             saved: Any = ocp.load(str(place), abstract)
@@ -226,7 +228,7 @@ def _reading(place: Path, otherwise: ConfigError) -> Iterator[None]:
         text = f"{type(fault).__name__} {fault} {fault.__cause__ or ''}"
         of_the_machine = next((word for word in _OF_THE_MACHINE if word in text), None)
         if of_the_machine is not None:
-            raise ConfigError(place, f"could not be read ({of_the_machine})", "Mend that and run the same command") from fault
+            raise ConfigError(place, f"could not be read ({of_the_machine})", "Correct this and run the same command") from fault
         raise otherwise from fault
 
 
@@ -279,8 +281,8 @@ def on_host(directory: Path, part: str | None = None) -> Any:
 def _require_exported(directory: Path, params: Any) -> None:
     """Raises `ConfigError` if parameters do not have the checksums that `export` was given."""
     is_known = facts_beside(directory).get("weights") == weight_checksums(by_path(params))
-    require(is_known, directory, "holds other weights than were released there", "Restore the folder")
+    require(is_known, directory, "contains other weights than the run released in this folder", "Restore the folder")
 
 
 def _unreadable(directory: Path) -> ConfigError:
-    return ConfigError(directory, "these weights are cut short or damaged", "Restore the folder, or name other weights")
+    return ConfigError(directory, "these weights are incomplete or damaged", "Restore the folder, or name other weights")

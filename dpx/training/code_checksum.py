@@ -55,7 +55,7 @@ def _file(name: str, top: Path) -> Path:
 
 
 class Module(NamedTuple):
-    """What a file imports of dpx, and a checksum of its syntax tree without docstrings."""
+    """The modules of dpx that a file imports, and a checksum of its syntax tree without docstrings."""
 
     imports: tuple[str, ...]
     code: str

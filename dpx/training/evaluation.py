@@ -113,7 +113,7 @@ def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
         stated in (None, store.manifest.vocabulary_checksum),
         store.folder,
         "has another vocabulary than the weights were trained with: the data, or the file that data.vocabulary.path names, has changed",
-        f"Restore it, or add data.vocabulary.path=<{VOCABULARY} of the data as it was prepared for the run>",
+        f"Restore it, or add data.vocabulary.path=<{VOCABULARY} of the data prepared for the run>",
     )
     return store
 

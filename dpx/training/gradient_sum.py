@@ -1,4 +1,4 @@
-"""How the gradients of one microbatch are added up in a run: each example's gradient clipped, or, without privacy, unchanged."""
+"""The sum of the gradients of one microbatch in a run: each example's gradient is clipped, or unchanged without privacy."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class GradientSum:
 
     @property
     def method(self) -> Method:
-        """How the clipped sum is computed; `plain` where gradients are not clipped."""
+        """The method that computes the clipped sum; `plain` where gradients are not clipped."""
         return self.clipping_method.name if self.clip is not None else "plain"
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Where measurements go: TensorBoard and one JSON line per step, both private: they depend on the data without noise."""
+"""Writes measurements: TensorBoard and one JSON line per step, both private: they depend on the data without noise."""
 
 import contextlib
 import json

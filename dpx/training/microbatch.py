@@ -85,7 +85,7 @@ class Workload:
         return carried.in_first_step(self.mechanism, *frozen.draw(self.train, self.objective, key))
 
     def sum(self, params: Any, batch: Any) -> Any:
-        """What the step does with one microbatch; `params` is as the method `params` gives it. Runs under jit."""
+        """The work of the step on one microbatch; `params` is as the method `params` gives it. Runs under jit."""
         losses = lambda params, batch: self.objective.losses(params, batch, jnp.zeros(2, jnp.uint32))  # noqa: E731
         norm = self.gradient_sum.clip.clipping_norm if self.gradient_sum.clip else None
         return self.gradient_sum(losses, params[0], batch, norm, frozen=params[1]).total
@@ -114,7 +114,7 @@ def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Pa
         return chosen
     rates = _rates(workload, candidates)
     if not rates:
-        reason = f"not even {candidates[0]} examples fit mesh.memory_bytes={workload.mesh.memory_bytes}"
+        reason = f"the smallest microbatch, {candidates[0]} examples, does not fit in mesh.memory_bytes={workload.mesh.memory_bytes}"
         raise ConfigError("microbatch=auto", reason, "Use a smaller model or a larger device")
     chosen = max(rates, key=lambda size: rates[size])
     logger.info("microbatch=auto: %d, examples/s by size %s", chosen, {size: round(rate, 1) for size, rate in rates.items()})

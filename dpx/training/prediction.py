@@ -76,7 +76,7 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
     or if its data has another vocabulary now."""
     task = experiment.task
     if not isinstance(task, Classification | MultipleChoice):
-        raise ConfigError(f"task={task.name}", "gives no labels", "Name a run of task=classification or task=multiple_choice")
+        raise ConfigError(f"task={task.name}", "does not predict labels", "Name a run of task=classification or task=multiple_choice")
     store = store_of(experiment.data, experiment.privacy, params)
     objective: Any = make_objective(experiment.model, task, experiment.vocabulary_size, store.manifest)
     definition = store.folder / DEFINITION
@@ -92,7 +92,12 @@ def of_checkpoint(path: str) -> Classifier:
     """The classifier in a checkpoint's folder or hub id. Raises `ConfigError` if it is not a complete classifier, or has no tokenizer."""
     checkpoint = Checkpoint(path)
     named = checkpoint.config.get("id2label")
-    require(isinstance(named, dict) and len(named) > 1, checkpoint.asked, "names no labels in its config.json", "Name a classifier")
+    require(
+        isinstance(named, dict) and len(named) > 1,
+        checkpoint.asked,
+        "does not name its labels in its config.json",
+        "Name a checkpoint of a classifier",
+    )
     assert isinstance(named, dict)
     are_places = sorted(map(str, named)) == sorted(map(str, range(len(named)))) and len({str(label) for label in named.values()}) == len(
         named
@@ -104,7 +109,12 @@ def of_checkpoint(path: str) -> Classifier:
     task = Classification(classes=len(labels)) if choices is None else MultipleChoice(choices=choices)
     objective: Any = make_objective(model, task, model.vocabulary_size or 0, tokenizer.special)
     selected = checkpoint.select(objective.task.parameter_shapes(model, objective.vocabulary_size))
-    require(not selected.made_new, checkpoint.asked, f"has no {', '.join(selected.made_new[:1])}", "Name a classifier, with its head")
+    require(
+        not selected.made_new,
+        checkpoint.asked,
+        f"has no {', '.join(selected.made_new[:1])}",
+        "Name a checkpoint of a classifier that includes its head",
+    )
     params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))
     return Classifier(labels, choices, tokenizer, min(512, model.positions), _logits(objective, params))
 

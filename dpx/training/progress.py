@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""The progress display of a run: a bar on a terminal, plain lines elsewhere."""
 
 import time
 
@@ -55,7 +55,7 @@ class RunProgress:
         return done % self._every == 0 or done in (self._first + 1, self._steps)
 
     def step(self, done: int, examples_per_s: float, loss: float, accuracy: float, epsilon: float | None) -> None:
-        """Shows the state after `done` steps; `epsilon` is that of these steps, `None` where it was not composed."""
+        """Shows the state after `done` steps; `epsilon` belongs to these steps, `None` where it was not composed."""
         now = time.monotonic()
         if epsilon is not None:
             self._epsilon = epsilon, done

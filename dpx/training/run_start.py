@@ -1,4 +1,4 @@
-"""Where a run starts: fresh, replayed from its last checkpoint, in a new noise epoch, or forked from another run.
+"""The start of a run: fresh, replayed from its last checkpoint, in a new noise epoch, or forked from another run.
 
 A noise epoch is one root secret. A run resumes its newest epoch only from a state that this epoch covers, with the secret that was drawn
 for it and an unchanged fingerprint; then the same bits follow. In every other case a new epoch is opened, and its steps are charged in
@@ -110,7 +110,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
     require(
         "claim" not in changed,
         folder.path,
-        "the config differs from the one this run began with",
+        "the config differs from the config that this run began with",
         f"Restore it, or give fork={folder.path.name}@<step> to branch into a new folder",
     )
     saved, damaged = _newest_whole(checkpoints, step)
@@ -122,7 +122,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
     require(
         saved is not None or not ledger.origins or start.parameters is not None,
         folder.path,
-        "its checkpoints are gone, and the weights that it started from were not loaded",
+        "its checkpoints are missing, and the weights that it started from were not loaded",
         "Restore them, or move private/checkpoints away to begin again from there",
     )
     note_plan(ledger, noise_epochs.plan)
@@ -200,8 +200,8 @@ def _require_whole(saved: Saved | None, damaged: list[int], why_anew: str | None
     require(
         saved is not None or not damaged or (why_anew is None and not folder.fork),
         checkpoints.directory,
-        f"every checkpoint is damaged ({several([str(steps_done) for steps_done in damaged])}), and beginning again is charged again",
-        "Restore one, or move the folder away to begin again, charged in addition to what was spent",
+        f"every checkpoint is damaged ({several([str(steps_done) for steps_done in damaged])}), and a run from the start is charged again",
+        "Restore one of them, or move the folder away to begin again; its steps are then charged in addition",
     )
 
 
@@ -215,7 +215,7 @@ def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start
     folder, ledger = noise_epochs.folder, noise_epochs.ledger
     assert folder.fork is not None
     if start.private is None or start.step is None:
-        raise ConfigError(folder.path, "its checkpoints are gone, and its parent was not read", "Run the same command again")
+        raise ConfigError(folder.path, "its checkpoints are missing, and its parent was not read", "Run the same command again")
     state = _state_of_parent(folder.fork, start.private, start.step, _form(step))
     manifests.inherit(folder.private, start.private)
     canaries.inherit(folder.private, start.private)
@@ -238,7 +238,7 @@ def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:
     require(
         checkpoints.parts(step) == set(like.saved()),
         f"fork={fork}",
-        "the parent's checkpoint holds another state than this config's: its clip or mechanism differs",
+        "the state in the parent's checkpoint does not fit this config, because its clip or mechanism differs",
         "Fork with the parent's clip and mechanism",
     )
     return checkpoints.load(step, like).state

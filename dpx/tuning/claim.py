@@ -44,10 +44,10 @@ _ASSUMED = {
     "repeat_and_select": "trials are independent random draws, their number was drawn once and stays secret, only release/winner is shown",
 }
 _SCORE_READS = (
-    "rows of the held-out split: the score that chooses among the trials reads them, and they are not protected. Whatever else code from "
-    "outside reads for that score is not charged either"
+    "rows of the held-out split: the score that chooses among the trials reads them, and they are not protected. Other data that code "
+    "from another package reads for that score is not charged either"
 )
-_DECLARED = "the number of trials was declared before the first, and none was started again because of what it had come to"
+_DECLARED = "the number of trials was declared before the first, and none was started again because of its result"
 
 Costs = list[tuple[Trial, Cost]]
 

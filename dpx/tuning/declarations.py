@@ -21,16 +21,16 @@ class Budget:
     def __post_init__(self) -> None:
         if self.epsilon is None:
             is_left_out = self.order is None and self.kind == "renyi"
-            require(is_left_out, "tune.budget", "has no epsilon", "Add tune.budget.epsilon, or leave the budget out")
+            require(is_left_out, "tune.budget", "has no epsilon", "Add tune.budget.epsilon, or remove the budget")
             return
-        require(self.epsilon > 0, f"tune.budget.epsilon={self.epsilon}", "allows no trial", "Use a value above 0")
+        require(self.epsilon > 0, f"tune.budget.epsilon={self.epsilon}", "does not allow any trial", "Use a value above 0")
         if self.kind == "zcdp":
-            require(self.order is None, f"tune.budget.order={self.order}", "zcdp holds at every order", "Leave the order out")
+            require(self.order is None, f"tune.budget.order={self.order}", "a zCDP budget is valid at every order", "Remove the order")
             return
         require(
             self.order is not None and self.order > 1,
             f"tune.budget.order={self.order}",
-            "trials are added up at one Renyi order above 1 that is fixed beforehand",
+            "the costs of trials are added up at one Renyi order above 1, which must be fixed before the first trial",
             "Use a value above 1, smaller the less noise there is, or tune.budget.kind=zcdp",
         )
 
@@ -50,11 +50,11 @@ class Tune:
     budget: Budget = Budget()
 
     def __post_init__(self) -> None:
-        require(self.trials >= 1, f"tune.trials={self.trials}", "a search has a trial", "Use 1 or more")
+        require(self.trials >= 1, f"tune.trials={self.trials}", "a search needs at least one trial", "Use 1 or more")
         require(self.shape >= 0, f"tune.shape={self.shape}", "no distribution has that shape", "Use 0 or more, .inf for Poisson")
         require(
             self.charge == "composition" or not self.budget.is_declared,
             f"tune.budget.epsilon={self.budget.epsilon} with tune.charge={self.charge}",
-            "a budget is held by adding up trials",
-            "Use tune.charge=composition, or leave the budget out",
+            "a budget needs trials that are charged by composition",
+            "Use tune.charge=composition, or remove the budget",
         )

@@ -34,7 +34,7 @@ from dpx.tuning.distribution import TrialDistribution
 CHAIN, TRIAL = "trials", "private/trial.json"
 FORMAT = 2
 STATEMENTS = (STATEMENT, f"winner/{STATEMENT}")
-_RESTORE = "Restore the study's folder, or give the study another name: what its trials spent stays spent"
+_RESTORE = "Restore the study's folder, or give the study another name: the privacy that its trials spent stays spent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Record:
 
     def _require(self, place: str, mark: "Mark | str | None") -> None:
         if isinstance(mark, str):
-            missing = None if _holds(self.chain, mark) else "has no line that this names"
+            missing = None if _holds(self.chain, mark) else "does not have the line that this file names"
         else:
             missing = self.chain.missing(mark)
         require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
@@ -157,7 +157,7 @@ class Record:
         """Raises `ConfigError` for a statement of the study that was edited, or replaced by an older one."""
         for place, _, content in followers:
             fits = place.endswith(TRIAL) or seal(content) in self.sealed
-            require(fits, f"{self.path.parent / place}", "is not the statement that the study's record sealed", _RESTORE)
+            require(fits, f"{self.path.parent / place}", "differs from the statement whose checksum is in the study's record", _RESTORE)
 
     def _take(self, line: dict[str, Any]) -> None:
         if "sealed" in line:
@@ -185,13 +185,15 @@ class Record:
             self._declare(line["declared"])
         else:
             raise ConfigError(
-                self.chain.path, f"has a line of another version: {next(iter(line), '')}", "Use the version of dpx that wrote it"
+                self.chain.path,
+                f"has a line that this version does not know: {next(iter(line), '')}",
+                "Use the version of dpx that wrote it",
             )
 
     def _declare(self, number: int) -> None:
         if self.declared is not None:
             said = f"tune.trials was raised from {self.declared} to {number} after {len(self.trials)} had begun"
-            self.raised.append(f"{said}: a number of trials that was chosen after results")
+            self.raised.append(f"{said}: the number of trials was chosen after results")
         self.declared = number
 
     def _change(self, number: int, **facts: Any) -> None:

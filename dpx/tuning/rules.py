@@ -19,12 +19,12 @@ _SHARED = ("task", "tune", "name", "seed", "replicate", "init", "fork", "run", "
 # The only sweeper and the only sampler whose draws are known to be independent of each other and of every result.
 _SWEEPER, _SAMPLER = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper", "optuna.samplers.RandomSampler"
 _NOT_INDEPENDENT = (
-    "it is proved for independent random trials, and these depend on each other, are a list, or are drawn by code that is not known"
+    "its proof needs independent random trials, but these trials depend on each other, come from a list, or are drawn by unknown code"
 )
 _ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _DECLARE = (
     "Declare tune.budget.epsilon and tune.budget.order before the first trial, in a study of another name, or search over settings that "
-    "change no cost"
+    "do not change the cost"
 )
 
 
@@ -41,7 +41,7 @@ def check_charge(sweeper: Any, tune: Tune) -> None:
         require(
             not varied or tune.budget.is_declared,
             f"hydra.sweeper.params.{next(iter(varied), '')}",
-            "trials of other cost, chosen after results, compose only under a budget that was declared before the first",
+            "trials of different cost that are chosen after results compose only under a budget declared before the first trial",
             _DECLARE,
         )
     if tune.charge == "repeat_and_select":
@@ -65,8 +65,8 @@ def _check_independent(sweeper: Any) -> None:
         require(
             value is None,
             f"hydra.sweeper.{key}={value}",
-            "trials are drawn again from hydra.sweeper.params alone: not by a known seed, from a stored study, or by other code",
-            "Leave it out",
+            "dpx draws trials only from hydra.sweeper.params: not with a known seed, not from a stored study, not by other code",
+            "Remove it",
         )
 
 
@@ -76,8 +76,8 @@ def check_space(distribution: TrialDistribution) -> None:
         require(
             not is_accounted(key) and key.partition(".")[0].partition("@")[0] not in _SHARED,
             f"hydra.sweeper.params.{key}",
-            "repetitions of one mechanism share this, and cost the same",
-            "Search over settings that change no cost",
+            "repetitions of one mechanism must have the same value of this setting and the same cost",
+            "Search over settings that do not change the cost",
         )
 
 
@@ -89,12 +89,12 @@ def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Co
     require(
         not copied,
         folder,
-        f"is a copy of a trial of the study {copied.get('study')}, or was renamed, and trials are drawn independently",
-        "Go on with the trial itself, or restore its folder's name",
+        f"is a copy of a trial of the study {copied.get('study')}, or was renamed, but trials must be drawn independently",
+        "Resume the trial itself, or restore its folder's name",
     )
     if distribution is None or record.drawn is None:
         reason = f"the study {name} has no record of its search space and of a number of trials"
-        raise ConfigError("hydra.sweeper.n_trials", reason, "Leave it out: both are settled when the search is launched")
+        raise ConfigError("hydra.sweeper.n_trials", reason, "Remove it: both are fixed when the search is launched")
     refusal = distribution.refusal(point)
     require(refusal is None, " ".join(point) or str(folder), f"a trial of the study {name} {refusal}", "Let the search draw its trials")
     differing = different_keys(distribution.fixed, compose(distribution.others(point)))
@@ -111,8 +111,8 @@ def check_fork(fork: Any, tune: Tune) -> None:
     require(
         fork is None or tune.charge == "uncharged",
         f"fork={fork} with tune.charge={tune.charge}",
-        "the cost of the forked run is in no trial's plan",
-        "Leave the fork out, or use tune.charge=uncharged",
+        "the plans of the trials do not include the cost of the forked run",
+        "Remove the fork, or use tune.charge=uncharged",
     )
 
 
@@ -121,7 +121,7 @@ def check_init(init: Any, tune: Tune) -> None:
     require(
         init.is_random or tune.charge == "uncharged",
         f"init={init.kind} with tune.charge={tune.charge}",
-        "what the starting weights have cost is in no trial's plan",
+        "the plans of the trials do not include the cost of the starting weights",
         "Use init=random, or tune.charge=uncharged",
     )
 
@@ -135,7 +135,7 @@ def filter_of(search: Search) -> Any:
     require(
         search.accountant.name == "rdp",
         f"accountant={search.accountant.name} with tune.budget",
-        "adding up and stopping at a budget is proved for Renyi divergences at one order and for zCDP only",
+        "a budget that stops a search is proved only for Renyi divergences at one order and for zCDP",
         "Use accountant=rdp",
     )
     from dpx.privacy.filter import Filter
@@ -161,15 +161,15 @@ def check_plan(search: Search, record: Record, plan: Segments | None, point: tup
     require(
         charges.same(plan, known),
         value,
-        "costs otherwise than the trials before it: "
-        + ("repetitions of one mechanism cost the same" if is_secret else _not_composed(search.accountant)),
+        "has another cost than the trials before it: "
+        + ("repetitions of one mechanism must have the same cost" if is_secret else _not_composed(search.accountant)),
         "Give this search a study of another name" if is_secret else _DECLARE,
     )
 
 
 def _not_composed(accountant: Accountant) -> str:
-    said = "trials of other cost, chosen after results, compose only under a budget that was declared before the first"
-    return said if accountant.name == "rdp" else f"{said}, and never under accountant={accountant.name}"
+    said = "trials of different cost that are chosen after results compose only under a budget declared before the first trial"
+    return said if accountant.name == "rdp" else f"{said}, and never with accountant={accountant.name}"
 
 
 def _check_within(search: Search, record: Record, plan: Segments, budget: Any) -> None:
@@ -182,18 +182,18 @@ def _check_within(search: Search, record: Record, plan: Segments, budget: Any) -
         budget.holds(begun + new),
         f"tune.budget.epsilon={budget.epsilon}",
         f"the trial costs {costs:.4g} and {spent:.4g} of {budget.limit:.4g} are spent",
-        _other_order(budget, new) if not record.trials else "End the search here, or let trials cost less (more noise, fewer steps)",
+        _other_order(budget, new) if not record.trials else "End the search here, or make trials cheaper (more noise, fewer steps)",
     )
 
 
 def _other_order(budget: Any, charges: Any) -> str:
     """The fix if not even the first trial fits: no result has been seen yet, so an order may still be chosen by the plan of that trial."""
     if budget.kind == "zcdp":
-        return "Declare a larger budget, or let trials cost less (more noise, fewer steps)"
+        return "Declare a larger budget, or make trials cheaper (more noise, fewer steps)"
     from dpx.privacy.filter import renyi, renyi_limit
 
     fitting = {one: renyi_limit(budget.epsilon, budget.delta, one) / renyi(charges, one, budget.adjacency) for one in _ORDERS}
     best = max(fitting, key=lambda one: fitting[one])
     if fitting[best] >= 1:
-        return f"Declare tune.budget.order={best}, where {int(fitting[best])} of it fit"
-    return "Declare a larger budget, or let trials cost less (more noise, fewer steps)"
+        return f"Declare tune.budget.order={best}, which allows {int(fitting[best])} such trials"
+    return "Declare a larger budget, or make trials cheaper (more noise, fewer steps)"

@@ -41,7 +41,7 @@ class Study:
 
     def __init__(self, outputs: Path, name: str):
         # With a slash, the trials would be in a subfolder, and the next launch would read another record than the one that counts them.
-        require("/" not in name, f"name={name}", "a search's name is that of one folder", "Write it without a slash")
+        require("/" not in name, f"name={name}", "the name of a search must be the name of one folder", "Write it without a slash")
         self.outputs, self.path = outputs, outputs / "studies" / name
         self.private, self.release = self.path / "private", self.path / "release"
 
@@ -59,15 +59,15 @@ class Study:
         if not (folder / TRIAL).is_file():
             ledger = folder / "private" / "ledger"
             named = [trial.study for trial in Ledger(ledger).trials] if ledger.is_file() else []
-            words = f"is lost, but the run's ledger says that it is a trial of the study {', '.join(named)}"
+            words = f"is missing, but the run's ledger says that it is a trial of the study {', '.join(named)}"
             require(not named, folder / TRIAL, words, "Restore the file")
             return None
         study = cls(folder.parent, str(read_json(folder / TRIAL).get("study")))
         require(
             (study.private / CHAIN).is_file(),
             folder,
-            f"is a trial of the study {study.path.name}, whose record is not beside it",
-            f"Move the run back beside its study, or restore {study.private / CHAIN}",
+            f"is a trial of the study {study.path.name}, but the record of the study is not in the same folder",
+            f"Move the run back into the folder of its study, or restore {study.private / CHAIN}",
         )
         return study
 
@@ -93,7 +93,7 @@ class Study:
             require(
                 record.drawn is None or record.drawn_from == declared,
                 f"tune.trials={tune.trials}, tune.shape={tune.shape}",
-                f"the number of trials of the study {self.path.name} was drawn from another distribution, and is drawn once",
+                f"the number of trials of the study {self.path.name} was already drawn from another distribution, and is drawn only once",
                 "Give this study another name",
             )
             known = record.distribution
@@ -146,7 +146,7 @@ class Study:
             require(
                 left > 0,
                 f"tune.trials={search.tune.trials}",
-                f"the study {self.path.name} has had all its trials",
+                f"the study {self.path.name} has already run all its trials",
                 "Give it another name, or more trials if it is not repeat_and_select",
             )
             check_plan(search, record, plan, point)
@@ -161,7 +161,7 @@ class Study:
         """Notes the result of a trial; then its release is withheld, or the statement of the study is written again."""
         with opened(self.outputs, self.path) as record:
             trial = record.newest_in(folder.name)
-            require(trial is not None, folder.name, f"is not a trial of the study {self.path.name}", "Begin it first")
+            require(trial is not None, folder.name, f"is not a trial of the study {self.path.name}", "Begin the trial first")
             assert trial is not None
             self._end(record, Search.from_experiment(experiment), trial, state, score, error)
 
@@ -205,8 +205,8 @@ class Study:
             require(
                 not (_was_killed(trial) and is_there),
                 folder,
-                f"this trial of the study {self.path.name} was cut short, and no guarantee is left if it does not go on to its end",
-                f"Go on with it first: python -m dpx {again}",
+                f"this trial of the study {self.path.name} was interrupted, and the search has no guarantee unless the trial finishes",
+                f"Resume it first: python -m dpx {again}",
             )
 
     def _end_killed(self, record: Record, search: Search, trial: Trial) -> None:

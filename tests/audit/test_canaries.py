@@ -126,7 +126,7 @@ def test_coins_are_drawn_once_and_a_fork_keeps_its_parents(experiment, tmp_path)
         folder.mkdir(parents=True)
     first = plant(private[0], AUDIT, store.manifest, RootSecret.from_seed(1))
     assert 0.4 < first.is_in_M.mean() < 0.6 and first.tokens_ST.shape == (100, 16)
-    with pytest.raises(ConfigError, match="audit_canaries.json: is lost, and the coins .* cannot be tossed again"):
+    with pytest.raises(ConfigError, match="audit_canaries.json: is missing, and the coins .* cannot be tossed again"):
         plant(private[1], AUDIT, store.manifest, None)
     canaries.inherit(private[1], private[0])
     for folder, secret in ((private[0], RootSecret.from_seed(2)), (private[0], None), (private[1], None)):
@@ -178,7 +178,7 @@ def test_a_sound_run_passes_and_says_what_it_releases(sound):
     assert stated["guarantee"] == "dp" and stated["audit"]["verdict"] == "passes"
     assert stated["audit"]["lower_bound"]["epsilon"] < stated["audit"]["lower_bound"]["claim"]
     assert "at no further cost" in stated["audit"]["released"] and found["passes"]
-    assert any("places of canaries" in line for line in stated["assumptions"])
+    assert any("are canaries, which hold no protected text" in line for line in stated["assumptions"])
     assert 0.2 < found["sequences_without_guarantee"]["auc"] < 0.8
     assert {bound["score"] for bound in found["others"]} == {"gradient", "loss"}
     assert not list((sound / "release").rglob("*audit*"))
@@ -224,7 +224,7 @@ def test_exposure_and_area_by_hand():
 
 
 def test_nothing_to_compare_with_is_refused():
-    with pytest.raises(ConfigError, match="none is out"):
+    with pytest.raises(ConfigError, match="every canary is in"):
         scores.exposures(np.zeros(3), np.ones(3, bool))
 
 

@@ -51,7 +51,7 @@ def test_the_summary_compares_each_at_its_best_and_no_wrong_sum(tmp_path: Path):
 def test_an_accelerators_file_says_its_rate_its_types_and_what_it_left_out(tmp_path: Path):
     folder = home(tmp_path, f"{tables.BEGIN}\n{tables.END}\n")
     narrow = row("book_keeping", 64, 30.0, 1.5, dtype="bfloat16", share_of_matrix_rate=0.412, is_automatic_batch=True, update_seconds=0.02)
-    late = {"clipping": "plain", "dtype": "float32", "physical_batch": 9, "why": "no time was left to compile it"}
+    late = {"clipping": "plain", "dtype": "float32", "physical_batch": 9, "why": "the time limit was reached before compilation"}
     document = {"device": "H", "cores": 2, "logical_batch": 64, "rounds": 3, "versions": {}, "matrix_rate": {"bfloat16": 7.9e14}}
     rows = [narrow, row("book_keeping", 128, 40.0, 2.0, dtype="bfloat16"), *ROWS]
     (folder / "accelerator.json").write_text(json.dumps(document | {"rows": rows, "left_out": [late]}))
@@ -63,7 +63,7 @@ def test_an_accelerators_file_says_its_rate_its_types_and_what_it_left_out(tmp_p
     text = (folder / "README.md").read_text()
     assert "| accelerator | H | bfloat16 | 128 | 2.00 [1.90, 2.10] |  |  |  |  |  | 64: 0.75 |  |" in text
     assert "| accelerator | H | float32 | 8 |" in text and "| 41 % |" in text and "| 20 |" in text
-    assert "bfloat16 790 TFLOP/s" in text and "Left out: plain, float32, 9: no time was left to compile it." in text
+    assert "bfloat16 790 TFLOP/s" in text and "Left out: plain, float32, 9: the time limit was reached before compilation." in text
     assert "gaussian 2.35 ns a draw" in text or "gaussian 2.34 ns a draw" in text
     assert "0 of 4,096 bytes" in text
 

@@ -37,7 +37,10 @@ REFUSED = {
     "mask_of_floats": ({"is_padding_B": jnp.zeros(B)}, "^is_padding_B: is of type float32"),
     "mask_as_a_list": ({"is_padding_B": [False] * B}, "^is_padding_B: is of type list"),
     "mask_as_a_word": ({"is_padding_B": "no"}, "^is_padding_B: is of type str"),
-    "mask_of_another_length": ({"is_padding_B": jnp.zeros(B + 1, bool)}, r"^is_padding_B\(5,\): is not one flag for each of 4 rows"),
+    "mask_of_another_length": (
+        {"is_padding_B": jnp.zeros(B + 1, bool)},
+        r"^is_padding_B\(5,\): does not have one flag for each of the 4 rows",
+    ),
     "weights_of_one_number": ({"weights": lambda norms: 1.0}, r"^weights: gives an array \(\) of type float32 for norms \(4,\)"),
     "weights_of_a_column": ({"weights": lambda norms: norms[:, None]}, r"^weights: gives an array \(4, 1\)"),
     "weights_of_integers": ({"weights": lambda norms: jnp.ones(B, int)}, "^weights: gives an array .* of type int32"),
@@ -46,14 +49,14 @@ REFUSED = {
     "rows_as_a_word": ({"rows_per_unit": "2"}, "^rows_per_unit='2': is not a whole number above zero"),
     "rows_as_a_float": ({"rows_per_unit": 2.0}, "^rows_per_unit=2.0: is not a whole number above zero"),
     "no_rows": ({"rows_per_unit": 0}, "^rows_per_unit=0: is not a whole number above zero"),
-    "a_batch_of_words": ({"rows": {"x": ROWS["x"], "name": "text"}}, "^batch/name: is a str and no array"),
-    "a_batch_of_lists": ({"rows": {"x": [[1.0] * D] * B}}, "^batch/x/0/0: is a float and no array"),
-    "no_batch": ({"rows": None}, "^batch: holds no array"),
+    "a_batch_of_words": ({"rows": {"x": ROWS["x"], "name": "text"}}, "^batch/name: is a str and not an array"),
+    "a_batch_of_lists": ({"rows": {"x": [[1.0] * D] * B}}, "^batch/x/0/0: is a float and not an array"),
+    "no_batch": ({"rows": None}, "^batch: contains no array"),
     "an_array_without_axes": ({"rows": {"x": ROWS["x"], "rate": jnp.zeros(())}}, "^batch of leading axes"),
     "arrays_of_two_lengths": ({"rows": {"x": ROWS["x"], "y": jnp.zeros(3)}}, r"^batch of leading axes \[3, 4\]"),
     "one_key_for_all": ({"rows": {"x": ROWS["x"], "key": jax.random.key(0)}}, "^batch/key: is one random key for all examples"),
-    "parameters_as_a_word": ({"params": {"k": "weights"}}, "^k: is a str and no array"),
-    "no_parameters": ({"params": None}, "^params: hold no parameter"),
+    "parameters_as_a_word": ({"params": {"k": "weights"}}, "^k: is a str and not an array"),
+    "no_parameters": ({"params": None}, "^params: contain no parameter"),
     "a_method_of_nobody": ({"method": "fast"}, "^method='fast': no such method"),
     "a_list_of_methods": ({"method": ["vmap"]}, r"^method=\['vmap'\]: no such method"),
 }
@@ -97,7 +100,7 @@ def test_no_rows_of_a_plain_sum_give_zeros():
 @METHODS
 def test_a_symbolic_number_of_rows_is_named(method):
     size = jax.export.symbolic_shape("rows, 3")
-    with pytest.raises(ConfigError, match="^batch of rows rows: is a symbol"):
+    with pytest.raises(ConfigError, match="^batch of rows rows: is symbolic"):
         jax.export.export(jax.jit(lambda x: summed(rows={"x": x}, method=method).total))(jax.ShapeDtypeStruct(size, jnp.float32))
 
 

@@ -142,8 +142,8 @@ def test_strict_refuses_copies_by_name_and_reader():
 @pytest.mark.parametrize(
     "loss, message",
     [
-        (lambda p, e: e["x"] @ p["kernel"], "is not one floating number"),
-        (lambda p, e: (p["kernel"] > 0).sum(), "is not one floating number"),
+        (lambda p, e: e["x"] @ p["kernel"], "is not one floating-point number"),
+        (lambda p, e: (p["kernel"] > 0).sum(), "is not one floating-point number"),
         (lambda p, e: [p["kernel"].sum()], "a list from the loss: is not one number"),
         (lambda p, e: (p["kernel"].sum(), {}), "a tuple from the loss: is not one number"),
     ],

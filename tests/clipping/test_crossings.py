@@ -113,8 +113,8 @@ RULES = {
         "^custom_vmap in the loss: has its own rule",
     ),
     "primitive": (foreign.bind, "^foreign in the loss: has a batching rule from outside jax"),
-    "host_at_once": (host("expand_dims"), "^pure_callback in the loss: gives the host all examples at once"),
-    "host_broadcast": (host("broadcast_all"), "^pure_callback in the loss: gives the host all examples at once"),
+    "host_at_once": (host("expand_dims"), "^pure_callback in the loss: sends all examples to the host at once"),
+    "host_broadcast": (host("broadcast_all"), "^pure_callback in the loss: sends all examples to the host at once"),
     "side_effect": (remembered, "^the loss: has a side effect"),
 }
 
@@ -147,7 +147,7 @@ def test_an_index_that_changed_since_the_loss_was_accepted_is_looked_at_again():
     rows = {"x": ROWS["x"][0]}
     dpx.clipped_sum(losses, PARAMS, rows, weights=clip)
     held["index"] = np.array([0, 1, 3, 2])
-    with pytest.raises(ConfigError, match="by an index that may be another example's"):
+    with pytest.raises(ConfigError, match="by an index that may belong to another example"):
         dpx.clipped_sum(losses, PARAMS, rows, weights=clip)
 
 
@@ -172,5 +172,5 @@ def test_an_op_is_tried_on_the_rows_that_the_user_gave():
     params, rows = {"scale": jnp.ones(D)}, {"x": ROWS["x"][0]}
     dpx.clipped_sum(losses, params, rows, weights=clip)
     others = lambda p, b: losses(p, b)  # noqa: E731
-    with pytest.raises(ConfigError, match="gives examples among others and alone"):
+    with pytest.raises(ConfigError, match="gives an example other losses, gradients or norms"):
         dpx.clipped_sum(others, params, {"x": 5000 * rows["x"]}, weights=clip)

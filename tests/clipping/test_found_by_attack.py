@@ -107,7 +107,7 @@ def test_a_reader_that_cannot_be_mapped_is_refused_in_words():
         same(loss, {"k": arr(2, D, D)})
 
 
-@pytest.mark.parametrize(("params", "message"), [({}, "^params: hold no parameter"), ({"k": 1.0}, "^k: is a float and no array")])
+@pytest.mark.parametrize(("params", "message"), [({}, "^params: contain no parameter"), ({"k": 1.0}, "^k: is a float and not an array")])
 def test_odd_parameters_are_refused(params, message):
     with pytest.raises(ConfigError, match=message):
         dpx.weighted_grad(lambda p, e: jnp.sin(e["x"]).sum() * sum(jax.tree.leaves(p)), weights=CLIP)(params, ROWS)

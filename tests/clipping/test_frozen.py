@@ -85,7 +85,7 @@ def test_a_loss_of_one_example_has_frozen_parameters_too():
     expected = jax.grad(lambda p: jax.vmap(lambda row: loss(p, frozen, row))(rows).sum())(params)
     assert_trees_close(found.total, jax.tree.map(np.asarray, expected))
     losses = lambda p, b: jax.vmap(lambda row: loss(jax.lax.stop_gradient(p), {}, row))(b)  # noqa: E731
-    with pytest.raises(ConfigError, match="^bias: is to be trained, and no differentiable path from the loss reaches it"):
+    with pytest.raises(ConfigError, match="^bias: is trained, but the loss does not depend on it through differentiable operations"):
         dpx.clipped_sum(losses, params, rows, weights=jnp.ones_like, frozen=frozen, method="traced")
 
 
@@ -121,7 +121,7 @@ def test_trees_that_do_not_make_one_are_refused(method):
     refused("^head/bias: is in both trees", losses, params, frozen | {"head": {"bias": jnp.ones(4)}}, method=method)
     refused("^head/bias: is the path of two parameters", losses, params, frozen | {"head/bias": jnp.ones(4)}, method="book_keeping")
     del frozen["shift"]
-    refused("^params and frozen: are together not what the loss takes .*shift", losses, params, frozen, method=method)
+    refused("^params and frozen: together do not have the structure that the loss takes .*shift", losses, params, frozen, method=method)
 
 
 @pytest.mark.parametrize("method", ["book_keeping", "vmap"])
@@ -145,7 +145,13 @@ def test_a_parameter_that_no_path_reaches_is_refused(method):
         return kept + signs.sum(0)
 
     for changed in (stopped, counted, looped):
-        refused("^shift: is to be trained, and no differentiable path from the loss reaches it", changed, params, frozen, method=method)
+        refused(
+            "^shift: is trained, but the loss does not depend on it through differentiable operations",
+            changed,
+            params,
+            frozen,
+            method=method,
+        )
 
 
 @pytest.mark.parametrize("method", ["book_keeping", "vmap"])

@@ -184,7 +184,7 @@ def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
         return probes.apply(RowByRow(), params, (rows["x"],)).sum(1), {}
 
     params, rows, weights = {"gain": jnp.ones(2)}, {"x": jnp.ones((4, 2))}, flat_weights(1.0)
-    with pytest.raises(ConfigError, match="^op=row_by_row: clips row by row"):
+    with pytest.raises(ConfigError, match="^op=row_by_row: clips each row separately"):
         dpx.clipped_sum(losses, params, rows, weights=weights, method=method, rows_per_unit=2)
     assert dpx.clipped_sum(losses, params, rows, weights=weights, method="vmap", rows_per_unit=2).norms_B.shape == (2,)
 

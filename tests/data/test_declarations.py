@@ -17,10 +17,10 @@ def data(source: Source = SYNTHETIC, **changed: Any) -> Data:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sequence_length": 7}, "data.sequence_length=7: too short"),
+        ({"sequence_length": 7}, "data.sequence_length=7: is too short"),
         ({"public_fraction": 0.6, "heldout_fraction": 0.4}, "the splits leave nothing to train on"),
         ({"heldout_fraction": 0.0}, "the splits leave nothing to train on"),
-        ({"short_sequence_rate": 1.5}, "data.short_sequence_rate=1.5: not a rate"),
+        ({"short_sequence_rate": 1.5}, "data.short_sequence_rate=1.5: is not a rate"),
         ({"declared_size": 0}, "data.declared_size=0"),
     ],
 )

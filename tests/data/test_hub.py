@@ -51,7 +51,7 @@ def test_files_are_loaded_by_a_builder_and_streamed(tmp_path: Path, streaming: b
 def test_records_without_a_name_are_not_one_unit(tmp_path: Path, unit: object):
     datasets.Dataset.from_list([{"text": "a", "id": unit}]).save_to_disk(tmp_path / "corpus")
     source = HubSource(Hub(corpora=[{"name": str(tmp_path / "corpus"), "unit_field": "id"}]))
-    with pytest.raises(ConfigError, match=r"corpus\[0\]: names no unit under 'id'"):
+    with pytest.raises(ConfigError, match=r"corpus\[0\]: does not name its unit under 'id'"):
         list(source.documents())
 
 
@@ -66,7 +66,7 @@ def test_the_fingerprint_sees_another_content(saved: Path):
 @pytest.mark.parametrize(
     ("corpus", "message"),
     [
-        ({"name": "SAVED", "text_field": "body"}, "holds nothing under 'body', only"),
+        ({"name": "SAVED", "text_field": "body"}, "has no value under 'body'; its fields are"),
         ({"name": "SAVED/none"}, "could not be loaded"),
     ],
 )

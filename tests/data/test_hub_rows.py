@@ -35,7 +35,7 @@ def test_a_saved_folder_gives_the_rows_of_a_file(tmp_path: Path):
     both = of(tmp_path / "several", test_paths=str(tmp_path / "several"), test_split="dev")
     assert [one.is_test for one in both] == [False] * 12 + [True] * 4
     assert of(tmp_path / "one", tmp_path / "a.csv", labels=None) == of(tmp_path / "a.csv", tmp_path / "one")
-    with pytest.raises(ConfigError, match="is named for training and as test set"):
+    with pytest.raises(ConfigError, match="is named both as training data and as the test set"):
         of(tmp_path / "several", test_paths=str(tmp_path / "several"), test_split="train")
     with pytest.raises(ConfigError, match="several: could not be loaded .*KeyError.*Check name, config, split"):
         of(tmp_path / "several", split="validation")
@@ -88,7 +88,7 @@ def test_what_the_hub_cannot_give_is_one_line(monkeypatch: pytest.MonkeyPatch):
         of(NAME)
     assert "\n" not in str(refused.value)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [])
-    with pytest.raises(ConfigError, match=r"^owner/reviews\[train\]: holds no row"):
+    with pytest.raises(ConfigError, match=r"^owner/reviews\[train\]: contains no row"):
         of(NAME)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": "a", "label": -1}])
     with pytest.raises(ConfigError, match=r"^owner/reviews\[train\] row 1: has the label '-1', which is not among no, yes"):

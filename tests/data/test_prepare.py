@@ -163,7 +163,7 @@ def test_a_store_is_reused_while_its_settings_and_text_are_the_same(tmp_path: Pa
 def test_a_harmed_store_is_refused_rather_than_prepared_again(tmp_path: Path):
     store = prepared(tmp_path, records(60))
     (store.folder / "protected.tokens").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"protected.tokens: holds 0 bytes .* Delete the folder to prepare it again\."):
+    with pytest.raises(ConfigError, match=r"protected.tokens: has 0 bytes .* Delete the folder to prepare it again\."):
         prepared(tmp_path, records(60))
 
 
@@ -206,10 +206,15 @@ def test_moved_files_are_the_same_corpus(tmp_path: Path):
 @pytest.mark.parametrize(
     ("corpus", "changed", "privacy", "message"),
     [
-        (records(1), {}, PRIVACY, "the corpus holds one document"),
-        ([{"text": " "}], {}, PRIVACY, "the corpus holds one document|no document"),
-        (records(3), {"heldout_fraction": 1e-9}, PRIVACY, "of 3 units none with text fell in the heldout split"),
-        (records(20), {"public_fraction": 0.0, "vocabulary": Vocabulary(size=128)}, PRIVACY, "the split it is fitted on holds no text"),
+        (records(1), {}, PRIVACY, "the corpus has only one document"),
+        ([{"text": " "}], {}, PRIVACY, "the corpus has only one document|no document"),
+        (records(3), {"heldout_fraction": 1e-9}, PRIVACY, "none of the 3 units in the heldout split has text"),
+        (
+            records(20),
+            {"public_fraction": 0.0, "vocabulary": Vocabulary(size=128)},
+            PRIVACY,
+            "the split from which the vocabulary is fitted has no text",
+        ),
         (records(20), {"pairs": "cross_document"}, PRIVACIES["document"], "data.pairs=cross_document with privacy.unit=document"),
         (records(20), {}, PRIVACIES["author"], "privacy.unit=author with data=test"),
     ],
@@ -253,7 +258,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path):
 def test_one_text_file_suggests_a_document_a_line(tmp_path: Path, public_fraction: float):
     path = tmp_path / "one.txt"
     path.write_text("a line\nanother line\n")
-    with pytest.raises(ConfigError, match="holds one document .* Add documents, or set data.source.document_per=line"):
+    with pytest.raises(ConfigError, match="has only one document .*  Add documents, or set data.source.document_per=line"):
         prepare(declared(tmp_path, path, public_fraction=public_fraction, heldout_fraction=0.01), PRIVACY)
 
 

@@ -52,12 +52,12 @@ def test_columns_are_stored_in_their_types():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"label": np.array([0, 3])}, "gave label from 0 to 3, not within 0 to 2"),
-        ({"label": np.array([-1, 0])}, "gave label from -1 to 0"),
-        ({"length": np.array([8, 9])}, "gave length from 8 to 9"),
-        ({"tokens": np.ones((2, 9), np.int32)}, r"gave tokens of shape \[9\], not \[8\]"),
-        ({"tokens": np.full((2, 8), 50)}, "gave tokens from 50 to 50"),
-        ({"more": np.zeros(2)}, "gave columns .*more"),
+        ({"label": np.array([0, 3])}, "returned label with values from 0 to 3, but declared values from 0 to 2"),
+        ({"label": np.array([-1, 0])}, "returned label with values from -1 to 0"),
+        ({"length": np.array([8, 9])}, "returned length with values from 8 to 9"),
+        ({"tokens": np.ones((2, 9), np.int32)}, r"returned tokens of shape \[9\], but declared \[8\]"),
+        ({"tokens": np.full((2, 8), 50)}, "returned tokens with values from 50 to 50"),
+        ({"more": np.zeros(2)}, "returned columns .*more"),
     ],
 )
 def test_what_was_not_declared_is_not_written(changed, words):
@@ -72,9 +72,9 @@ def test_what_was_not_declared_is_not_written(changed, words):
         (MaskedLanguageModel(next_sentence=False), SCHEMA, None),
         (CausalLanguageModel(), SCHEMA, None),
         (MultipleChoice(choices=4), texts(8, 50, 4) | {"label": classes(4)}, None),
-        (MaskedLanguageModel(next_sentence=True), SCHEMA, "its rows carry no is_next"),
-        (Classification(classes=2), SCHEMA, "its label has 3 values; task=classification is declared for 2"),
-        (MultipleChoice(choices=3), SCHEMA, r"its tokens have the shape \[8\] a row; task=multiple_choice reads \[3, 8\]"),
+        (MaskedLanguageModel(next_sentence=True), SCHEMA, "its rows have no column is_next"),
+        (Classification(classes=2), SCHEMA, "its column label has 3 different values, but task=classification is declared for 2"),
+        (MultipleChoice(choices=3), SCHEMA, r"its column tokens has shape \[8\] in each row, but task=multiple_choice reads \[3, 8\]"),
     ],
 )
 def test_a_task_reads_what_the_source_gives(task, given, words):

@@ -65,7 +65,7 @@ def test_rows_come_in_the_order_asked_for(store: Store):
 
 @pytest.mark.parametrize("index", [-1, 10**9])
 def test_a_record_that_is_not_there_is_an_error(store: Store, index: int):
-    with pytest.raises(IndexError, match="protected holds records 0 to"):
+    with pytest.raises(IndexError, match="protected has records 0 to"):
         store.rows("protected", [index])
 
 
@@ -103,7 +103,7 @@ def flip_a_byte(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "harm", "message"),
     [
-        ("protected.tokens", lambda path: path.write_bytes(path.read_bytes()[:-2]), "bytes where its manifest says"),
+        ("protected.tokens", lambda path: path.write_bytes(path.read_bytes()[:-2]), "bytes, but its manifest says"),
         ("protected.tokens", flip_a_byte, "does not match the checksum"),
         ("heldout.is_next", flip_a_byte, "does not match the checksum"),
         ("public.units.jsonl", Path.unlink, "is missing from its store"),
@@ -266,7 +266,7 @@ def test_rows_drawn_singly_are_rows(authors: Store):
 def test_a_unit_beyond_the_cap_or_the_split_is_an_error(authors: Store):
     with pytest.raises(ConfigError, match="a unit has 3 rows, above the cap of 2"):
         authors.examples("protected", np.arange(authors.manifest.units["protected"]), 2)
-    with pytest.raises(IndexError, match="protected holds units 0 to"):
+    with pytest.raises(IndexError, match="protected has units 0 to"):
         authors.examples("protected", [10**9], 3)
 
 

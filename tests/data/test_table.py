@@ -93,15 +93,15 @@ def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
     [
         ("text\tlabel\na\tyes\nb\t\n", {}, r":3: has no label under 'label'\. Give every row"),
         ("text\tlabel\na\tyes\nb\tmaybe\n", {}, r":3: has the label 'maybe', which is not among no, yes\. .*data.source.labels"),
-        ("text\tclass\na\tyes\n", {}, r":2: has no column 'label', only text, class\. Name the columns with data.source"),
+        ("text\tclass\na\tyes\n", {}, r":2: has no column 'label'; its columns are text, class\. Name the columns with data.source"),
         ("text\tlabel\n \tyes\n", {}, r":2: has an empty text under 'text'\."),
         ("text\tlabel\nb\tyes\n", {}, r"^data.source.labels: no: no training row has this label\. .*allow_unseen_labels"),
-        ("text\tlabel\nb\n", {}, r":2: has 1 fields where its header has 2"),
+        ("text\tlabel\nb\n", {}, r":2: has 1 fields, but the header has 2"),
         ("text\ttext\nb\ta\n", {}, "has two columns 'text'"),
-        ("text\tlabel\n" + "x" * 10_000_000 + "\tyes\n", {}, r":2: a line of more than 4194304 bytes\. "),
-        ("text\tlabel\n", {}, "holds no row"),
+        ("text\tlabel\n" + "x" * 10_000_000 + "\tyes\n", {}, r":2: the line has more than 4194304 bytes\. "),
+        ("text\tlabel\n", {}, "contains no row"),
         ("text\tlabel\na\tyes\nb\tno\n", {"unit_field": "who"}, r":2: has no column 'who'"),
-        ("text\tlabel\twho\na\tyes\t \n", {"unit_field": "who"}, r":2: names no unit under 'who'\."),
+        ("text\tlabel\twho\na\tyes\t \n", {"unit_field": "who"}, r":2: does not name its unit under 'who'\."),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content: str, settings: dict[str, object], message: str):
@@ -114,16 +114,16 @@ def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, content:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b'text,label\n"a,yes\n', r"a.csv:\d: is not a row of a .csv"),
+        ("a.csv", b'text,label\n"a,yes\n', r"a.csv:\d: is not a valid row of a .csv file"),
         ("a.jsonl", b"[1]\n", "a.jsonl:1: is not a JSON object"),
         ("a.jsonl", b'{"text": 3, "label": "yes"}\n', "a.jsonl:1: has 3 under 'text', which is not text"),
-        ("a.jsonl", b'{"text": "a", "label": 0.5}\n', "a.jsonl:1: has the label 0.5, neither text nor"),
-        ("a.jsonl", b'{"text": "a \\ud83d", "label": "yes"}\n', r"a.jsonl:1: holds \\ud83d, which is half of a character\. "),
-        ("a.jsonl", b'{"text": "a", "label": "yes", "n": ' + b"1" * 5000 + b"}\n", "a.jsonl:1: holds a number of too many digits"),
-        ("a.jsonl", b"[" * 100_000 + b"\n", "a.jsonl:1: holds .* lists too deep in one another"),
-        ("a.parquet", b"PAR1 and nothing", "a.parquet: is not a whole .parquet"),
-        ("a.tsv.gz", b"\x1f\x8b\x08", "is not a whole gzip file"),
-        ("a.txt", b"a", "not a kind of file that is read"),
+        ("a.jsonl", b'{"text": "a", "label": 0.5}\n', "a.jsonl:1: has the label 0.5, which is not text and not"),
+        ("a.jsonl", b'{"text": "a \\ud83d", "label": "yes"}\n', r"a.jsonl:1: contains \\ud83d, which is only half of a character\. "),
+        ("a.jsonl", b'{"text": "a", "label": "yes", "n": ' + b"1" * 5000 + b"}\n", "a.jsonl:1: contains a number with too many digits"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", "a.jsonl:1: contains .* lists that are nested too deeply"),
+        ("a.parquet", b"PAR1 and nothing", "a.parquet: is not a complete .parquet"),
+        ("a.tsv.gz", b"\x1f\x8b\x08", "is not a complete gzip file"),
+        ("a.txt", b"a", "dpx cannot read this kind of file"),
     ],
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, content: bytes, message: str):
@@ -143,23 +143,23 @@ def test_of_a_parquet_the_named_columns_are_read_alone(tmp_path: Path):
     text, label = ("text", pa.array(["a", "b"])), ("label", pa.array(["no", "yes"]).dictionary_encode())
     late = pa.array([1 << 60, 0], pa.timestamp("ms"))
     assert [one.label for one in read(written(text, label, ("when", late)))] == [0, 1]
-    with pytest.raises(ConfigError, match=r"a.parquet row 1: holds what cannot be read under 'when' \("):
+    with pytest.raises(ConfigError, match=r"a.parquet row 1: has a value under 'when' that cannot be read \("):
         read(written(text, label, ("when", late)), unit_field="when")
     with pytest.raises(ConfigError, match="a.parquet: has two columns 'label'"):
         read(written(text, label, label))
     broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes([0] * 4 + [2, 0, 0, 0])), pa.py_buffer(b"\xff\xfe")])
-    with pytest.raises(ConfigError, match="a.parquet row 1: holds what cannot be read under 'text'"):
+    with pytest.raises(ConfigError, match="a.parquet row 1: has a value under 'text' that cannot be read"):
         read(written(("text", broken), ("label", pa.array(["no"]))))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels": ["a"]}, "nothing to tell apart"),
-        ({"pair_field": "text"}, "data.source: text: one column cannot be two parts"),
+        ({"labels": ["a"]}, "a classifier needs at least two labels"),
+        ({"pair_field": "text"}, "data.source: text: the same column cannot be two parts"),
         ({"select": "test"}, "data.source.select=test: this data has no test set"),
-        ({"choices": 3}, "data.source.choices=3: a number of choices and their column"),
-        ({"choices": 2, "choices_field": "ends"}, r"its labels are places\. Use labels=\[0,1\]"),
+        ({"choices": 3}, "data.source.choices=3: the number of choices and the column"),
+        ({"choices": 2, "choices_field": "ends"}, r"each label is the position of a choice\. Use labels=\[0,1\]"),
     ],
 )
 def test_what_cannot_be_declared(settings: dict[str, object], message: str):
@@ -212,7 +212,7 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path):
 
 def test_one_file_is_not_both(tmp_path: Path):
     path = write_csv(tmp_path / "a.csv", rows(4))
-    with pytest.raises(ConfigError, match="is named for training and as test set"):
+    with pytest.raises(ConfigError, match="is named both as training data and as the test set"):
         read(path, test_paths=str(path))
 
 

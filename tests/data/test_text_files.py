@@ -75,19 +75,19 @@ def test_the_end_of_a_files_name_says_what_it_holds(tmp_path: Path):
     ("name", "content", "message"),
     [
         ("gone.jsonl", None, r"gone.jsonl: no such file. Check data.source.paths"),
-        ("a.csv", b"x", r"a.csv: not a kind of file that is read"),
+        ("a.csv", b"x", r"a.csv: dpx cannot read this kind of file"),
         ("a.txt", b"", r"a.txt: is empty\."),
         ("a.txt", b" \n\n", r"a.txt: is empty\."),
         ("a.jsonl", b"", r"a.jsonl: is empty\."),
         ("a.txt", b"good\nb\xffd\n", r"a.txt:2: byte 2 of the line is not UTF-8\."),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', r"a.jsonl:2: byte 11 of the line is not UTF-8\."),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "a"\n', r"a.jsonl:3: is not JSON"),
-        ("a.jsonl", b'["a"]\n', r"a.jsonl:1: holds no text under 'text'\."),
-        ("a.jsonl", b'{"body": "a"}\n', r"a.jsonl:1: holds no text under 'text'\. Name the field with data.source.text_field"),
-        ("a.jsonl", b'{"text": "\\udc00a"}\n', r"a.jsonl:1: holds \\udc00, which is half of a character"),
-        ("a.jsonl", b"[" * 100_000 + b"\n", "a.jsonl:1: holds a number of too many digits, or lists too deep"),
-        ("a.txt.gz", b"not gzip", r"a.txt.gz: is not a whole gzip file"),
-        ("a.txt.gz", gzip.compress(b"some text " * 100, mtime=0)[:-12], r"a.txt.gz: is not a whole gzip file"),
+        ("a.jsonl", b'["a"]\n', r"a.jsonl:1: has no text under 'text'\."),
+        ("a.jsonl", b'{"body": "a"}\n', r"a.jsonl:1: has no text under 'text'\. Name the field with data.source.text_field"),
+        ("a.jsonl", b'{"text": "\\udc00a"}\n', r"a.jsonl:1: contains \\udc00, which is only half of a character"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", "a.jsonl:1: contains a number with too many digits, or lists that are nested too deeply"),
+        ("a.txt.gz", b"not gzip", r"a.txt.gz: is not a complete gzip file"),
+        ("a.txt.gz", gzip.compress(b"some text " * 100, mtime=0)[:-12], r"a.txt.gz: is not a complete gzip file"),
     ],
 )
 def test_bad_input_is_answered_by_one_line(tmp_path: Path, name: str, content: bytes | None, message: str):
@@ -101,7 +101,7 @@ def test_bad_input_is_answered_by_one_line(tmp_path: Path, name: str, content: b
 @pytest.mark.parametrize("unit", [{}, {"id": ""}, {"id": " "}])
 def test_a_record_without_its_unit_is_refused(tmp_path: Path, unit: dict[str, str]):
     path = write_records(tmp_path / "a.jsonl", [*records(1), {"text": "no unit"} | unit])
-    with pytest.raises(ConfigError, match=r"a.jsonl:2: names no unit under 'id'"):
+    with pytest.raises(ConfigError, match=r"a.jsonl:2: does not name its unit under 'id'"):
         read(path, unit_field="id")
 
 

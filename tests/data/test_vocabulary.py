@@ -24,7 +24,7 @@ def test_pieces_of_a_word_join_to_it_in_lower_case():
 
 
 def test_no_text_is_refused():
-    with pytest.raises(ConfigError, match="holds no text"):
+    with pytest.raises(ConfigError, match="has no text"):
         fit([], 100)
 
 
@@ -40,9 +40,9 @@ def test_ids_are_the_lines_of_the_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n", r"lacks \[MASK\]"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n", r"does not contain \[MASK\]"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "more than once"),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + b"\n".join(b"w%d" % number for number in range(80)), "holds 85 tokens"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + b"\n".join(b"w%d" % number for number in range(80)), "has 85 tokens"),
         (b"[PAD]\n\xff\n", "not UTF-8"),
         (None, "no such file"),
     ],

@@ -73,7 +73,7 @@ def test_two_runs_on_the_same_text_state_what_both_cost(place, parent, child):
     assert accounted(child) == pytest.approx(epsilon(child))
     assert "data" not in origin and "units" in origin["claim"]
     (premise,) = [line for line in stated["assumptions"] if line.startswith("in all data that charged steps drew from")]
-    assert "one row is cut from the same text" in premise
+    assert "a row is cut from the same text" in premise
     assert not any("in all data" in line for line in statement(parent)["assumptions"]), "of one data nothing more is assumed"
 
 

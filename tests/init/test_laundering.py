@@ -121,7 +121,7 @@ def test_disjoint_is_the_users_word_and_text_contradicts_it(place, copied, tmp_p
         except ConfigError as refused:
             said = str(refused)
         assert re.search(r"[1-9]\d* of .* protected rows have text", said)
-    with pytest.raises(ConfigError, match="init.disjoint_from: main: .* protected rows have text that is in that run's data"):
+    with pytest.raises(ConfigError, match="init.disjoint_from: main: .* protected rows have text that also occurs in that run's data"):
         began(place, *word, text="both")
     with pytest.raises(ConfigError, match="draws from the same prepared data"):
         began(place, *word)
@@ -132,10 +132,10 @@ def test_the_word_names_a_run_that_this_one_starts_from(place, parent):
     identity = began(place, *line).origins[0].identity
     assert relation(began(place, *line, f"init.disjoint_from=['{identity[:8]}']", text="other")) == "disjoint"
     for name in ("mein", identity[:5], "main2"):
-        with pytest.raises(ConfigError, match=f"init.disjoint_from={name}: no run .* is called so"):
+        with pytest.raises(ConfigError, match=f"init.disjoint_from={name}: this run does not start from a run with this name"):
             began(place, *line, f"init.disjoint_from=['{name}']", text="other")
     one = began(place, *line).origins[0]
-    with pytest.raises(ConfigError, match="init.disjoint_from=main: several runs are called so"):
+    with pytest.raises(ConfigError, match="init.disjoint_from=main: several runs have this name"):
         declared_disjoint([one, dataclasses.replace(one, identity="another ledger")], ["main"])
 
 
@@ -166,7 +166,7 @@ def test_data_whose_manifest_cannot_be_believed_is_not_searched(place, parent, t
         rewritten(path, lambda held: held.update(json.loads((_kept(other, tmp_path)).read_text())))
     word = ("init=run", f"init.run={copied}", "init.disjoint_from=[main]")
     if how == "lost":
-        with pytest.raises(ConfigError, match="does not say which vocabulary it was trained with"):
+        with pytest.raises(ConfigError, match="does not state the vocabulary that it was trained with"):
             rewritten(copied / "release" / "privacy.json", lambda document: document["vocabulary"].update(sha256=None))
             sealed_anew(copied)
             began(place, *word, text="other")
@@ -205,7 +205,7 @@ def test_a_lost_ledger_is_refused(place, copied):
 )
 def test_a_statement_that_was_edited_is_not_that_of_the_weights(place, handed, change):
     rewritten(handed / "privacy.json", change)
-    with pytest.raises(ConfigError, match="not the statement these weights were released with"):
+    with pytest.raises(ConfigError, match="differs from the statement that was released with these weights"):
         began(place, "init=run", f"init.run={handed}")
 
 
@@ -237,7 +237,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
         folder.mkdir(parents=True)
         os.mkfifo(folder / METADATA.rpartition("/")[2])
         assert facts_beside(folder) == {} and agreement.facts_of_checkpoint(folder) is None
-    with pytest.raises(ConfigError, match="beside private/checkpoints/1: is not there"):
+    with pytest.raises(ConfigError, match="beside private/checkpoints/1: is missing"):
         agreement.check(tmp_path)
 
 
@@ -250,16 +250,16 @@ def test_released_values_that_are_no_text_end_in_a_line(copied):
 def test_a_handed_config_that_was_edited_is_not_that_of_the_weights(place, handed):
     path = handed / "config.yaml"
     path.write_text(path.read_text().replace("short_sequence_rate: 0.1", "short_sequence_rate: 0.2"))
-    with pytest.raises(ConfigError, match="not the config these weights were trained with"):
+    with pytest.raises(ConfigError, match="differs from the config that these weights were trained with"):
         began(place, "init=run", f"init.run={handed}")
 
 
 def test_weights_without_a_seal_or_a_statement(place, handed):
     rewritten(handed / PARAMS / "_CHECKPOINT_METADATA", lambda held: held["custom_metadata"].pop("statement"))
-    with pytest.raises(ConfigError, match="not the statement these weights were released with"):
+    with pytest.raises(ConfigError, match="differs from the statement that was released with these weights"):
         began(place, "init=run", f"init.run={handed}")
     (handed / "privacy.json").unlink()
-    with pytest.raises(ConfigError, match="weights without their statement"):
+    with pytest.raises(ConfigError, match="contains weights but not their statement"):
         began(place, "init=run", f"init.run={handed}")
 
 
@@ -273,14 +273,14 @@ def test_weights_that_were_exchanged_are_found(place, parent, handed, tmp_path):
 
     export(tmp_path / "other", nested(moved), {})
     shutil.copytree(tmp_path / "other" / "state", state)
-    with pytest.raises(ConfigError, match="other weights than were released"):
+    with pytest.raises(ConfigError, match="other weights than the run released"):
         began(place, "init=run", f"init.run={handed}")
 
 
 def test_a_config_that_was_edited_is_refused_and_that_of_another_version_takes_the_guarantee_away(place, copied):
     path = copied / "private" / "config.yaml"
     path.write_text(path.read_text().replace("noise_multiplier: 2.0", "noise_multiplier: 3.0"))
-    with pytest.raises(ConfigError, match="private/config.yaml: is not the config that private/ledger sealed"):
+    with pytest.raises(ConfigError, match="private/config.yaml: differs from the config whose checksum is in private/ledger"):
         began(place, "init=run", f"init.run={copied}")
     sealed_anew(copied)
     assert "not the config that its ledger began with" in reasons(began(place, "init=run", f"init.run={copied}"))
@@ -306,7 +306,7 @@ def test_a_parent_without_a_guarantee_leaves_none_but_on_other_text(request, pla
     assert why in reasons(began(place, "init=run", f"init.run={handed}", text="other"))
     copied = shutil.copytree(path, tmp_path / "copied")
     rewritten(copied / "release" / "privacy.json", lambda document: document.update(guarantee="dp", reasons=[]))
-    with pytest.raises(ConfigError, match="is not the statement that private/ledger sealed"):
+    with pytest.raises(ConfigError, match="differs from the statement whose checksum is in private/ledger"):
         began(place, "init=run", f"init.run={copied}")
     # What such a statement leaves out is found again from the other parts of a whole folder.
     sealed_anew(copied)
@@ -315,7 +315,7 @@ def test_a_parent_without_a_guarantee_leaves_none_but_on_other_text(request, pla
 
 def test_another_unit_is_not_protected(place, parent):
     found = began(place, "init=run", f"init.run={parent}", "privacy.unit=document")
-    assert "is not what this run protects: privacy.unit (row and document)" in reasons(found)
+    assert "protects another unit than this run: privacy.unit (row and document)" in reasons(found)
     for changed in ("data.short_sequence_rate=0.3", "data.split_salt=other", "data.public_fraction=0.2", "data.heldout_fraction=0.2"):
         key = changed.partition("=")[0]
         assert f"{key} (" in reasons(began(place, "init=run", f"init.run={parent}", changed))
@@ -379,17 +379,17 @@ def test_released_weights_are_not_public_in_another_file(place, parent, weights,
         with pytest.raises(ConfigError, match="weights that a run of dpx released.*init=run"):
             began(place, *public, f"init.file={folder}")
     whole = by_path(dpx.load(parent).params)
-    with pytest.raises(ConfigError, match="what the run parent released.*init=run"):
+    with pytest.raises(ConfigError, match="that the run parent released.*init=run"):
         began(place, *public, f"init.file={saved(tmp_path / 'whole.npz', whole)}")
     one = weights | {"embeddings/word": whole["embeddings/word"]}
-    with pytest.raises(ConfigError, match="what the run parent released as embeddings/word"):
+    with pytest.raises(ConfigError, match="the array embeddings/word that the run parent released"):
         began(place, *public, f"init.file={saved(tmp_path / 'one.npz', one)}")
 
 
 @pytest.mark.parametrize(("kept", "name"), [("trial/private/withheld", "trial"), ("studies/search/release/winner", "search")])
 def test_weights_of_a_search_are_not_public_in_another_file(parent, tmp_path, kept, name):
     shutil.copytree(parent / "release", tmp_path / "outputs" / kept)
-    with pytest.raises(ConfigError, match=f"what the run {name} released as .*init.run={tmp_path}/outputs/{kept}"):
+    with pytest.raises(ConfigError, match=f"the array .* that the run {name} released.*init.run={tmp_path}/outputs/{kept}"):
         require_no_known_release("init.file=a", by_path(dpx.load(parent).params), [tmp_path / "outputs"])
 
 
@@ -417,7 +417,7 @@ def test_a_file_that_does_not_fit_names_the_first_parameter(place, weights, tmp_
 def test_a_file_that_is_cut_short_or_no_file(place, weights, tmp_path):
     file = saved(tmp_path / "bert.npz", weights)
     file.write_bytes(file.read_bytes()[:-900])
-    for named, said in ((file, "cut short"), (tmp_path / "none.npz", "no such file"), (tmp_path, "is a folder")):
+    for named, said in ((file, "is incomplete"), (tmp_path / "none.npz", "no such file"), (tmp_path, "is a folder")):
         with pytest.raises(ConfigError, match=f"init.file=.*{said}"):
             began(place, "init=file", f"init.file={named}")
 
@@ -434,7 +434,7 @@ def test_a_compressed_file_that_is_damaged_or_locked(tmp_path):
         for at, written in places:
             damaged[at : at + len(written)] = written
         file.write_bytes(bytes(damaged))
-        with pytest.raises(ConfigError, match="init.file=.*is cut short, or no .npz of arrays"):
+        with pytest.raises(ConfigError, match="init.file=.*is incomplete, or is not an .npz file of arrays"):
             read_file(file)
 
 
@@ -451,7 +451,7 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="init.run=nowhere: no such run"):
         began(place, "init=run", "init.run=nowhere")
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains neither a run nor a release"):
         began(place, "init=run", "init.run=empty")
     with pytest.raises(ConfigError, match="init.run=.*layers/down/kernel of shape"):
         began(place, "init=run", f"init.run={parent}", "model.feed_forward=32")
@@ -467,9 +467,9 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
         began(place, "init=run", f"init.run={copied}", "init.step=1")
     (damaged,) = [path for path in (handed / PARAMS / "state" / "d").iterdir()][:1]
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(ConfigError, match="cut short or damaged"):
+    with pytest.raises(ConfigError, match="incomplete or damaged"):
         began(place, "init=run", f"init.run={handed}")
-    with pytest.raises(ConfigError, match="cut short or damaged"):
+    with pytest.raises(ConfigError, match="incomplete or damaged"):
         released(handed / PARAMS)
     for written, said in (("a: [", "is not YAML"), ("- a", "is not a config of a run")):
         (copied / "private" / "config.yaml").write_text(written)
@@ -482,7 +482,7 @@ def test_a_library_is_given_the_weights_that_were_released_or_none(copied, hande
     other = by_path(released(handed / PARAMS))
     told = facts_beside(handed / PARAMS)
     export(copied / "release" / PARAMS, nested({path: leaf + 1 for path, leaf in other.items()}), told)
-    with pytest.raises(ConfigError, match="params: holds other weights than were released there"):
+    with pytest.raises(ConfigError, match="params: contains other weights than the run released in this folder"):
         dpx.load(copied)
 
 
@@ -564,7 +564,7 @@ def test_a_run_whose_ledger_notes_a_search_leaves_none_though_its_statement_and_
     entered.close()
     assert statement(copied)["tuning"] is None and "tune" not in (copied / "release" / "config.yaml").read_text()
     said = reasons(began(place, "init=run", f"init.run={copied}"))
-    assert "it is one trial of a search (tune.charge=composition), and the choice among the trials is not in its ledger" in said
+    assert "it is one trial of a search (tune.charge=composition), and its ledger does not include the choice among the trials" in said
 
 
 def test_a_fork_of_a_trial_keeps_the_charge_and_has_no_guarantee(place, parent, tmp_path):
@@ -582,15 +582,15 @@ def test_the_winner_of_a_search_is_loaded_under_its_statement_and_leaves_none(pl
     winner = shutil.copytree(handed, tmp_path / "winner" / "release")
     stated = to_json(made_study())
     (winner / "privacy.json").write_text(json.dumps(stated))
-    with pytest.raises(ConfigError, match="is not the statement these weights were released with"):
+    with pytest.raises(ConfigError, match="differs from the statement that was released with these weights"):
         dpx.load(winner.parent)
     agreement.seal_winner(winner, stated)
     assert dpx.load(winner.parent).privacy == stated
     Export(to=str(tmp_path / "exported"))(place.declared(), RunFolder(winner.parent))
     assert "epsilon 1 at delta 0.001 (rdp)" in (tmp_path / "exported" / "README.md").read_text()
-    with pytest.raises(ConfigError, match="privacy.json: is not the statement of one run"):
+    with pytest.raises(ConfigError, match="privacy.json: is not the statement of a single run"):
         Explain()(place.declared(), RunFolder(winner.parent))
-    assert "lists no steps whose cost could be added to others" in reasons(began(place, "init=run", f"init.run={winner}"))
+    assert "lists no steps whose cost can be composed with others" in reasons(began(place, "init=run", f"init.run={winner}"))
 
 
 def test_a_charged_search_begins_from_random_parameters(place, parent):

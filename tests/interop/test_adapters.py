@@ -94,19 +94,24 @@ def test_adapters_of_a_language_model_bring_nothing_else(tmp_path: Path):
 
 def test_what_peft_cannot_add_is_refused_in_one_line(tmp_path: Path):
     trained = Trained("bert_classes_a", tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"^train=bias: trained no adapters .*\. Export whole weights: job.format=hf"):
+    with pytest.raises(ConfigError, match=r"^train=bias: does not train adapters .*\. Export whole weights: job.format=hf"):
         adapters(trained.init, Biases(head=True), trained.model, TASK, trained.leaves)
-    with pytest.raises(ConfigError, match=r"^init=random: names no base model for adapters\. .*job.format=hf"):
+    with pytest.raises(ConfigError, match=r"^init=random: does not name a base model for the adapters\. .*job.format=hf"):
         adapters(RandomStart(), TRAIN, trained.model, TASK, trained.leaves)
     with pytest.raises(ConfigError, match=r"^train.head=true with task=mlm.*: PEFT saves whole modules"):
         Trained("bert_lm_a", tmp_path / "lm", TRAIN, MaskedLanguageModel(next_sentence=True)).out()
     gpt2 = Trained("gpt2_classes_a", tmp_path / "gpt2")
-    with pytest.raises(ConfigError, match=r"^init.path=.*: pads with 0, the mark that ends a text, and would not read it\. Export whole"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^init.path=.*: pads with 0, the token that ends a text, so the model would ignore the end of a text\. Export whole",
+    ):
         adapters(gpt2.init, TRAIN, gpt2.model, TASK, gpt2.leaves, gpt2.case.config["pad_token_id"])
     held = {name: values(name, shape) for name, shape in trained.case.tensors.items()}
     held["bert.embeddings.LayerNorm.bias"] = held["bert.embeddings.LayerNorm.bias"] + np.float32(1)
     tensors.write(tmp_path / "a" / "model.safetensors", held)
-    with pytest.raises(ConfigError, match=r"holds other values of embeddings/norm/bias than the run began from\. Restore it"):
+    with pytest.raises(
+        ConfigError, match=r"contains other values of embeddings/norm/bias than the values that the run began from\. Restore it"
+    ):
         trained.out()
 
 

@@ -144,7 +144,7 @@ def test_what_has_no_class_is_refused(exported: Path, run: Path):
         model = Bert(name="m", layers=1, width=8, heads=1, feed_forward=8, **changes)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="Train with model.pool=cls and the classifier of the model's own family"):
             family_of(model, Classification(classes=2))
-    with pytest.raises(ConfigError, match="is already there. Delete it, or name another folder with job.to"):
+    with pytest.raises(ConfigError, match="already exists. Delete it, or name another folder with job.to"):
         export(run)
 
 
@@ -195,27 +195,27 @@ def test_a_second_text_is_of_segment_1_where_the_model_has_it(segments: int, tmp
 def test_what_roberta_would_count_otherwise_is_refused():
     leaves = {"embeddings/position": np.zeros((18, 4), np.float32)}
     model, task = Bert(**FLAT, positions=16, position_offset=2, segments=1), MaskedLanguageModel(next_sentence=False)
-    with pytest.raises(ConfigError, match=r"^model.position_offset=2: RoBERTa has 1 with this padding\. Train with"):
+    with pytest.raises(ConfigError, match=r"^model.position_offset=2: RoBERTa needs 1 with this id for padding\. Train with"):
         written(model, task, leaves, VOCABULARY, [], SpecialIds(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
-    with pytest.raises(ConfigError, match="^model.segments=0: no model of transformers has it with model.position_offset=2"):
+    with pytest.raises(ConfigError, match="^model.segments=0: no model of transformers combines it with model.position_offset=2"):
         family_of(Bert(**FLAT, position_offset=2, segments=0), task)
 
 
 def test_an_export_that_cannot_be_written_is_a_line_and_leaves_nothing(run: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for to, said in (("file/inside", "cannot be written"), ("a" * 250, "cannot be written"), ("link", "is already there")):
+    for to, said in (("file/inside", "cannot be written"), ("a" * 250, "cannot be written"), ("link", "already exists")):
         with pytest.raises(ConfigError, match=f"^{tmp_path / to}: {said}"):
             export(run, f"job.to={tmp_path / to}")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
     copy = shutil.copytree(run, tmp_path / "copy")
     (copy / "release" / "privacy.json").unlink()
-    with pytest.raises(ConfigError, match="holds weights without their statement"):
+    with pytest.raises(ConfigError, match="contains weights but not their statement"):
         export(copy, f"job.to={tmp_path / 'out'}")
 
 
 def test_exported_weights_are_no_free_start(exported: Path, place: Path):
-    with pytest.raises(ConfigError, match="holds weights that a run of dpx trained and exported. Use init=run init.run=adapted"):
+    with pytest.raises(ConfigError, match="contains weights that a run of dpx trained and exported. Use init=run init.run=adapted"):
         train(place, "laundered", f"init.path={exported}", "init.provenance=public")
 
 

@@ -63,7 +63,7 @@ def test_a_run_prepares_its_rows_with_the_tokenizer_of_the_name(asked: list[Any]
 
 
 def test_a_name_that_cannot_be_fetched_is_one_line(asked: list[Any], place: Path, monkeypatch: pytest.MonkeyPatch):
-    line = r"^init.path=owner/none: is not a folder, and could not be fetched as a hub id \(FileNotFoundError\)\. "
+    line = r"^init.path=owner/none: is not a folder, and dpx could not download it as a hub id \(FileNotFoundError\)\. "
     with pytest.raises(ConfigError, match=line) as refused:
         config.build(recipes.compose(["init=hf", "init.path=owner/none", "model=hf"]))
     assert "\n" not in str(refused.value)

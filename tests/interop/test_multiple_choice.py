@@ -129,11 +129,11 @@ def test_what_a_file_lacks_is_said_in_a_line(root: Path, run: Path, exported: Pa
     rows, out = root / "tasks" / "casehold" / "test_1000.jsonl.gz", tmp_path / "out"
     with pytest.raises(ConfigError, match=r"job.choices_field=None: the classifier chooses among 5 texts\. Name the column"):
         predicted(run, rows, out, checkpoint=str(exported), text_field="context")
-    with pytest.raises(ConfigError, match=r"job.pair_field=label: each choice is the second text"):
+    with pytest.raises(ConfigError, match=r"job.pair_field=label: with choices, each choice already is the second text of a row"):
         predicted(run, rows, out, pair_field="label")
     short = tmp_path / "short.jsonl"
     short.write_text(json.dumps({"context": "bade", "endings": ["bade", "bide"]}) + "\n")
-    with pytest.raises(ConfigError, match=r"short.jsonl:1: holds no 5 texts under 'endings'\. Give every row as many"):
+    with pytest.raises(ConfigError, match=r"short.jsonl:1: does not have 5 texts under 'endings'\. Give every row 5 texts"):
         predicted(run, short, out)
 
 

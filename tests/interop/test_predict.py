@@ -62,7 +62,7 @@ def test_the_file_that_is_read_is_not_written_over(tmp_path: Path, suffix: str):
     given = tmp_path / f"rows{suffix}"
     given.write_text("text\na\n")
     _, job, _ = composed("job=predict", "job.input=a", "job.output=b")
-    with pytest.raises(ConfigError, match=f"^job.output=.*rows: .*rows{suffix} is the file that is read"):
+    with pytest.raises(ConfigError, match=f"^job.output=.*rows: .*rows{suffix}would overwrite the input"):
         dataclasses.replace(job, input=str(given), output=str(tmp_path / "rows"))(composed()[0], RunFolder(tmp_path))
     assert given.read_text() == "text\na\n"
 
@@ -86,9 +86,9 @@ def test_predictions_that_are_there_stay_until_the_new_ones_are_whole(tmp_path: 
 
 def test_what_cannot_be_predicted_is_said_in_a_line(run: Path, place: Path, tmp_path: Path):
     (tmp_path / "a.csv").write_text("words,label\na,1\n")
-    with pytest.raises(ConfigError, match=r"a.csv:2: has no column 'text', only words, label"):
+    with pytest.raises(ConfigError, match=r"a.csv:2: has no column 'text'; its columns are words, label"):
         predict(run, tmp_path / "a.csv", tmp_path / "out")
-    with pytest.raises(ConfigError, match="no file that is read"):
+    with pytest.raises(ConfigError, match="dpx cannot read this kind of file"):
         predict(run, tmp_path / "none.csv", tmp_path / "out")
-    with pytest.raises(ConfigError, match="names no labels in its config.json|has no classifier/bias"):
+    with pytest.raises(ConfigError, match="does not name its labels in its config.json|has no classifier/bias"):
         predict(run, place / "rows.csv", tmp_path / "out", checkpoint=str(place / "model"))

@@ -45,7 +45,7 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
 def test_a_pickle_is_never_opened(folder: Path):
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
-    assert "pytorch_model.bin, which can run code when it is read. Convert it to safetensors" in refused(folder)
+    assert "pytorch_model.bin, and such a file can run code when it is read. Convert it to safetensors" in refused(folder)
     assert "is a file that can run code" in refused(folder / "pytorch_model.bin")
 
 
@@ -53,13 +53,13 @@ def test_a_pickle_is_never_opened(folder: Path):
 def test_a_file_that_is_cut_short(folder: Path, kept: int):
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:kept])
-    assert "is not a whole safetensors file" in refused(folder) and "Copy it again" in refused(folder)
+    assert "is not a complete safetensors file" in refused(folder) and "Copy it again" in refused(folder)
 
 
 def test_one_name_of_today_and_one_of_the_first_years(folder: Path):
     held = stored(folder)
     tensors.write(folder / WEIGHTS, held | {"embeddings.LayerNorm.gamma": held["embeddings.LayerNorm.weight"] + np.float32(1)})
-    assert "holds embeddings.LayerNorm.weight under its old name too. Keep one of them" in refused(folder)
+    assert "contains embeddings.LayerNorm.weight also under its old name. Keep one of them" in refused(folder)
 
 
 def test_a_name_too_long_for_a_path(folder: Path):
@@ -68,9 +68,9 @@ def test_a_name_too_long_for_a_path(folder: Path):
 
 def test_a_file_that_is_misnamed(folder: Path):
     (folder / WEIGHTS).rename(folder / "weights.safetensors")
-    assert f"holds no {WEIGHTS}, only weights.safetensors" in refused(folder)
+    assert f"contains no {WEIGHTS}, only weights.safetensors" in refused(folder)
     (folder / WEIGHTS).write_bytes(b"PK\x03\x04 a zip, say")
-    assert "is not a whole safetensors file" in refused(folder)
+    assert "is not a complete safetensors file" in refused(folder)
 
 
 def test_a_tensor_under_another_name_leaves_no_random_layer(folder: Path):
@@ -103,9 +103,9 @@ def test_shards_by_their_index(folder: Path):
     tensors.write(folder / "model-2.safetensors", {name: held[name] for name in names[9:-1]})
     assert f"model-2.safetensors: lacks {names[-1]}, which its index names" in refused(folder)
     (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
-    assert f"model-2.safetensors: is not there, but {INDEX} names it" in refused(folder)
+    assert f"model-2.safetensors: is missing, but {INDEX} names it" in refused(folder)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../../elsewhere.safetensors"}}))
-    assert "names ../../elsewhere.safetensors, which is not a safetensors file beside it" in refused(folder)
+    assert "names ../../elsewhere.safetensors, which is not a safetensors file in the same folder" in refused(folder)
 
 
 def test_an_index_that_is_left_beside_the_whole_file_is_not_read(folder: Path):
@@ -175,10 +175,10 @@ def test_names_of_the_first_years(folder: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "is of model_type 't5', which is not read. Use one of bert, distilbert, gpt2, roberta"),
+        ({"model_type": "t5"}, "has model_type 't5', which dpx cannot read. Use one of bert, distilbert, gpt2, roberta"),
         ({"hidden_act": "relu"}, "has the activation hidden_act=relu"),
         ({"position_embedding_type": "relative_key"}, "has position_embedding_type=relative_key; dpx has absolute alone"),
-        ({"hidden_size": None}, "does not say hidden_size"),
+        ({"hidden_size": None}, "does not set hidden_size"),
     ],
 )
 def test_a_config_that_dpx_has_no_model_for(changes: dict[str, object], message: str):
@@ -199,7 +199,7 @@ def test_a_config_that_dpx_has_no_model_for(changes: dict[str, object], message:
         ("bert_body_a", {"initializer_range": None}, "has initializer_range=None, which is not a number"),
         ("bert_body_a", {"tie_word_embeddings": "false"}, "has tie_word_embeddings='false', which is neither true nor false"),
         ("bert_body_a", {"hidden_act": ["gelu"]}, "has the activation hidden_act=['gelu']"),
-        ("bert_body_a", {"model_type": ["bert"]}, "is of model_type ['bert']"),
+        ("bert_body_a", {"model_type": ["bert"]}, "has model_type ['bert']"),
         ("roberta_classes_a", {"pad_token_id": None}, "has pad_token_id=None, which is not a whole number of 0 or more"),
         ("roberta_classes_a", {"max_position_embeddings": 2}, "has max_position_embeddings=2, which is not a whole number of 3 or more"),
         ("distilbert_classes_a", {"dim": 16.0}, "has dim=16.0, which is not a whole number"),

@@ -78,12 +78,15 @@ def test_a_plan_from_a_checkpoint_is_in_whole_sentences(place: Path, capsys: pyt
     ("overrides", "words"),
     [
         (["model=micro"], r"holds embeddings.LayerNorm.bias of shape \(16,\), not \(32,\), for embeddings/norm/bias. Use model=hf"),
-        (["model=micro", "model.heads=4"], "model.heads=4: .* is of a model with 2. Use model=hf"),
-        (["data.vocabulary.path={place}/other.txt"], "was trained with another vocabulary than this run's data is cut with"),
-        (["train=lora"], "train=lora: classifier/bias, classifier/kernel would be made new, and stay untrained.* Add train.head=true"),
+        (["model=micro", "model.heads=4"], "model.heads=4: .* contains a model with 2. Use model=hf"),
+        (["data.vocabulary.path={place}/other.txt"], "was trained with another vocabulary than the vocabulary of this run's data"),
+        (
+            ["train=lora"],
+            "train=lora: classifier/bias, classifier/kernel would be initialised at random and never trained.* Add train.head=true",
+        ),
         (["train=bias"], "train=bias: classifier/kernel would be made new"),
-        (["train=lora", "train.head=true", "train.rank=17"], "rank=17: is not that of a matrix"),
-        (["train=matching", "train.paths=[layers/query/*,classifier/*]"], "layers/query.*: picks no parameter. The nearest are layers/"),
+        (["train=lora", "train.head=true", "train.rank=17"], "rank=17: is not possible for a matrix of shape"),
+        (["train=matching", "train.paths=[layers/query/*,classifier/*]"], "layers/query.*: matches no parameter. The nearest are layers/"),
     ],
 )
 def test_what_does_not_fit_the_checkpoint_is_refused(place: Path, overrides: list[str], words: str):
@@ -115,5 +118,5 @@ def test_text_is_cut_in_the_case_that_the_checkpoint_was_trained_on(place: Path,
     given = (f"init.path={cased}", f"data.vocabulary.path={cased}/vocab.txt", f"data.directory={tmp_path}/data", "train=last_layer")
     experiment, _ = config.build(composed(place, *given))
     store = prepare(experiment.data, experiment.privacy)
-    with pytest.raises(ConfigError, match="keeps case or accents, .* Add data.vocabulary.path="):
+    with pytest.raises(ConfigError, match="treats case, accents or Chinese characters .* Add data.vocabulary.path="):
         planned_start(experiment.init, receiver_of(experiment), store)

@@ -86,9 +86,9 @@ def test_the_marks_of_gpt2_are_one(tmp_path: Path):
 
 def test_what_holds_no_tokenizer_is_said(tmp_path: Path, wordpieces: Path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="holds no tokenizer.json and no vocab.txt"):
+    with pytest.raises(ConfigError, match="contains neither tokenizer.json nor vocab.txt"):
         text_tokenizer.of_path(tmp_path / "empty", 1000)
-    with pytest.raises(ConfigError, match="holds 20 tokens but data.vocabulary.size=10. Set data.vocabulary.size=20"):
+    with pytest.raises(ConfigError, match="has 20 tokens, but data.vocabulary.size=10. Set data.vocabulary.size=20"):
         text_tokenizer.of_path(wordpieces, 10)
     (wordpieces / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ConfigError, match="tokenizer.json: is not a tokenizer"):

@@ -108,7 +108,7 @@ def test_data_that_may_have_been_seen_has_no_guarantee(place: Path):
     apart = plan(config.build(composed(place, *given, "init.trained_on=[wikipedia]"))[0])
     seen = plan(config.build(composed(place, *given, "init.trained_on=[Poems of Tiny]"))[0])
     assert apart["guarantee"] == "dp" and not apart["reasons"]
-    assert seen["guarantee"] == "none" and any("Poems of Tiny, which may hold this run's data" in reason for reason in seen["reasons"])
+    assert seen["guarantee"] == "none" and any("Poems of Tiny, which may contain this run's data" in reason for reason in seen["reasons"])
     assert seen["init"]["origins"][0]["claim"]["trained_on"] == ["Poems of Tiny"]
 
 
@@ -132,4 +132,4 @@ def test_a_checkpoint_called_after_the_data_may_have_seen_it(
     given = [f"init.path={copied}", "train=last_layer", "init.provenance=public", "data.source.known_as=[poems]"]
     planned = plan(config.build(composed(place, *given))[0])
     assert planned["guarantee"] == ("none" if is_named else "dp")
-    assert any("as if it was trained on this run's data" in reason for reason in planned["reasons"]) == is_named
+    assert any("which suggests that it was trained on this run's data" in reason for reason in planned["reasons"]) == is_named

@@ -106,14 +106,14 @@ def test_why_a_source_guarantees_nothing_is_said_first(run, experiment, tmp_path
 
 @pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path])
 def test_where_nothing_is_charged_one_line_says_so(make, tmp_path):
-    with pytest.raises(ConfigError, match="no ledger is there"):
+    with pytest.raises(ConfigError, match="this path has no ledger"):
         read(make(tmp_path))
 
 
 def test_a_statement_without_ledger_is_refused(tmp_path):
     entered = Ledger(tmp_path / "private" / "ledger")
     seals.write_statement(RunFolder(tmp_path), entered, made_plain(entered))
-    with pytest.raises(ConfigError, match="without a ledger"):
+    with pytest.raises(ConfigError, match="that contains no ledger"):
         read(tmp_path / "release" / "privacy.json")
 
 

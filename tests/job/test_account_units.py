@@ -92,7 +92,7 @@ def test_the_same_units_are_added_up_and_others_refused_from_wherever_they_are_r
 @pytest.mark.parametrize("place", PLACES)
 def test_a_source_that_does_not_say_what_it_protects_is_accounted_alone_without_a_guarantee(place, tmp_path):
     silent = source(tmp_path / "silent", None) / place
-    assert "which units some steps protect is not recorded" in refusal(tmp_path, [source(tmp_path / "one", FACTS), silent])
+    assert "for some steps the protected unit is not recorded" in refusal(tmp_path, [source(tmp_path / "one", FACTS), silent])
     assert str(silent) in refusal(tmp_path, [silent, tmp_path / "one"])
     said = accounted(tmp_path / "alone", [silent])
     assert said["unit"] is None and "not recorded" in " ".join(said["no_guarantee"])
@@ -112,13 +112,13 @@ def test_what_takes_a_guarantee_away_is_said_of_a_ledger_whose_statement_is_with
     assert "labels: learnt" in read(folder).reasons
     (folder / "private" / "withheld" / "privacy.json").unlink()
     for path in (folder, folder / "private" / "ledger", Path(alone)):
-        assert "the statement of this ledger is not beside it" in read(path).reasons[0]
+        assert "the statement of this ledger is missing" in read(path).reasons[0]
 
 
 def test_a_vocabulary_that_nobody_prepared_is_unlike_any(tmp_path):
     unprepared = dataclasses.replace(FACTS, vocabulary_sha256=None)
     sources = [source(tmp_path / name, unprepared) for name in ("one", "other")]
-    assert "data.vocabulary (its checksum is not known of both)" in refusal(tmp_path, sources)
+    assert "data.vocabulary (the checksum of one of them is not known)" in refusal(tmp_path, sources)
 
 
 def test_a_fork_agrees_with_its_parent_and_one_of_other_units_with_nobody(tmp_path):
@@ -229,13 +229,13 @@ def test_steps_are_accounted_under_another_relation_where_the_same_run_would_be_
 def test_an_event_of_a_package_is_proved_where_it_was_given_alone(tmp_path):
     entry = dataclasses.replace(ENTRY, event='{"adjacency": "zero_out", "event": {}}', by="dpx_reed")
     folder = source(tmp_path / "one", FACTS, entry)
-    assert "a package gave their event for that relation alone" in refusal(tmp_path, [folder], adjacency="replace_one")
+    assert "a package defines their event for that relation only" in refusal(tmp_path, [folder], adjacency="replace_one")
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_another_relation_is_asked_of_every_source(place, tmp_path):
     sources = [source(tmp_path / name, dataclasses.replace(FACTS, adjacency=name)) / place for name in ("replace_one", "zero_out")]
-    assert "a number of units that was counted" in refusal(tmp_path, sources, adjacency="add_remove")
+    assert "the counted number of units" in refusal(tmp_path, sources, adjacency="add_remove")
     assert "is not a neighbouring relation" in refusal(tmp_path, sources, adjacency="nearby")
     assert stated_at([read(one) for one in sources], None, "replace_one", EXPERIMENT.privacy)[1] == "replace_one"
     assert stated_at([read(sources[0])], None, None, EXPERIMENT.privacy)[1] == "replace_one"

@@ -49,7 +49,7 @@ def test_absent_input_is_refused_and_planned(tmp_path: Path) -> None:
 
 def test_an_analysis_has_to_be_chosen(tmp_path: Path) -> None:
     experiment, job = config.build(recipes.compose(["job=analyse"]))
-    with pytest.raises(ConfigError, match="none is chosen"):
+    with pytest.raises(ConfigError, match="no analysis is chosen"):
         job(experiment, RunFolder(tmp_path))
 
 

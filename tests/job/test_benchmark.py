@@ -88,8 +88,8 @@ def test_a_time_limit_leaves_out_whole_batches_and_rounds_but_one(monkeypatch):
     document = benchmark.document(experiment)
     assert document["rows"] == [] and document["rounds"] == 1 and document["matrix_rate"]["float32"] > 0
     assert [(row["physical_batch"], row["why"]) for row in document["left_out"]] == [
-        (2, "no time was left to compile it"),
-        (4, "no time was left to compile it"),
+        (2, "the time limit was reached before compilation"),
+        (4, "the time limit was reached before compilation"),
     ]
 
 
@@ -117,8 +117,8 @@ def test_a_row_is_held_against_baselines_of_its_own_dtype_and_mesh():
         ({"dtypes": ["float16"]}, "job.dtypes=float16"),
         ({"physical_batches": [5]}, "job.physical_batches=5"),
         ({"peer_batches": [5]}, "job.peer_batches=5"),
-        ({"variants": []}, r"job.variants=\[\]: nothing would be measured"),
-        ({"physical_batches": []}, r"job.physical_batches=\[\]: nothing would be measured"),
+        ({"variants": []}, r"job.variants=\[\]: the benchmark would measure nothing"),
+        ({"physical_batches": []}, r"job.physical_batches=\[\]: the benchmark would measure nothing"),
         ({"logical_batch": 0}, "job.physical_batches=4: does not divide job.logical_batch=0"),
         ({"rounds": 0}, "job.rounds=0"),
         ({"limit_s": 0.0}, "job.limit_s=0.0"),
@@ -180,9 +180,9 @@ def test_a_step_on_labels_is_timed_on_random_rows(monkeypatch):
 
 def test_random_rows_are_refused_where_they_would_be_learnt_from(tmp_path: Path):
     experiment, train = config.build(recipes.compose(["task=classification", "data=random", "model=micro", "data.sequence_length=16"]))
-    with pytest.raises(ConfigError, match="data.source.kind=random: random rows hold nothing to train on"):
+    with pytest.raises(ConfigError, match="data.source.kind=random: random rows contain nothing that a model can learn"):
         train(experiment, RunFolder(tmp_path))
-    with pytest.raises(ConfigError, match="data=embedded: its rows carry no label"):
+    with pytest.raises(ConfigError, match="data=embedded: its rows have no column label"):
         config.build(recipes.compose(["task=classification"]))
 
 

@@ -78,10 +78,10 @@ def test_the_file_plans_as_it_was_designed(designed):
         ({"published": True}, "Table 2"),
         ({"size": 0, "published": True}, "^design.size=0: must be positive"),
         ({"epsilon": -1.0, "compute": 1e12}, "^design.epsilon=-1.0: must be positive"),
-        ({"reach": 0.5, "compute": 1e12}, "^design.reach=0.5: measured steps are kept whole"),
-        ({"reach": float("inf"), "compute": 1e12}, "^design.reach=inf: measured steps are kept whole"),
+        ({"reach": 0.5, "compute": 1e12}, "^design.reach=0.5: the reach cannot be smaller than the measured steps"),
+        ({"reach": float("inf"), "compute": 1e12}, "^design.reach=inf: the reach cannot be smaller than the measured steps"),
         ({"size": 2_000_000, "compute": 1e12}, r"^privacy.delta=1e-06: not below 1/N = 5e-07"),
-        ({"base": "nope", "compute": 1e12}, "^design.base=nope: no recipe has such a name"),
+        ({"base": "nope", "compute": 1e12}, "^design.base=nope: no recipe has this name"),
         ({"base": "mckenna_grid", "compute": 1e12}, "^design.base=mckenna_grid: losses were measured in rows of 32 tokens, and it has 512"),
     ],
 )
@@ -123,4 +123,4 @@ def test_a_printed_optimum_is_looked_up_and_marked(tmp_path):
     experiment, _ = build(recipes.compose(BASE))
     Design(epsilon=4.0, size=10_000_000, published=True)(experiment, RunFolder(tmp_path, ""))
     table = json.loads((tmp_path / "release" / "design.json").read_text())["tables"][0]
-    assert table["rows"][0]["loss"] == 2.81 and "no such model was trained" in table["notes"][0]
+    assert table["rows"][0]["loss"] == 2.81 and "not the loss of a trained model" in table["notes"][0]

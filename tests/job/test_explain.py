@@ -97,7 +97,9 @@ def test_a_fork_of_nothing_is_neither_planned_nor_explained(experiment, tmp_path
     assert Plan().document(experiment)["guarantee"] == "dp"
 
 
-@pytest.mark.parametrize(("verdict", "words"), [("pending", "no verdict yet"), ("passes", "passes"), ("fails", "more than was claimed")])
+@pytest.mark.parametrize(
+    ("verdict", "words"), [("pending", "no verdict yet"), ("passes", "passes"), ("fails", "its lower bound exceeds the claim")]
+)
 def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, verdict, words):
     """In an explanation, on a model card, and of a parent in the statement of the run that began from it."""
     audited = config.build(recipes.compose([*QUICK, "data.declared_size=10000", "audit=canaries"]))[0]

@@ -56,5 +56,5 @@ def test_a_point_that_cannot_be_planned_fails_after_the_table(tmp_path: Path, mo
 
 
 def test_nothing_matching_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no recipe has such a name"):
+    with pytest.raises(ConfigError, match="no recipe has this name"):
         List(match="nothing_*", plan=False)(EXPERIMENT, RunFolder(tmp_path))

@@ -42,7 +42,7 @@ def test_a_run_is_found_by_its_name_where_there_is_one(tmp_path: Path, monkeypat
     _run(Path("outputs/main-1234"))
     assert config.load("main")[1] == config.load("main-1234")[1] == Path("outputs/main-1234")
     _run(Path("outputs/main-5678"))
-    with pytest.raises(ConfigError, match="2 runs have that name"):
+    with pytest.raises(ConfigError, match="2 runs have this name"):
         config.load("main")
     with pytest.raises(ConfigError, match="no such run. Name a run folder, such as main-1234"):
         config.load("main-1235")

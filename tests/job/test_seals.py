@@ -222,7 +222,10 @@ def test_no_job_is_given_a_run_whose_parts_were_edited(copy: Path, file: str) ->
 def test_a_trial_whose_statement_was_edited_disagrees(copy: Path) -> None:
     assert charges._believed(copy, Trial(copy.name))[2] is None
     lower_epsilon(copy)
-    assert charges._believed(copy, Trial(copy.name))[2] == "main-0/release/privacy.json is not the statement that private/ledger sealed"
+    assert (
+        charges._believed(copy, Trial(copy.name))[2]
+        == "main-0/release/privacy.json differs from the statement whose checksum is in private/ledger"
+    )
 
 
 def test_a_statement_of_another_time_is_found(copy: Path, declared: tuple[Any, Any, str]) -> None:

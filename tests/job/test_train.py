@@ -129,9 +129,9 @@ def _begun(path):
 
 def test_a_run_without_parameters_is_refused(trained, tmp_path):
     experiment, _ = trained
-    with pytest.raises(ConfigError, match="holds no released parameters"):
+    with pytest.raises(ConfigError, match="contains no released parameters"):
         Evaluate()(experiment, RunFolder(_begun(tmp_path)))
-    with pytest.raises(ConfigError, match="run: no run is named that could be evaluated. Add run="):
+    with pytest.raises(ConfigError, match="run: this job evaluates a run, and no run is named. Add run="):
         Evaluate()(experiment, RunFolder(tmp_path / "nowhere"))
 
 

@@ -56,8 +56,8 @@ def test_a_plan_counts_every_position_of_the_head():
     "changes, words",
     [
         (["data.pairs=same_document"], "data.pairs=same_document with task=causal_lm: two segments side by side are not running text"),
-        (["model=micro"], "model=micro: an encoder sees the token it would predict"),
-        (["task=mlm"], "model=decoder_micro: a causal decoder sees no word after the masked one"),
+        (["model=micro"], "model=micro: an encoder can read the token that it should predict"),
+        (["task=mlm"], "model=decoder_micro: a causal decoder cannot read words after the masked word"),
         (["model=roberta_micro", "task=mlm_nsp", "data.pairs=same_document"], "model.segments=1"),
     ],
 )

@@ -124,10 +124,10 @@ def test_a_plan_counts_whole_rows():
     ("changes", "words"),
     [
         (["task.classes=3"], "data=synthetic_labels: its label has 2 values; .* Declare the task for 2"),
-        (["data=synthetic"], "data.*: its rows carry no label"),
+        (["data=synthetic"], "data.*: its rows have no column label"),
         (["task=mlm_nsp"], "data.pairs=none"),
         (["data.pairs=same_document"], "data.pairs=same_document with data=synthetic_labels.*Use data.pairs=none"),
-        (["data.source.labels=[a,a]"], r"data.source.labels=\[a, a\]: a label stands twice"),
+        (["data.source.labels=[a,a]"], r"data.source.labels=\[a, a\]: the list contains a label twice"),
         (["data.source.labels=[a,1.5,b]"], r"data.source.labels=.*1.5.*: expected a list \(each text\)"),
         (["data.source.labels=[false,true]"], r"data.source.labels=.*False.*: expected a list .* in quotation marks"),
         (["length_buckets=[64]"], r"length_buckets=\[64\]: .*Use 32 or less"),

@@ -85,10 +85,10 @@ def test_only_integer_orders_are_composed():
     assert accounting.compose(charges, "rdp", orders=[1.5, 2.5, 8]).epsilon(1e-5) == accounting.compose(plain, "rdp", orders=[8.0]).epsilon(
         1e-5
     )
-    with pytest.raises(ConfigError, match=r"accountant.orders=\[1.5\]: integer noise is bounded at integer orders only"):
+    with pytest.raises(ConfigError, match=r"accountant.orders=\[1.5\]: integer noise has a bound at integer orders only"):
         accounting.compose(charges, "rdp", orders=[1.5])
     for accountant in ("pld", "deterministic"):
-        with pytest.raises(ConfigError, match="integer noise is bounded by Renyi divergences of integer order only"):
+        with pytest.raises(ConfigError, match="integer noise has a bound only by Renyi divergences of integer order"):
             accounting.compose(charges, accountant)
 
 

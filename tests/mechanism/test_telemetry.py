@@ -83,7 +83,7 @@ def test_secret_telemetry_releases_nothing():
 
 
 def test_combinations_without_a_claim_are_refused():
-    with pytest.raises(ConfigError, match="telemetry=released: mechanism=none has no claim"):
+    with pytest.raises(ConfigError, match="telemetry=released: mechanism=none makes no claim"):
         declare(telemetry=ReleasedTelemetry(), mechanism=NoPrivacy())
-    with pytest.raises(ConfigError, match="telemetry=released: the noise of released values is float32"):
+    with pytest.raises(ConfigError, match="telemetry=released: the noise of released values is in float32"):
         DiscreteGaussian().check(declare(telemetry=ReleasedTelemetry(), mechanism=DiscreteGaussian()))

@@ -81,8 +81,8 @@ def test_halves_start_smaller_in_a_deep_stack():
 @pytest.mark.parametrize(
     "model, task, words",
     [
-        (bert(), CausalLanguageModel(), "model=test: an encoder sees the token it would predict"),
-        (decoder(), MaskedLanguageModel(next_sentence=False), "model=test: a causal decoder sees no word after the masked one"),
+        (bert(), CausalLanguageModel(), "model=test: an encoder can read the token that it should predict"),
+        (decoder(), MaskedLanguageModel(next_sentence=False), "model=test: a causal decoder cannot read words after the masked word"),
     ],
 )
 def test_a_model_that_does_not_fit_its_task_is_refused(model, task, words):

@@ -133,5 +133,5 @@ def test_a_shape_that_cannot_be_built_is_refused(changes, words):
 
 
 def test_a_task_that_it_cannot_be_trained_on_is_refused():
-    with pytest.raises(ConfigError, match="a causal decoder sees no word after the masked one"):
+    with pytest.raises(ConfigError, match="a causal decoder cannot read words after the masked word"):
         MaskedLanguageModel(next_sentence=False).parameter_shapes(SMALL, WORDS)

@@ -13,8 +13,8 @@ from .declared import declared
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"dropout": -1e-9}, "model.dropout=-1e-09: not a rate"),
-        ({"dropout": 1.0}, "model.dropout=1.0: not a rate"),
+        ({"dropout": -1e-9}, "model.dropout=-1e-09: is not a rate"),
+        ({"dropout": 1.0}, "model.dropout=1.0: is not a rate"),
         ({"layers": 0}, "sizes must be positive"),
         ({"width": 0}, "sizes must be positive"),
         ({"heads": 0}, "sizes must be positive"),

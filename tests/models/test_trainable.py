@@ -67,11 +67,11 @@ def test_the_model_is_the_same_in_two_stacks():
 @pytest.mark.parametrize(
     "build, match",
     [
-        (lambda: trainable.matching("layers/qvk/kernel"), "layers/qvk/kernel: picks no parameter. The nearest are layers/qkv/kernel, "),
-        (lambda: trainable.LORA, "layers/lora/\\*/a: picks no parameter"),
-        (lambda: trainable.top(3), "top 3 layers: are more than the 2 there are"),
-        (lambda: trainable.top(0), "top 0 layers: is not a number of layers"),
-        (lambda: trainable.either(trainable.top(1), trainable.top(2)), "top \\[1, 2\\] layers: are two numbers"),
+        (lambda: trainable.matching("layers/qvk/kernel"), "layers/qvk/kernel: matches no parameter. The nearest are layers/qkv/kernel, "),
+        (lambda: trainable.LORA, "layers/lora/\\*/a: matches no parameter"),
+        (lambda: trainable.top(3), "top 3 layers: is too many: the model has 2 layers"),
+        (lambda: trainable.top(0), "top 0 layers: is not a valid number of layers"),
+        (lambda: trainable.either(trainable.top(1), trainable.top(2)), "top \\[1, 2\\] layers: are two different numbers of layers"),
     ],
 )
 def test_what_picks_nothing_is_refused(build, match):
@@ -131,13 +131,13 @@ def test_adapters_have_the_shapes_of_their_targets_and_scales_rest():
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"targets": ("kvery",)}, "^kvery: is not a target of adapters. The nearest are key, query"),
-        ({"rank": 0}, "^rank=0: is not that of a matrix"),
-        ({"rank": 17}, "^rank=17: is not that of a matrix"),
+        ({"targets": ("kvery",)}, "^kvery: does not match any target of adapters. The nearest are key, query"),
+        ({"rank": 0}, "^rank=0: is not possible for a matrix of shape"),
+        ({"rank": 17}, "^rank=17: is not possible for a matrix of shape"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(options, match):
     with pytest.raises(ConfigError, match=match):
         adapters(model()[1], **options)
-    with pytest.raises(ConfigError, match="^parameters: have adapters"):
+    with pytest.raises(ConfigError, match="^parameters: already have adapters"):
         adapters(adapters(model()[1]))

@@ -124,4 +124,4 @@ def test_a_check_looks_for_no_devices(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     count, refused = done.stdout.splitlines()
-    assert count == "8" and refused.startswith("mesh=cpu8: this process began with another number of devices.")
+    assert count == "8" and refused.startswith("mesh=cpu8: this process already uses another number of devices.")

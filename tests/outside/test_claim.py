@@ -115,11 +115,11 @@ def theirs_of(event) -> float:
     ("overrides", "reason"),
     [
         (["mechanism=mute"], "does not state the privacy cost of its steps"),
-        (["mechanism=echo", "sampler=shuffled"], "no event is known of echo's noise under this sampler"),
-        (["mechanism=echo", "noise=target_epsilon", "noise.epsilon=3"], "is not solved for"),
+        (["mechanism=echo", "sampler=shuffled"], "dpx has no event for the noise of echo under this sampler"),
+        (["mechanism=echo", "noise=target_epsilon", "noise.epsilon=3"], "dpx cannot compute the noise from epsilon"),
         (["mechanism=echo", "accountant=pld"], "composes no PoissonSampledDpEvent by it"),
-        (["mechanism=echo", "accountant=deterministic"], "no closed form is known"),
-        (["mechanism=echo", "telemetry=released"], "is that of one clipped sum"),
+        (["mechanism=echo", "accountant=deterministic"], "dpx knows no closed form"),
+        (["mechanism=echo", "telemetry=released"], "covers one clipped sum a step"),
     ],
 )
 def test_what_has_no_event_is_refused(site, overrides, reason):
@@ -212,7 +212,7 @@ def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(sit
     job(built(*OWN), RunFolder(tmp_path / "own"))
     assert "NO BOUND" in capsys.readouterr().out
     assert json.loads((tmp_path / "own" / "release" / "account.json").read_text())["outside_code"] == ["dpx_pond"]
-    with pytest.raises(ConfigError, match="gave for zero_out alone"):
+    with pytest.raises(ConfigError, match="for zero_out only"):
         event_json.from_text(text, "replace_one")
     with pytest.raises(ConfigError, match="is not an event of dp-accounting"):
         event_json.restore({"class": "attr"})

@@ -84,7 +84,7 @@ def test_a_target_of_an_unlisted_package_is_refused_before_it_is_imported(tmp_pa
     (tmp_path / "touched").unlink()
     (tmp_path / "dpx_reed-0.1.dist-info").rename(tmp_path / "elsewhere")
     with on_path(tmp_path):
-        assert "dpx_reed is not a package of dpx that is installed here" in refusal("clip._target_=dpx_reed.clip.Reed")
+        assert "dpx_reed is not an installed package for dpx" in refusal("clip._target_=dpx_reed.clip.Reed")
     assert not (tmp_path / "touched").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_run_of_a_package_that_is_gone_is_refused_by_name(site, tmp_path):
         plain = config.resolved(recipes.compose(["+experiment=pond"]))
     (tmp_path / "release").mkdir()
     (tmp_path / "release" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
-    with pytest.raises(ConfigError, match="dpx_pond is not a package of dpx that is installed here"):
+    with pytest.raises(ConfigError, match="dpx_pond is not an installed package for dpx"):
         config.build(config.load(str(tmp_path))[0])
 
 

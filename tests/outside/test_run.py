@@ -65,7 +65,7 @@ def test_without_the_package_it_is_refused_by_name(trained, monkeypatch):
     import sys
 
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(root / "site")])
-    with pytest.raises(ConfigError, match="dpx_pond is not a package of dpx that is installed here"):
+    with pytest.raises(ConfigError, match="dpx_pond is not an installed package for dpx"):
         dpx.load(folder.path)
 
 

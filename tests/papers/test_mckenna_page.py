@@ -127,7 +127,7 @@ def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, mo
     (spoiled / "analysis.json").write_text("{")
     paper = made.declared("mckenna2025")
     (line,) = analyses.fill(tmp_path / "outputs", tmp_path, paper.match)
-    assert "analysis.json: is cut short" in line
+    assert "analysis.json: is incomplete" in line
     evidence = Evidence(tmp_path, tables=analyses.read(tmp_path))
     found = page.document(paper, evidence)
     assert [figure.name for figure in found.figures] == ["mckenna_fig17_transform"]

@@ -90,7 +90,7 @@ def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
         ({"privacy": {"adjacency": "replace_one", "unit": "document", "rows_per_unit_max": 4}}, N, "rows_per_unit_max=4"),
         ({"sampler": Shuffled(), "batch_schedule": Staged(sizes=[32, 64], stage_steps=5)}, N, "sampler=shuffled"),
         ({"sampler": FixedSize()}, N, "replace_one only"),
-        ({"sampler": TruncatedPoisson(), "accountant": Rdp()}, N, "no truncated event"),
+        ({"sampler": TruncatedPoisson(), "accountant": Rdp()}, N, "no event for truncated Poisson sampling"),
         ({"accountant": GdpClt(), "noise": TargetEpsilon(epsilon=1.0)}, N, "cannot set the noise"),
         ({"privacy": {"unit": "document", "rows_per_unit_max": 4}, "accountant": Rdp()}, N, "several rows"),
     ],

@@ -34,7 +34,7 @@ def test_what_remains_is_exactly_what_joins_to_the_target():
     left = remaining(0.8, {"count": 2.0, "telemetry": None})
     assert joint(left, 2.0) == pytest.approx(0.8, rel=1e-11) and joint(left, 2.0) >= 0.8
     assert left == pytest.approx((0.8**-2 - 2.0**-2) ** -0.5)
-    with pytest.raises(ConfigError, match=r"count=0.5: spends all that a joint noise multiplier of 0.8 allows"):
+    with pytest.raises(ConfigError, match=r"count=0.5: these releases use all the privacy that a joint noise multiplier of 0.8 allows"):
         remaining(0.8, {"count": 0.5})
 
 
@@ -77,7 +77,7 @@ def test_a_target_epsilon_is_met_by_sum_and_count_together(small, adjacency):
 
 @pytest.mark.slow
 def test_a_count_dearer_than_the_target_is_refused(small):
-    with pytest.raises(ConfigError, match="count_noise_multiplier=0.1: spends all"):
+    with pytest.raises(ConfigError, match="count_noise_multiplier=0.1: these releases use all"):
         calibrate(small(noise=TargetEpsilon(epsilon=4.0), clip=AdaptiveClip(clipping_norm=1.0, count_noise_multiplier=0.1)), N)
 
 

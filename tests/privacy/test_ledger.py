@@ -256,7 +256,7 @@ def test_a_mark_is_a_place_in_one_ledger_alone(tmp_path):
     assert short.missing(early) is None and "ends at line" in (short.missing(late) or "")
     short.append(7, entry())
     assert "has another line" in (short.missing(late) or "")
-    assert "is another one" in (fill(tmp_path / "other", range(4)).missing(early) or "")
+    assert "is another chain" in (fill(tmp_path / "other", range(4)).missing(early) or "")
 
 
 def test_released_lines_are_held_against_the_ledger_wherever_a_kill_cut_the_last_one(tmp_path):

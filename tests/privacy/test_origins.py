@@ -106,5 +106,5 @@ def test_rows_are_the_same_units_only_where_they_are_cut_alike(small):
     assert "data.sequence_length (" in (mismatch(shorter) or "") and mismatch(shorter, relation="disjoint") is None
     assert "privacy.unit (row and document)" in (mismatch(privacy=dataclasses.replace(declared.privacy, unit="document")) or "")
     crossed = dataclasses.replace(declared.data, pairs="cross_document")
-    assert "paired otherwise" in (mismatch(crossed, of=crossed) or "") and mismatch(crossed, of=crossed, is_same=True) is None
+    assert "paired documents differently" in (mismatch(crossed, of=crossed) or "") and mismatch(crossed, of=crossed, is_same=True) is None
     assert "is not recorded" in (origins.unit_mismatch(origin("one"), declared.data, declared.privacy, True) or "")

@@ -226,7 +226,7 @@ def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):
 
 def test_what_is_public_and_what_is_not_covered_is_said(small):
     grouped = small(privacy={"unit": "document", "rows_per_unit_max": 3})
-    assert any("how many rows each document has is public too" in line for line in caveats.assumptions(grouped, None, N))
+    assert any("the number of rows of each document is public too" in line for line in caveats.assumptions(grouped, None, N))
     assert not any("is public too" in line for line in caveats.assumptions(small(), None, N))
     declared = small(data={"declared_size": N}, privacy={"adjacency": "add_remove"})
     assert any(f"above the declared {N}" in line for line in caveats.not_covered(declared))
@@ -239,10 +239,10 @@ def test_what_is_public_and_what_is_not_covered_is_said(small):
 @pytest.mark.parametrize(
     ("size", "batch", "delta", "words"),
     [
-        (355, 64, 1e-6, "only 355 rows are protected: the noise may hide what there is to learn. Use more text."),
+        (355, 64, 1e-6, "only 355 rows are protected: the noise may be larger than the signal in the gradients. Use more text."),
         (1000, 500, 1e-6, "only 1,000 rows are protected and a step draws 50% of the rows"),
         (118_611, 1024, 1e-6, None),
-        (10_000, 64, 5e-5, "delta is 0.5 of 1/N: the guarantee says little. Use a smaller privacy.delta."),
+        (10_000, 64, 5e-5, "delta is 0.5 of 1/N: the guarantee is weak. Use a smaller privacy.delta."),
     ],
 )
 def test_little_data_is_hinted_at_in_one_sentence(size, batch, delta, words):

@@ -93,7 +93,7 @@ def test_rows_of_another_length_are_other_units_only_where_the_unit_is_a_row():
 def test_an_unknown_vocabulary_agrees_with_nothing():
     known, unknown = facts_of(), facts_of(manifest=None)
     for one, other in ((known, unknown), (unknown, known), (unknown, unknown)):
-        assert one.differences(other) == ["data.vocabulary (its checksum is not known of both)"]
+        assert one.differences(other) == ["data.vocabulary (the checksum of one of them is not known)"]
 
 
 @pytest.mark.parametrize("node", [None, [], {}, {"unit": "row"}, to_json(facts_of()) | {"unit": 3}, to_json(facts_of()) | {"x": 1}])

@@ -92,10 +92,10 @@ def test_a_row_that_is_none_is_refused(row, tmp_path):
             "width_16,24848,0,1,0,128,32,100,5\nwidth_16,24848,0,1,0,128,32,100,6",
             "width_16 at ratio 0, rate 1, replicate 0, step 100: has two",
         ),
-        ("width_16,24848,-0.5,1,0,128,32,100,5", "noise_batch_ratio: holds a value below 0"),
+        ("width_16,24848,-0.5,1,0,128,32,100,5", "noise_batch_ratio: contains a value below 0"),
         ("width_16,24848,0,1,0,128,32,100,5\nwidth_16,24848,0,1", "row 2, column replicate: None is not a number"),
-        ("Gr\xf6\xdfe,24848,0,1,0,128,32,100,5", "no CSV table in UTF-8"),
-        ("x" * 200_000, "no CSV table in UTF-8"),
+        ("Gr\xf6\xdfe,24848,0,1,0,128,32,100,5", "is not a CSV table in UTF-8"),
+        ("x" * 200_000, "is not a CSV table in UTF-8"),
     ],
 )
 def test_a_table_that_is_none_is_refused_in_one_line(text, words, tmp_path):
@@ -125,5 +125,5 @@ def test_the_layout_of_the_papers_authors_is_read(tmp_path):
 @pytest.mark.parametrize("match", ["/x", "**", "[a", "?"])
 def test_what_folders_begin_with_is_no_pattern(match, tmp_path):
     folder(tmp_path / "a", np.full(200, 7.0))
-    with pytest.raises(ConfigError, match="no run there has a record"):
+    with pytest.raises(ConfigError, match="no run in this folder has a record"):
         runs.measured(tmp_path, match)

@@ -104,7 +104,7 @@ def test_what_its_head_cannot_give_is_refused():
     for task, model in ((MultipleChoice(choices=2), Bag()), (MaskedLanguageModel(next_sentence=True), Bag(causal=False))):
         with pytest.raises(ConfigError, match="model=bag"):
             objective(model, task, VOCABULARY, SPECIAL)
-    with pytest.raises(ConfigError, match="a causal decoder sees no word"):
+    with pytest.raises(ConfigError, match="a causal decoder cannot read words"):
         MaskedLanguageModel(next_sentence=False).parameter_shapes(Bag(), VOCABULARY)
-    with pytest.raises(ConfigError, match="an encoder sees the token"):
+    with pytest.raises(ConfigError, match="an encoder can read the token"):
         CausalLanguageModel().parameter_shapes(Bag(causal=False), VOCABULARY)

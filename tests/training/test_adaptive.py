@@ -127,7 +127,7 @@ def test_a_fork_takes_the_norm_along_and_a_parent_without_one_is_refused(experim
     train(experiment(steps=3), tmp_path / "fork", fork=f"{whole[0]}@2")
     (forked,) = lines(tmp_path / "fork", "release/telemetry.jsonl")
     assert forked["step"] == 2 and forked["clipping_norm"] == lines(whole[0], "release/telemetry.jsonl")[2]["clipping_norm"]
-    with pytest.raises(ConfigError, match="holds another state than this config's: its clip"):
+    with pytest.raises(ConfigError, match="does not fit this config, because its clip"):
         train(experiment(steps=3, clip=Flat(clipping_norm=0.1), telemetry=SecretTelemetry()), tmp_path / "flat", fork=f"{whole[0]}@2")
 
 

@@ -154,7 +154,7 @@ def files_of_64_kib_at_most():
 
 def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path, files_of_64_kib_at_most):
     noise = np.random.default_rng(0).random((500, 500), np.float32)
-    with pytest.raises(ConfigError, match="params: the disk is full, the checkpoint was not written"):
+    with pytest.raises(ConfigError, match="params: the disk is full, so the checkpoint was not written"):
         export(tmp_path / "params", {"kernel": noise}, {})
 
 
@@ -169,7 +169,7 @@ def test_a_device_without_memory_is_not_called_a_full_disk(tmp_path, monkeypatch
 
 def test_a_whole_checkpoint_of_another_form_is_not_called_damaged(saved):
     form = State({"kernel": np.zeros((3, 5), np.float32)}, state_of(0).moments, np.float32(0), state_of(0).noise)
-    with pytest.raises(ConfigError, match="checkpoints/4: holds no state of the form that this run has") as caught:
+    with pytest.raises(ConfigError, match="checkpoints/4: does not contain a state with the structure that this run needs") as caught:
         Checkpoints(saved, 3).newest_whole(jax.device_put(form, DEVICE))
     assert not isinstance(caught.value, Damaged)
 
@@ -183,5 +183,5 @@ def test_exported_parameters_are_held_against_their_checksums(tmp_path):
     export(tmp_path / "bare", params, {})
     for place in ("frozen", "bare"):
         for read in (released, on_host):
-            with pytest.raises(ConfigError, match=f"{place}: holds other weights than were released there"):
+            with pytest.raises(ConfigError, match=f"{place}: contains other weights than the run released in this folder"):
                 read(tmp_path / place)

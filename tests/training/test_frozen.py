@@ -129,7 +129,7 @@ def test_frozen_parameters_are_not_drawn_again_where_it_was_lost(adapted, data, 
 
 def test_another_part_is_another_run(adapted, data, tmp_path):
     path = shutil.copytree(adapted[0], tmp_path / "run")
-    with pytest.raises(ConfigError, match="the config differs from the one this run began with"):
+    with pytest.raises(ConfigError, match="the config differs from the config that this run began with"):
         train(data, path, "train=bias")
 
 
@@ -159,11 +159,11 @@ def test_a_plan_counts_what_is_trained(tmp_path):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("train=matching train.paths=[layers/qvk/kernel]", "layers/qvk/kernel: picks no parameter. The nearest are layers/qkv/kernel"),
-        ("train=top train.layers=9", "top 9 layers: are more than the 2 there are"),
-        ("train=lora train.rank=1000", "rank=1000: is not that of a matrix"),
-        ("train=lora train.targets=[keys]", "keys: is not a target of adapters. The nearest are key"),
-        ("train=top train.layers=0", "train.layers=0: no layer would be trained"),
+        ("train=matching train.paths=[layers/qvk/kernel]", "layers/qvk/kernel: matches no parameter. The nearest are layers/qkv/kernel"),
+        ("train=top train.layers=9", "top 9 layers: is too many: the model has 2 layers"),
+        ("train=lora train.rank=1000", "rank=1000: is not possible for a matrix of shape"),
+        ("train=lora train.targets=[keys]", "keys: does not match any target of adapters. The nearest are key"),
+        ("train=top train.layers=0", "train.layers=0: at least one layer must be trained"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_drawn(line, words, data, tmp_path):

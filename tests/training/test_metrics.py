@@ -133,7 +133,7 @@ def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_pat
             with pytest.raises(OSError) as caught:
                 write()
             fault = "no space left on device" if name == "ledger" else "file too large"
-            expected = f"{tmp_path / name}: {fault}. Free space or mend the disk, and run the same command."
+            expected = f"{tmp_path / name}: {fault}. Free space or repair the disk, and run the same command."
             assert str(as_refused(caught.value)) == expected
         limit(resource.RLIM_INFINITY)
         ledger.declare_plan(Plan(steps=2))

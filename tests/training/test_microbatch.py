@@ -45,7 +45,7 @@ def test_a_run_keeps_its_answer_whatever_the_cache_says(workload, instant, tmp_p
 
 def test_nothing_fits(workload, monkeypatch, tmp_path):
     monkeypatch.setattr(microbatch, "_rates", lambda *_: {})
-    with pytest.raises(ConfigError, match="microbatch=auto: not even 2 examples fit"):
+    with pytest.raises(ConfigError, match="microbatch=auto: the smallest microbatch, 2 examples, does not fit"):
         microbatch.choose(workload, cache=tmp_path)
 
 

@@ -67,7 +67,7 @@ def test_whatever_draws_rows_or_noise_is_refused_where_jax_runs_in_several(micro
     """Also in a program that starts `jax.distributed` by itself, which no variable tells."""
     experiment, objective = micro
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: several processes"):
+    with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: each process"):
         make_step(experiment, objective, experiment.mesh.make(), 4)
     with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: "), open_run(experiment, untouched):
         pass
@@ -105,5 +105,5 @@ def test_two_processes_of_jax_are_both_refused(tmp_path):
     for one in started:
         told, _ = one.communicate(timeout=300)
         assert one.returncode == 0 and told.splitlines() == [told.splitlines()[0]] * 2
-        assert told.startswith("jax.process_count()=2: several processes of one job")
+        assert told.startswith("jax.process_count()=2: each process of one job")
     assert list(tmp_path.iterdir()) == []

@@ -208,9 +208,9 @@ def test_a_private_run_that_was_killed_ends_with_the_same_bits(name, data, tmp_p
     assert whole == killed and len(set(whole.values())) > 5
     stated = json.loads((tmp_path / "killed" / "release" / "privacy.json").read_text())
     assert stated["guarantee"] == "none" and len(stated["reasons"]) == 1 and "fixed_seed" in stated["reasons"][0]
-    with pytest.raises(ConfigError, match="its state is that of optimizer=.*, and this run trains otherwise. Use optimizer="):
+    with pytest.raises(ConfigError, match="its checkpoint was made with optimizer=.*, and this run uses another optimizer. Use optimizer="):
         run_job(composed(*RUN, data, "optimizer=lamb"), tmp_path / "fork", fork=f"{tmp_path / 'whole'}@2")
-    with pytest.raises(ConfigError, match="its state is that of optimizer="):
+    with pytest.raises(ConfigError, match="its checkpoint was made with optimizer="):
         run_job(composed(*RUN, data), tmp_path / "fork", fork=f"{tmp_path / 'whole'}@2")
 
 

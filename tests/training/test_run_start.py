@@ -169,7 +169,7 @@ def test_where_no_checkpoint_is_whole_a_run_is_repeated_from_its_beginning_or_re
     damaged(tmp_path, 2)
     # With another fingerprint every step would be charged again.
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"checkpoints: every checkpoint is damaged \(2\), and beginning again is charged again"):
+        with pytest.raises(ConfigError, match=r"checkpoints: every checkpoint is damaged \(2\), and a run from the start is charged again"):
             with begun(tmp_path, OTHER):
                 pass
     assert (tmp_path / "private" / "checkpoints" / "2").is_dir()

@@ -157,7 +157,7 @@ def test_a_changed_config_is_refused_on_resume(experiment, uninterrupted, tmp_pa
     path = tmp_path / "run"
     shutil.copytree(uninterrupted[0], path)
     ledger = (path / "private" / "ledger").read_bytes()
-    with pytest.raises(ConfigError, match="the config differs from the one this run began with"):
+    with pytest.raises(ConfigError, match="the config differs from the config that this run began with"):
         _train(experiment(seed=5, steps=7), path)
     assert (path / "private" / "ledger").read_bytes() == ledger
 

@@ -27,7 +27,7 @@ def test_trials_of_another_cost_are_refused_without_a_budget(tmp_path: Path, ove
     study = Study(tmp_path, "s")
     begin(study, experiment("composition"), tmp_path / "a")
     other = experiment("composition", 3, override)
-    with pytest.raises(ConfigError, match="costs otherwise than the trials before it") as refused:
+    with pytest.raises(ConfigError, match="has another cost than the trials before it") as refused:
         begin(study, other, tmp_path / "b", ("optimizer.weight_decay=0.2", override))
     assert str(refused.value).startswith(f"{override}: ") and "\n" not in str(refused.value)
     assert len(study.trials()) == 1 and not (tmp_path / "b").exists(), "nothing of it has begun"
@@ -37,7 +37,7 @@ def test_trials_of_another_cost_are_refused_without_a_budget(tmp_path: Path, ove
 def test_the_line_names_an_accountant_that_is_never_proved(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     begin(study, experiment("composition", 3, "accountant=pld"), tmp_path / "a")
-    with pytest.raises(ConfigError, match="and never under accountant=pld"):
+    with pytest.raises(ConfigError, match="and never with accountant=pld"):
         begin(study, experiment("composition", 3, "accountant=pld", "steps=6"), tmp_path / "b", ("steps=6",))
 
 
@@ -73,7 +73,7 @@ def test_a_trial_beyond_the_budget_is_refused_before_it_begins(tmp_path: Path) -
 
 def test_where_no_trial_fits_the_line_names_an_order_at_which_some_do_and_it_may_still_be_declared(tmp_path: Path) -> None:
     study, noisy = Study(tmp_path, "s"), ("steps=100", "tune.budget.epsilon=2.5")
-    with pytest.raises(ConfigError, match=r"Declare tune.budget.order=6, where 6 of it fit"):
+    with pytest.raises(ConfigError, match=r"Declare tune.budget.order=6, which allows 6 such trials"):
         begin(study, experiment("composition", 9, *noisy, "tune.budget.order=64"), tmp_path / "a")
     begin(study, experiment("composition", 9, *noisy, "tune.budget.order=6"), tmp_path / "a")
     assert len(study.trials()) == 1
@@ -128,7 +128,7 @@ def test_a_sweeper_that_varies_the_cost_is_refused_at_launch(key: str) -> None:
         ({"epsilon": 8.0, "order": 1.0}, "tune.budget.order=1.0"),
         ({"epsilon": 0.0, "order": 16.0}, "tune.budget.epsilon=0.0"),
         ({"order": 16.0}, "tune.budget: has no epsilon"),
-        ({"kind": "zcdp", "epsilon": 8.0, "order": 16.0}, "zcdp holds at every order"),
+        ({"kind": "zcdp", "epsilon": 8.0, "order": 16.0}, "a zCDP budget is valid at every order"),
     ],
 )
 def test_half_a_budget_is_none(budget: dict, words: str) -> None:

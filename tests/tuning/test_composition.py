@@ -97,7 +97,7 @@ def test_more_trials_than_declared_are_a_choice_after_results(tmp_path: Path) ->
     said = stated(study)
     assert said["guarantee"] == "none" and said["trials"]["declared"] == 3
     assert said["reasons"] == [
-        "tune.trials was raised from 1 to 3 after 1 had begun: a number of trials that was chosen after results",
+        "tune.trials was raised from 1 to 3 after 1 had begun: the number of trials was chosen after results",
     ]
     claimed = [one["value"] for one in said["unsupported"]]
     study.close(experiment("composition", 1))

@@ -140,17 +140,20 @@ def test_a_trial_away_from_its_study_or_without_its_note_is_refused_and_nothing_
     study = Study(tmp_path, of.name)
     folder = _killed(study, of)
     away = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
-    with pytest.raises(ConfigError, match="is a trial of the study laptop_anil_tune_32k, whose record is not beside it. Move the run back"):
+    with pytest.raises(
+        ConfigError,
+        match="is a trial of the study laptop_anil_tune_32k, but the record of the study is not in the same folder. Move the run back",
+    ):
         _go_on(away, _without_search(of), Resume(), "resume")
     assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == [folder.name]
     (folder / "private" / "trial.json").unlink()
-    with pytest.raises(ConfigError, match="trial.json: is lost, but the run's ledger says that it is a trial of the study laptop_anil"):
+    with pytest.raises(ConfigError, match="trial.json: is missing, but the run's ledger says that it is a trial of the study laptop_anil"):
         _go_on(folder, _without_search(of), Train(), "train")
 
 
 def test_a_config_that_declares_a_search_resumes_nothing_that_is_no_trial(tmp_path: Path) -> None:
     of = experiment("composition", 3)
-    for job, name, words in ((Resume(), "resume", "trial.json: is lost: this run began as a trial"), (Train(), "train", "is a sweep")):
+    for job, name, words in ((Resume(), "resume", "trial.json: is missing, but this run began"), (Train(), "train", "is a sweep")):
         with pytest.raises(ConfigError, match=words):
             _go_on(tmp_path / "run", of, job, name)
 
@@ -175,7 +178,9 @@ class Outside:
 def test_a_job_from_outside_trains_no_uncounted_trial(tmp_path: Path) -> None:
     of = experiment("composition", 3)
     study = Study(tmp_path, of.name)
-    with pytest.raises(ConfigError, match="job=outside with tune: code from outside may train, and only job=train counts the trials"):
+    with pytest.raises(
+        ConfigError, match="job=outside with tune: code from another package may train in this job, and only job=train counts the trials"
+    ):
         _go_on(folder_of(study, 0), of, Outside(), "outside", is_sweep=True)
     folder = _killed(study, of)
     assert _go_on(folder, _without_search(of), Outside(), "outside").tune == of.tune
@@ -202,7 +207,9 @@ def test_trials_lie_beside_the_study_that_counts_them(tmp_path: Path) -> None:
         sweep = SimpleNamespace(dir=str(tmp_path), subdir=folder)
         settings = SimpleNamespace(runtime=SimpleNamespace(output_dir=str(tmp_path / folder)), sweep=sweep, sweeper={})
         expected = (
-            contextlib.nullcontext() if is_beside else pytest.raises(ConfigError, match=f"hydra.sweep.subdir={folder}: .* lie beside")
+            contextlib.nullcontext()
+            if is_beside
+            else pytest.raises(ConfigError, match=f"hydra.sweep.subdir={folder}: .*must be in the same folder")
         )
         with expected:
             launch.Launcher()._check_sweep(cfg, settings, ())

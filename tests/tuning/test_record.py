@@ -69,9 +69,9 @@ def test_an_edited_statement_of_a_study_is_refused_by_the_study_and_by_an_accoun
     lower["ledger"]["segments"] = []
     for text in (older, json.dumps(lower), json.dumps(json.loads(newest) | {"delta": 1e-12})):
         path.write_text(text)
-        _refuses_everything(study, "s/release/privacy.json: is not the statement that the study's record sealed")
+        _refuses_everything(study, "s/release/privacy.json: differs from the statement whose checksum is in the study's record")
         for source in (study.path, path):
-            with pytest.raises(ConfigError, match="is not the statement that the study's record sealed"):
+            with pytest.raises(ConfigError, match="differs from the statement whose checksum is in the study's record"):
                 read(source)
     path.write_text(newest)
     assert read(path).segments == read(study.path).segments != []
@@ -119,7 +119,7 @@ def test_a_new_record_under_an_old_name_is_another_one(tmp_path: Path) -> None:
     trial(study, of, 1, 0.1)
     (study.private / "trials").unlink()
     Chain(study.private / "trials", {"trials": record.FORMAT}).close()
-    _refuses_everything(study, "is another one")
+    _refuses_everything(study, "is another chain")
 
 
 def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
@@ -153,4 +153,4 @@ def test_a_statement_that_names_no_line_does_not_follow_from_a_record(tmp_path: 
     trial(study, experiment("composition"), 1, 0.1)
     path = study.release / "privacy.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"record": {}}))
-    _refuses_everything(study, "beside s/release/privacy.json: is a chain, and that names no line of it")
+    _refuses_everything(study, "beside s/release/privacy.json: is a chain of lines, and the file that depends on it names no line")

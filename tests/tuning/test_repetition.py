@@ -158,7 +158,7 @@ def test_a_kill_while_a_trial_is_noted_as_finished_costs_nothing(tmp_path: Path,
 def test_trials_of_another_cost_are_no_repetitions(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     begin(study, experiment("repeat_and_select", 8), tmp_path / "a")
-    with pytest.raises(ConfigError, match="telemetry=released: costs otherwise .* repetitions of one mechanism cost the same"):
+    with pytest.raises(ConfigError, match="telemetry=released: has another cost .* repetitions of one mechanism must have the same cost"):
         begin(
             study,
             experiment("repeat_and_select", 8, "telemetry=released"),
@@ -193,7 +193,7 @@ def test_the_winners_weights_carry_the_seal_of_the_statement_that_they_are_relea
         write_json(folder / "release" / "params" / METADATA, told)
         study.end(of, folder, "finished", 0.1 * number)
     study.close(of)
-    with pytest.raises(ConfigError, match="is not the statement these weights were released with"):
+    with pytest.raises(ConfigError, match="differs from the statement that was released with these weights"):
         agreement.check_copy(folder_of(study, 0) / "private" / "withheld")
     agreement.check_copy(study.release / "winner")
     assert stated(study)["guarantee"] == "dp"
@@ -218,7 +218,7 @@ def test_the_released_digest_still_finds_a_record_that_was_replaced(tmp_path: Pa
     study.close(of)
     assert Study(tmp_path, "s").trials(), "the record as it is holds"
     (study.private / "trials").write_bytes(older)
-    with pytest.raises(ConfigError, match="has no line that this names"):
+    with pytest.raises(ConfigError, match="does not have the line that this file names"):
         study.close(of)
 
 

@@ -117,7 +117,9 @@ def test_the_launch_settles_everything_and_a_later_one_that_differs_is_refused(t
     assert b"draws_from" in before and b'"drawn": 4' in before
     with pytest.raises(ConfigError, match="tune.trials=7, tune.shape=1.0: the number of trials of the study .* is drawn once"):
         resolvers._trials_left(_root("tune.trials=7", sweep_dir=tmp_path))
-    with pytest.raises(ConfigError, match="hydra.sweeper.params.batch_schedule.size: repetitions of one mechanism share this"):
+    with pytest.raises(
+        ConfigError, match="hydra.sweeper.params.batch_schedule.size: repetitions of one mechanism must have the same value of this setting"
+    ):
         resolvers._trials_left(_root(params={"batch_schedule.size": "choice(16, 32)"}, sweep_dir=tmp_path))
     with pytest.raises(ConfigError, match="sampler.seed=3"):
         changed = _root(sweep_dir=tmp_path)
@@ -132,7 +134,7 @@ def test_a_launch_that_gives_its_own_number_of_trials_is_refused() -> None:
     root = OmegaConf.create({"hydra": {"sweeper": option}, "name": "s"})
     search_space.require_settled(root.hydra.sweeper)
     root.hydra.sweeper.n_trials = 3
-    with pytest.raises(ConfigError, match="hydra.sweeper.n_trials=3: the number of trials and their search space are settled together"):
+    with pytest.raises(ConfigError, match="hydra.sweeper.n_trials=3: the number of trials and their search space must be fixed together"):
         search_space.require_settled(root.hydra.sweeper)
 
 

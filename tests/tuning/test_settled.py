@@ -118,7 +118,7 @@ def test_a_search_that_is_over_is_not_stated_anew_under_another_declaration(
 
 def test_a_trial_that_nobody_declared_a_space_for_is_refused(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
-    with pytest.raises(ConfigError, match="hydra.sweeper.n_trials: the study s has no record of its search space .* Leave it out"):
+    with pytest.raises(ConfigError, match="hydra.sweeper.n_trials: the study s has no record of its search space .* Remove it"):
         study.begin(of, folder_of(study, 0), (DRAWN,), lambda others: {})
     assert study.trials() == []
 
@@ -216,7 +216,7 @@ def test_a_copied_trial_of_a_sum_is_charged_as_one_trial_more(tmp_path: Path) ->
     said = stated(study)
     assert said["trials"]["begun"] == 2 and sum(n for run in said["ledger"]["segments"] for _, n in run["steps"]) == 2 * STEPS
     shutil.copytree(folder_of(study, 0), folder_of(study, 10))
-    with pytest.raises(ConfigError, match="has had all its trials"):
+    with pytest.raises(ConfigError, match="all trials of the search are done"):
         begin(study, of, folder_of(study, 10))
 
 
@@ -225,11 +225,11 @@ def test_a_trial_that_was_cut_short_goes_on_before_others_are_drawn(tmp_path: Pa
     begin(study, of, folder_of(study, 0))
     enter(folder_of(study, 0), of, range(2))
     (folder_of(study, 0) / "release" / "config.yaml").touch()
-    with pytest.raises(ConfigError, match="was cut short, .* Go on with it first: python -m dpx job=resume run=.*anil_tune_32k-0"):
+    with pytest.raises(ConfigError, match="was interrupted, .* Resume it first: python -m dpx job=resume run=.*anil_tune_32k-0"):
         study.settle(TUNE, distribution())
     study.close(of)
     assert not (folder_of(study, 0) / "release").exists()
-    with pytest.raises(ConfigError, match="Go on with it first: python -m dpx optimizer.weight_decay=1 hydra.mode=RUN"):
+    with pytest.raises(ConfigError, match="Resume it first: python -m dpx optimizer.weight_decay=1 hydra.mode=RUN"):
         study.settle(TUNE, distribution())
     begin(study, of, folder_of(study, 0), settles=False)
     enter(folder_of(study, 0), of, range(2, STEPS))
@@ -248,7 +248,7 @@ def test_a_trial_that_failed_or_left_nothing_keeps_no_other_from_being_drawn(tmp
 @pytest.mark.parametrize("key", ["noise.epsilon", "batch_schedule.size", "task.masking_rate", "name", "seed", "sampler@sampler", "clip"])
 def test_a_repeated_mechanism_is_not_searched_over_what_its_trials_share(key: str) -> None:
     searched = dataclasses.replace(distribution(), space={key: {"type": "float", "low": 0.0, "high": 1.0}})
-    with pytest.raises(ConfigError, match="repetitions of one mechanism share this, and cost the same"):
+    with pytest.raises(ConfigError, match="repetitions of one mechanism must have the same value of this setting and the same cost"):
         check_space(searched)
     check_space(distribution())
 
@@ -264,5 +264,5 @@ def test_a_number_of_zero_is_no_trial_and_said(tmp_path: Path, monkeypatch: pyte
     assert of.tune is not None
     study.settle(of.tune, distribution())
     assert study.is_empty(of.tune) and study.left(of.tune) == 0 and study.close(of) == []
-    with pytest.raises(ConfigError, match="has had all its trials"):
+    with pytest.raises(ConfigError, match="all trials of the search are done"):
         begin(study, of, folder_of(study, 0))

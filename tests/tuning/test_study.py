@@ -31,7 +31,7 @@ def test_a_study_counts_down_and_takes_no_trial_more(tmp_path: Path) -> None:
     assert Study(tmp_path, "s").left(of.tune) == 1, "from the file, by another process"
     trial(study, of, 2, None)
     assert study.left(of.tune) == 0, "a failed trial counts"
-    with pytest.raises(ConfigError, match=r"tune.trials=2: the study s has had all its trials"):
+    with pytest.raises(ConfigError, match=r"tune.trials=2: the study s has already run all its trials"):
         begin(study, of, tmp_path / "x")
     begin(study, of, first)  # the same trial goes on
     assert study.left(Tune(trials=5)) == 3
@@ -93,7 +93,9 @@ def test_a_number_is_not_drawn_again_from_another_distribution_not_even_before_t
     study, tune = Study(tmp_path, "s"), Tune(charge="repeat_and_select", trials=8)
     study.settle(tune, distribution())
     left = study.left(tune)
-    with pytest.raises(ConfigError, match="the number of trials of the study s was drawn from another distribution, and is drawn once"):
+    with pytest.raises(
+        ConfigError, match="the number of trials of the study s was already drawn from another distribution, and is drawn only once"
+    ):
         study.settle(dataclasses.replace(tune, **changed), distribution())
     study.settle(tune, distribution())
     assert study.left(tune) == left
@@ -120,7 +122,7 @@ def test_trials_of_one_study_share_what_the_charge_needs(
 
 
 def test_the_name_of_a_search_is_one_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="^name=a/b: a search's name is that of one folder"):
+    with pytest.raises(ConfigError, match="^name=a/b: the name of a search must be the name of one folder"):
         Study(tmp_path, "a/b")
 
 
@@ -141,15 +143,15 @@ def test_a_trial_that_refuses_to_start_has_not_begun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sweeper", "words"),
     [
-        ({"sampler": {"_target_": "optuna.samplers.TPESampler"}}, "with TPESampler: it is proved for independent random trials"),
+        ({"sampler": {"_target_": "optuna.samplers.TPESampler"}}, "with TPESampler: its proof needs independent random trials"),
         ({"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}, "with BasicSweeper"),
         ({"_target_": _SWEEPER, "sampler": {"_target_": "acme.RandomSampler"}}, "with acme.RandomSampler"),
         ({"_target_": "acme.OptunaSweeper", "sampler": {"_target_": _SAMPLER}}, "with acme.OptunaSweeper"),
         ({"_target_": "acme.Sweeper", "sampler": {"_target_": _SAMPLER}}, "with Sweeper"),
-        (RANDOM | {"sampler": {"_target_": _SAMPLER, "seed": 1}}, "sampler.seed=1: trials are drawn again .*: not by a known seed"),
-        (RANDOM | {"storage": "sqlite:///x"}, "hydra.sweeper.storage=sqlite:///x: trials are drawn again .* from a stored study"),
-        (RANDOM | {"custom_search_space": "acme.space"}, "custom_search_space=acme.space: trials are drawn again"),
-        (RANDOM | {"search_space": {"a": {"type": "float"}}}, "search_space=.*: trials are drawn again"),
+        (RANDOM | {"sampler": {"_target_": _SAMPLER, "seed": 1}}, "sampler.seed=1: dpx draws trials only from .*: not with a known seed"),
+        (RANDOM | {"storage": "sqlite:///x"}, "hydra.sweeper.storage=sqlite:///x: dpx draws trials only .* from a stored study"),
+        (RANDOM | {"custom_search_space": "acme.space"}, "custom_search_space=acme.space: dpx draws trials only"),
+        (RANDOM | {"search_space": {"a": {"type": "float"}}}, "search_space=.*: dpx draws trials only"),
     ],
 )
 def test_adaptive_trials_are_not_charged_as_independent_ones(sweeper: dict, words: str) -> None:

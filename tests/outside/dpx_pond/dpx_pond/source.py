@@ -19,7 +19,7 @@ class Pebbles(PackageSource):
     kind: str = "pebbles"
 
     def __post_init__(self) -> None:
-        require(self.documents > 0, f"data.source.documents={self.documents}", "an empty corpus", "Use 1 or more")
+        require(self.documents > 0, f"data.source.documents={self.documents}", "the corpus would be empty", "Use 1 or more")
 
     def open(self) -> "_Pile":
         return _Pile(self)

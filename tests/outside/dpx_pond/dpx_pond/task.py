@@ -32,7 +32,7 @@ class EveryOther(PackageTask):
 
     def require_fits(self, model: Any, data: Any) -> None:
         super().require_fits(model, data)
-        require(model.causal, f"model={model.name}", "sees the token it would predict", "Use model=brook")
+        require(model.causal, f"model={model.name}", "can read the token that it should predict", "Use model=brook")
         require(data.pairs == "none", f"data.pairs={data.pairs}", "two segments are not running text", "Use data.pairs=none")
 
     def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:
