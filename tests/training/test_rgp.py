@@ -176,7 +176,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(finished, data, tmp_path,
 def test_a_fork_follows_updates_since_its_parent_began(finished, data, tmp_path):
     found = train(data, tmp_path / "fork", "seed=8", fork=f"{finished[0]}@2")
     assert any(not np.array_equal(found[name], leaf) for name, leaf in finished[1].items())
-    with pytest.raises(ConfigError, match="the parent's checkpoint holds another state"):
+    with pytest.raises(ConfigError, match="the state in the parent's checkpoint does not fit this config"):
         train(data, tmp_path / "other", "seed=8", "mechanism.decomposes=weight", fork=f"{finished[0]}@2")
 
 
