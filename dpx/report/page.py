@@ -108,10 +108,12 @@ def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
     return KINDS[item.kind] if is_there or item.kind in ("grid", "planned") else "not run (no cost)"
 
 
-def not_run(hours: int | float, flops: str = "") -> str:
-    """`not run` and the cost of running it."""
+def not_run(hours: int | float | str, flops: str = "") -> str:
+    """`not run` and the cost of running it; hours that are text are a range."""
     if not hours:
         return "not run (no cost)"
+    if isinstance(hours, str):
+        return f"not run ({hours} H200 hours)"
     words = "minutes of one H200" if hours < 1 else f"{hours:,.0f} H200 hour{'' if hours == 1 else 's'}"
     return f"not run ({words}{f', {flops} FLOPs' if flops else ''})"
 
@@ -194,7 +196,8 @@ def ours(line: Published, item: Item, found: Evidence) -> str:
     if line.metric == "setting":
         return "set in the recipe"
     if item.kind == "trains":
-        return not_run(float(line.h200_hours or 0), line.flops)
+        hours = line.h200_hours or "0"
+        return not_run(float(hours) if hours.replace(".", "", 1).isdigit() else hours, line.flops)
     return "see the tables above" if item.kind == "computed" and found.analysis(item.experiment) else KINDS[item.kind]
 
 

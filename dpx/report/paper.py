@@ -73,7 +73,9 @@ class Item:
     @property
     def overrides(self) -> list[str]:
         """What runs the item on a laptop, as it is written after `python -m dpx`."""
-        return [f"+experiment={'laptop/' * (self.kind == 'trains')}{self.experiment}", *self.options]
+        laptop = f"laptop/{self.experiment}"
+        name = laptop if self.kind == "trains" and laptop in recipes.names() else self.experiment
+        return [f"+experiment={name}", *self.options]
 
 
 @declaration

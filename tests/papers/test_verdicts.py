@@ -30,11 +30,10 @@ def test_every_item_has_the_verdict_of_its_evidence(name: str, count: int) -> No
     assert {number: state for number, state in states.items() if state != "pass"} == OTHERS[name]
 
 
-@pytest.mark.parametrize(("name", "count", "trained"), [("du2021", 21, 0), ("yin2022", 15, 1)])
-def test_a_paper_whose_items_did_not_run_is_declared(name: str, count: int, trained: int) -> None:
+@pytest.mark.parametrize(("name", "count"), [("du2021", 21), ("yin2022", 15)])
+def test_a_paper_whose_items_did_not_run_is_declared(name: str, count: int) -> None:
     judged = page.document(declared(name), found(name))
     assert judged.lead[0].startswith(f"Verdicts: 0 pass, 0 fail, {count} not run") and len(declared(name).items) == count
-    assert sum(item.kind == "trains" for item in declared(name).items) == trained
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -102,6 +102,17 @@ def test_full_scale_is_a_cost_until_it_runs(home: Path) -> None:
     assert _ours(line, [full]) == "61 %"
 
 
+def test_a_cost_is_hours_minutes_or_a_range() -> None:
+    costs = [page.not_run(hours) for hours in (0, 0.1, 1, 7616.0, "15-30")]
+    assert costs == [
+        "not run (no cost)",
+        "not run (minutes of one H200)",
+        "not run (1 H200 hour)",
+        "not run (7,616 H200 hours)",
+        "not run (15-30 H200 hours)",
+    ]
+
+
 def test_growth_of_every_matrix_by_weight_decay() -> None:
     curves, finals = {"weights/mlm/transform/kernel": ((1, 2.0),)}, {"weights/mlm/transform/kernel": 3.0}
     runs = made.replicates("anil_weight_decay", [0.1, 0.2], curves=curves, finals=finals, optimizer__weight_decay=0.5)
