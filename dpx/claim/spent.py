@@ -109,10 +109,12 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     return ledger.join(segments, left(to_come, segments))
 
 
-def require_bound(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> None:
-    """Raises `ConfigError` where the run's accountant has no joint bound for its own steps and those of its origins."""
-    if experiment.is_private and origins.charged(begins_from):
-        Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
+def require_bound(accountant: Accountant, privacy: Privacy, own: Segments, begins_from: Sequence[Origin]) -> None:
+    """Raises `ConfigError` where the run's accountant has no joint bound for its `own` steps (empty without privacy) and those of its
+    origins."""
+    before = origins.charged(begins_from)
+    if own and before:
+        Spent(accountant, privacy, ledger.join(*before, own))
 
 
 def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> dict[str, float | None]:

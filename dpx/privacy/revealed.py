@@ -4,7 +4,9 @@ Each of n draws takes a unit with probability p; if it does, the unit's vector o
 deviation sigma C, in a place that shows whether it was taken. Both neighbours have the same draws, so the number K of uses is Binomial(n,
 p) in both, and given K the releases are one Gaussian of mu = sqrt(K) / sigma:
 
-    delta(epsilon) = sum_k P(K = k) delta_Gaussian(epsilon; sqrt(k) / sigma).
+    delta(epsilon) = sum_k P(K = k) delta_Gaussian(epsilon; sqrt(k) / sigma),
+
+for equal draws alone `dpx.privacy.closed_form.delta_by_uses`; here as privacy losses, which compose with those of other releases.
 
 A Poisson-sampled release hides who takes part, so its epsilon is many times smaller; it is not a bound here.
 """

@@ -17,7 +17,7 @@ from dpx.audit.objective import LENGTH, Audited
 from dpx.claim import agreement
 from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of
 from dpx.claim.spending import Spending
-from dpx.claim.spent import require_bound
+from dpx.claim.spent import planned_end, require_bound
 from dpx.console import stage
 from dpx.data import manifests
 from dpx.data.prepare import prepare, say_stage
@@ -119,7 +119,8 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     mesh = experiment.mesh.make()
     receiver = receiver_of(experiment)
     begins_from = _start(experiment.init, receiver, store, folder, known)
-    require_bound(experiment, calibrated, begins_from.origins)
+    own = planned_end(experiment, calibrated, None) if experiment.is_private else []
+    require_bound(experiment.accountant, experiment.privacy, own, begins_from.origins)
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), folder.private)
     audit, trained = experiment.audit, objective

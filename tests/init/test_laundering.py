@@ -17,7 +17,7 @@ from dpx.claim import agreement
 from dpx.claim.agreement import CHECKPOINTS
 from dpx.claim.calibration import calibrate
 from dpx.claim.sources import read
-from dpx.claim.spent import require_bound
+from dpx.claim.spent import planned_end, require_bound
 from dpx.console import Console
 from dpx.data import manifests
 from dpx.data.prepare import prepare
@@ -490,10 +490,10 @@ def test_charges_that_no_accountant_composes_are_refused(place, parent):
     (origin,) = began(place, "init=run", f"init.run={parent}").origins
     discrete = dataclasses.replace(origin, segments=tuple(dataclasses.replace(one, noise="discrete_gaussian") for one in origin.segments))
     experiment = place.declared("accountant=pld")
-    calibrated = calibrate(experiment, 100)
-    require_bound(experiment, calibrated, [origin])
+    own = planned_end(experiment, calibrate(experiment, 100), None)
+    require_bound(experiment.accountant, experiment.privacy, own, [origin])
     with pytest.raises(ConfigError, match="mechanism=discrete_gaussian.*accountant=pld"):
-        require_bound(experiment, calibrated, [discrete])
+        require_bound(experiment.accountant, experiment.privacy, own, [discrete])
 
 
 def test_a_plan_and_an_explanation_say_what_both_cost(place, parent, capsys):
