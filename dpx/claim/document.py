@@ -110,6 +110,17 @@ class LedgerFacts(ChainFacts):
 
 
 @record
+class CarrierFacts:
+    """The low-rank carriers whose gradients are clipped and noised in place of those of weight matrices (`mechanism=rgp`)."""
+
+    rank: int = described("Their rank.")
+    decomposes: str = described("The matrix that they follow: update, what training has added to a weight matrix, or weight.")
+    power_iterations: int = described("Rounds of the power method that find them, once a step.")
+    head_factor: float = described("What gradients of the head are multiplied by before clipping.")
+    restores_head: bool = described("Whether the noisy gradient of the head is divided by that factor.")
+
+
+@record
 class MechanismFacts:
     """Clip, noise and generator."""
 
@@ -125,6 +136,7 @@ class MechanismFacts:
     telemetry_noise_multiplier: float | None = described("That of released telemetry; null if it is secret.", default=None)
     micro_batches: int | None = described("Independent draws of a step with noise in the forward pass; else null.", default=None)
     noised: str | None = described("What noise is added to, in words; null for the sum of gradients.", default=None)
+    carriers: CarrierFacts | None = described("The carriers of weight matrices; null without them.", default=None)
     grid_margin: float = described("What a grid adds to the sensitivity, relative to the clipping norm.")
     generator: str = described("The random generator of the noise.")
     generator_strength_bits: int = described("Its strength in bits; 0 with a fixed seed.")
