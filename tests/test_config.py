@@ -1,7 +1,8 @@
 """Every option and every recipe composes, builds and equals its golden config; invalid configs are refused in one line.
 
-`golden/main.yaml` holds the default composition, every other file what differs from it, so that a changed default touches one file.
-An option that composes to the content of its file needs no second copy of it. `DPX_UPDATE_GOLDEN=1` rewrites golden files.
+`golden/main.yaml` holds the default composition. Every other file holds what differs: from the default, or from the options and the shared
+recipe that `from` names, so that a changed value touches the file of the one that declares it. An option that composes to the content of its
+file needs no second copy of it. `DPX_UPDATE_GOLDEN=1` rewrites golden files.
 """
 
 import functools
@@ -46,6 +47,11 @@ GIVEN = {
     "model=vaultgemma": ["task=causal_lm", "clipping_method=traced"],
 }
 
+# Those that recipes inherit first; the others only change a recipe that is listed before them.
+BASES = ("anil", "anil_private", "mckenna")
+# The sizes of recipes for laptops are those of one another and of the default, not those of the recipes that they inherit.
+FIRST_ON_LAPTOPS = {"laptop/anil_": "laptop/anil_table1_best", "laptop/mckenna_": "laptop/mckenna_grid"}
+
 
 def _given(option: str) -> list[str]:
     return next((beside for start, beside in GIVEN.items() if option.startswith(start)), [])
@@ -66,8 +72,42 @@ def _written_out(option: str) -> dict[str, Any] | None:
 
 
 @functools.cache
-def _default() -> dict[str, Any]:
-    return config.resolved(recipes.compose([]))
+def _resolved(*overrides: str) -> dict[str, Any]:
+    # A recipe may name a sweeper that is not installed here.
+    return config.resolved(recipes.compose([*overrides, "hydra/sweeper=basic"]))
+
+
+def _defaults_of(file: str) -> list[Any]:
+    """The `defaults` of a file of conf."""
+    return (OmegaConf.to_container(OmegaConf.load(packages.conf_directory() / f"{file}.yaml")) or {}).get("defaults", [])  # pyright: ignore
+
+
+def _base_of(file: str) -> list[str]:
+    """The first recipe or base that a recipe or base of conf inherits from, as an override; for laptops the first one of its paper."""
+    if file.startswith("experiment/laptop/"):
+        first = next((one for start, one in FIRST_ON_LAPTOPS.items() if file.startswith(f"experiment/{start}")), None)
+        return [f"+experiment={first}"] if first and file != f"experiment/{first}" else []
+    inherited = (one for one in _defaults_of(file) if isinstance(one, str) and one.startswith(("/experiment/", "/base/")))
+    # `base/analysis` composes under the name of a recipe alone.
+    named = (one.strip("/").partition("/") for one in inherited if one != "/base/analysis")
+    return next(([f"+{group}={name}"] for group, _, name in named), [])
+
+
+def _from(overrides: list[str], plain: dict[str, Any]) -> dict[str, Any]:
+    """What `plain` has otherwise than `overrides` compose to, under their names."""
+    return ({"from": overrides} if overrides else {}) | _difference(plain, _resolved(*overrides))
+
+
+def _inside(option: str, found: Any) -> Any:
+    """`found` with what differs from it in place of each option of a group inside its own."""
+    group, _, name = option.partition("=")
+    chosen = [one for one in _defaults_of(f"{group}/{name}") if isinstance(one, dict)]
+    for key, inner in (pair for one in chosen for pair in one.items()):
+        path = packages.conf_directory() / group / key / f"{inner}.yaml"
+        if path.is_file():
+            written: Any = OmegaConf.to_container(OmegaConf.load(path))
+            found = found | {key: {"from": [f"{group}/{key}={inner}"]} | _difference(found[key], written)}
+    return found
 
 
 def _difference(node: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +153,7 @@ def test_option_builds_into_what_is_written(option: str) -> None:
     if written is not None:
         assert found == written
     else:
-        _agrees(GOLDEN / group / f"{name}.yaml", _difference({group: found}, {group: _default().get(group)}))
+        _agrees(GOLDEN / group / f"{name}.yaml", _difference({group: _inside(option, found)}, {group: _resolved().get(group)}))
 
 
 def test_main_job_equals_golden() -> None:
@@ -122,16 +162,22 @@ def test_main_job_equals_golden() -> None:
     _agrees(GOLDEN / "main.yaml", config.resolved(cfg))
 
 
+@pytest.mark.parametrize("name", BASES)
+def test_base_of_recipes_equals_golden(name: str) -> None:
+    _agrees(GOLDEN / "base" / f"{name}.yaml", _from([*_base_of(f"base/{name}"), "job=plan"], _resolved(f"+base={name}", "job=plan")))
+
+
 @pytest.mark.parametrize("name", recipes.names())
 def test_recipe_builds_and_equals_golden(name: str) -> None:
     cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", "job=plan"], with_hydra=True)
     # The last value of every axis; a recipe of three axes has hundreds of points, and all of them are composed when slow.
-    last = recipes.points_of(cfg)[-1]
+    last, analysis = recipes.points_of(cfg)[-1], cfg.hydra.runtime.choices.get("analysis")
     with open_dict(cfg):
         del cfg["hydra"]
     experiment, _ = config.build(cfg)
     assert experiment.name == name.replace("/", "_"), "the run folder would not carry the recipe's name"
-    _agrees(GOLDEN / "experiment" / f"{name}.yaml", _difference(config.resolved(cfg), _default()))
+    base = [*_base_of(f"experiment/{name}"), "job=plan", *([f"analysis={analysis}"] if analysis else [])]
+    _agrees(GOLDEN / "experiment" / f"{name}.yaml", _from(base, config.resolved(cfg)))
     if last:
         config.build(recipes.plan_config(name, last))
 
@@ -151,7 +197,7 @@ def test_no_golden_config_is_left_over() -> None:
     expected = {GOLDEN / "main.yaml"} | {
         GOLDEN / f"{option.replace('=', '/')}.yaml" for option in _options() if _written_out(option) is None
     }
-    expected |= {GOLDEN / "experiment" / f"{name}.yaml" for name in recipes.names()}
+    expected |= {GOLDEN / "experiment" / f"{name}.yaml" for name in recipes.names()} | {GOLDEN / "base" / f"{name}.yaml" for name in BASES}
     if os.environ.get("DPX_UPDATE_GOLDEN"):
         for stray in set(GOLDEN.rglob("*.yaml")) - expected:
             stray.unlink()
