@@ -93,6 +93,18 @@ def _base_of(file: str) -> list[str]:
     return next(([f"+{group}={name}"] for group, _, name in named), [])
 
 
+@functools.cache
+def _choices(*overrides: str) -> dict[str, Any]:
+    return dict(recipes.compose([*overrides, "hydra/sweeper=basic"], with_hydra=True).hydra.runtime.choices)
+
+
+def _chosen_otherwise(choices: dict[str, Any], base: list[str]) -> list[str]:
+    """The options that are chosen otherwise than in the config of `base`, as overrides."""
+    before = _choices(*base)
+    groups = [group for group in choices if (packages.conf_directory() / group).is_dir() and group not in ("experiment", "base", "job")]
+    return [f"{group}={choices[group]}" for group in sorted(groups) if choices[group] not in (None, before.get(group))]
+
+
 def _from(overrides: list[str], plain: dict[str, Any]) -> dict[str, Any]:
     """What `plain` has otherwise than `overrides` compose to, under their names."""
     return ({"from": overrides} if overrides else {}) | _difference(plain, _resolved(*overrides))
@@ -171,12 +183,12 @@ def test_base_of_recipes_equals_golden(name: str) -> None:
 def test_recipe_builds_and_equals_golden(name: str) -> None:
     cfg = recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", "job=plan"], with_hydra=True)
     # The last value of every axis; a recipe of three axes has hundreds of points, and all of them are composed when slow.
-    last, analysis = recipes.points_of(cfg)[-1], cfg.hydra.runtime.choices.get("analysis")
+    last, base = recipes.points_of(cfg)[-1], [*_base_of(f"experiment/{name}"), "job=plan"]
+    base += _chosen_otherwise(dict(cfg.hydra.runtime.choices), base)
     with open_dict(cfg):
         del cfg["hydra"]
     experiment, _ = config.build(cfg)
     assert experiment.name == name.replace("/", "_"), "the run folder would not carry the recipe's name"
-    base = [*_base_of(f"experiment/{name}"), "job=plan", *([f"analysis={analysis}"] if analysis else [])]
     _agrees(GOLDEN / "experiment" / f"{name}.yaml", _from(base, config.resolved(cfg)))
     if last:
         config.build(recipes.plan_config(name, last))
