@@ -1,19 +1,23 @@
-"""Makes the tests' processes and their child processes fast: each config file is read once, garbage is collected rarely."""
+"""Makes the tests' processes and their child processes fast: each config file is read once, garbage is collected rarely.
 
-import copy
+All that tests replace in Hydra and OmegaConf for this is here, and `tests/test_quickly.py` holds each to the answer without it.
+"""
+
+import contextlib
 import functools
 import gc
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import _utils, base, grammar_parser
-from omegaconf.base import Box, Container, UnionNode
+from omegaconf.base import Box, UnionNode
 
 _read_config, _known_choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
+_set_parents = Box._re_parent
 _OWN_CONFIGS = ["hydra.conf", str(Path(__file__).resolve().parents[1] / "conf"), ""]
 _configs: dict[str, bytes] = {}
 
@@ -49,29 +53,42 @@ def _re_parent(self: Box) -> None:
             node._re_parent()
 
 
-def _invalidate_flags_cache(self: Any) -> None:
-    """As OmegaConf's, which imports two modules in each of millions of calls."""
-    if self.__dict__["_flags_cache"] is not None:
-        self.__dict__["_flags_cache"] = None
-        for node in _nodes_in(self):
-            node._invalidate_flags_cache()
+class Patch(NamedTuple):
+    """`replacement` in place of `original`, which `owners` hold under the name `attribute`."""
+
+    owners: tuple[Any, ...]
+    attribute: str
+    original: Any
+    replacement: Any
+
+    def put(self, is_on: bool) -> None:
+        for owner in self.owners:
+            setattr(owner, self.attribute, self.replacement if is_on else self.original)
 
 
-_parse_rule = functools.cache(OverridesParser.parse_rule)
+PATCHES = {
+    "config_files": Patch((ConfigRepository,), "load_config", _read_config, _config_read_once),
+    "choices": Patch((defaults_list,), "_create_interpolation_map", _known_choices, _known_choices_if_asked),
+    # Trees of interpolations hold their own text, and are read alone.
+    "interpolations": Patch((base, _utils), "parse", grammar_parser.parse, functools.cache(grammar_parser.parse)),
+    "parents": Patch((Box,), "_re_parent", _set_parents, _re_parent),
+}
 
 
-def _override_read_once(self: OverridesParser, s: str, rule_name: str) -> Any:
-    """Overrides of tests are the same few; Hydra writes its loader into what it was given."""
-    return copy.copy(_parse_rule(_parser, s, rule_name))
+@contextlib.contextmanager
+def only(*names: str) -> Iterator[None]:
+    """Within it these patches are on and all others are off; after it all are on, as in every test."""
+    for name, patch in PATCHES.items():
+        patch.put(name in names)
+    try:
+        yield
+    finally:
+        for patch in PATCHES.values():
+            patch.put(True)
 
 
-_parser = OverridesParser.create()
-OverridesParser.parse_rule = _override_read_once
-# Trees of interpolations hold their own text, and are read alone.
-base.parse = _utils.parse = functools.cache(grammar_parser.parse)  # pyright: ignore[reportPrivateImportUsage]
-_set_parents, Box._re_parent, Container._invalidate_flags_cache = Box._re_parent, _re_parent, _invalidate_flags_cache
-ConfigRepository.load_config = _config_read_once
-defaults_list._create_interpolation_map = _known_choices_if_asked
+for _patch in PATCHES.values():
+    _patch.put(True)
 
 # What jax keeps of traced programs is millions of objects, and looking through them again and again for garbage is a tenth of the time.
 gc.set_threshold(200_000, 50, 100)
