@@ -1,8 +1,8 @@
 """Every option and every recipe composes, builds and equals its golden config; invalid configs are refused in one line.
 
 `golden/main.yaml` holds the default composition. Every other file holds what differs: from the default, or from the options and the shared
-recipe that `from` names, so that a changed value touches the file of the one that declares it. An option that composes to the content of its
-file needs no second copy of it. `DPX_UPDATE_GOLDEN=1` rewrites golden files.
+recipe that `from` names, so that a changed value touches the file of the one that declares it. An option that composes to the content of
+its file needs no second copy of it. `DPX_UPDATE_GOLDEN=1` rewrites golden files.
 """
 
 import functools
