@@ -16,8 +16,8 @@ from dpx.claim.reasons import reasons_against
 from dpx.data.declarations import Vocabulary
 from dpx.durable import write_durably
 from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
-from dpx.privacy import accounting, closed_form, ledger, loss_grid
-from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
+from dpx.privacy import accounting, closed_form, ledger
+from dpx.privacy.declarations import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.records import to_json
 from dpx.run_folder import RunFolder
@@ -66,15 +66,16 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
 )
 def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypatch, privacy):
     monkeypatch.setattr(accounting, "RATES_MAX", 2)
-    monkeypatch.setattr(loss_grid, "grid", lambda *_: 5e-3)  # for all that is compared, and for units a second each
-    experiment = small(steps=4, batch_schedule=Linear(start=20, end=400, ramp_steps=4), privacy=privacy)
+    # A coarse grid for all that is compared: units take a second each.
+    coarse = Pld(value_discretization_interval=5e-3)
+    experiment = small(steps=4, accountant=coarse, batch_schedule=Linear(start=20, end=400, ramp_steps=4), privacy=privacy)
     calibrated = calibrate(experiment, N)
     document = to_json(statement.build(experiment, None, calibrated))
     rounded = document["ledger"]["rates_rounded_up"]
     assert rounded["distinct"] == 4 and rounded["composed"] == 2
     charges = ledger.releases(calibration.planned_segments(experiment, calibrated.batch_stages, N, 1.0))
     by = "rdp" if "rdp" in document["epsilon"] else "pld"
-    exact = accounting.compose(charges, by, experiment.privacy.adjacency).epsilon(1e-6)
+    exact = accounting.compose(charges, by, experiment.privacy.adjacency, coarse=5e-3).epsilon(1e-6)
     assert exact < document["epsilon"][by] <= exact + rounded["epsilon_error_at_most"] and rounded["accountant"] == by
 
 
