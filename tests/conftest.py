@@ -78,27 +78,31 @@ def _checked_again(function):
 jaxtyping.jaxtyped = lambda typechecker: functools.partial(_checked, typechecker=typechecker)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def statements_fit_their_schema():
-    """Every statement that a test writes or reads validates against the schema that ships."""
+@functools.cache
+def _statement_schema():
     import json
 
     import jsonschema
 
     import dpx
+
+    schema = json.loads((Path(dpx.__file__).parent / "docs" / "schemas" / "privacy.schema.json").read_text())
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.fixture(autouse=True)
+def statements_fit_their_schema(monkeypatch):
+    """Every statement that a test writes or reads validates against the schema that ships."""
     from dpx.claim import seals
     from dpx.records import to_json
 
-    schema = json.loads((Path(dpx.__file__).parent / "docs" / "schemas" / "privacy.schema.json").read_text())
-    validator, require_sound = jsonschema.Draft202012Validator(schema), seals.require_sound
+    require_sound = seals.require_sound
 
     def fitting(statement, *source):
         require_sound(statement, *source)
-        validator.validate(to_json(statement))
+        _statement_schema().validate(to_json(statement))
 
-    seals.require_sound = fitting
-    yield
-    seals.require_sound = require_sound
+    monkeypatch.setattr(seals, "require_sound", fitting)
 
 
 def pytest_collection_finish():
