@@ -104,7 +104,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
     # Under add_remove N is protected: a refusal that depends on it would reveal something about it.
     counted = declared if privacy.adjacency == "add_remove" and declared else size
     size = declared or size
-    require(size > 0, "data", f"the data has the data has no protected {privacy.drawn}", "Add text")
+    require(size > 0, "data", f"the data has no protected {privacy.drawn}", "Add text")
     require(
         privacy.delta < 1 / counted or privacy.allow_large_delta,
         f"privacy.delta={privacy.delta}",
