@@ -163,7 +163,7 @@ def test_a_store_is_reused_while_its_settings_and_text_are_the_same(tmp_path: Pa
 def test_a_harmed_store_is_refused_rather_than_prepared_again(tmp_path: Path):
     store = prepared(tmp_path, records(60))
     (store.folder / "protected.tokens").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"protected.tokens: has 0 bytes .* Delete the folder to prepare it again\."):
+    with pytest.raises(ConfigError, match=r"protected.tokens: has 0 bytes, .* Delete the folder to prepare it again\."):
         prepared(tmp_path, records(60))
 
 
@@ -258,7 +258,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path):
 def test_one_text_file_suggests_a_document_a_line(tmp_path: Path, public_fraction: float):
     path = tmp_path / "one.txt"
     path.write_text("a line\nanother line\n")
-    with pytest.raises(ConfigError, match="has only one document .*  Add documents, or set data.source.document_per=line"):
+    with pytest.raises(ConfigError, match="has only one document .* Add documents, or set data.source.document_per=line"):
         prepare(declared(tmp_path, path, public_fraction=public_fraction, heldout_fraction=0.01), PRIVACY)
 
 

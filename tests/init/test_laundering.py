@@ -189,7 +189,7 @@ def test_a_shorter_ledger_is_refused(place, copied):
 
 def test_a_lost_ledger_is_refused(place, copied):
     (copied / "private" / "ledger").unlink()
-    with pytest.raises(ConfigError, match="private/ledger.*is not there"):
+    with pytest.raises(ConfigError, match="private/ledger.*is missing"):
         began(place, "init=run", f"init.run={copied}")
 
 
@@ -400,8 +400,8 @@ def _without_first(leaves):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_without_first, "lacks embeddings/norm/bias"),
-        (lambda leaves: leaves | {"embeddings/other": np.zeros(3, np.float32)}, "holds embeddings/other"),
+        (_without_first, "does not contain the parameter embeddings/norm/bias"),
+        (lambda leaves: leaves | {"embeddings/other": np.zeros(3, np.float32)}, "contains embeddings/other"),
         (lambda leaves: leaves | {"embeddings/word": np.zeros((3, 4), np.float32)}, r"embeddings/word of shape \(3, 4\)"),
         (lambda leaves: leaves | {"mlm/norm/bias": leaves["mlm/norm/bias"].astype(np.float64)}, "mlm/norm/bias as float64"),
         (lambda leaves: leaves | {"mlm/norm/bias": leaves["mlm/norm/bias"] * np.nan}, "mlm/norm/bias that are not finite"),
@@ -588,7 +588,7 @@ def test_the_winner_of_a_search_is_loaded_under_its_statement_and_leaves_none(pl
     assert dpx.load(winner.parent).privacy == stated
     Export(to=str(tmp_path / "exported"))(place.declared(), RunFolder(winner.parent))
     assert "epsilon 1 at delta 0.001 (rdp)" in (tmp_path / "exported" / "README.md").read_text()
-    with pytest.raises(ConfigError, match="privacy.json: is not the statement of a single run"):
+    with pytest.raises(ConfigError, match="privacy.json: is not the statement of one run"):
         Explain()(place.declared(), RunFolder(winner.parent))
     assert "lists no steps whose cost can be composed with others" in reasons(began(place, "init=run", f"init.run={winner}"))
 

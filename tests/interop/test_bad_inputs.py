@@ -26,7 +26,7 @@ BAD = {
     "empty text": (["data.source.paths=empty.csv"], r"empty.csv:3: has an empty text under 'text'\. Add text"),
     "a line of 10 MB": (["data.source.paths=long.csv.gz"], r"long.csv.gz:3: the line has more than 4194304 bytes\. .*shorten the record"),
     "another architecture": (["init.path=t5"], r"config.json: has model_type 't5'.* Use one of bert, distilbert"),
-    "a model of another shape": (["model=micro"], r"holds embeddings.LayerNorm.bias of shape \(16,\), not \(32,\).* Use model=hf"),
+    "a model of another shape": (["model=micro"], r"has embeddings.LayerNorm.bias of shape \(16,\), not \(32,\).* Use model=hf"),
     "wrong vocabulary": (
         ["data.vocabulary.path=other.txt"],
         r"another vocabulary than the vocabulary of this run's data.* Add data.vocabulary.path=",

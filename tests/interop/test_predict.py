@@ -62,7 +62,7 @@ def test_the_file_that_is_read_is_not_written_over(tmp_path: Path, suffix: str):
     given = tmp_path / f"rows{suffix}"
     given.write_text("text\na\n")
     _, job, _ = composed("job=predict", "job.input=a", "job.output=b")
-    with pytest.raises(ConfigError, match=f"^job.output=.*rows: .*rows{suffix}would overwrite the input"):
+    with pytest.raises(ConfigError, match=f"^job.output=.*rows: .*rows{suffix} would overwrite the input"):
         dataclasses.replace(job, input=str(given), output=str(tmp_path / "rows"))(composed()[0], RunFolder(tmp_path))
     assert given.read_text() == "text\na\n"
 

@@ -84,7 +84,7 @@ def test_a_table_of_another_vocabulary(folder: Path):
     held = stored(folder)
     held["embeddings.word_embeddings.weight"] = held["embeddings.word_embeddings.weight"][:-1]
     tensors.write(folder / WEIGHTS, held)
-    assert "holds embeddings.word_embeddings.weight of shape (63, 16), not (64, 16)" in refused(folder)
+    assert "has embeddings.word_embeddings.weight of shape (63, 16), not (64, 16)" in refused(folder)
 
 
 def test_shards_by_their_index(folder: Path):
@@ -177,7 +177,7 @@ def test_names_of_the_first_years(folder: Path):
     [
         ({"model_type": "t5"}, "has model_type 't5', which dpx cannot read. Use one of bert, distilbert, gpt2, roberta"),
         ({"hidden_act": "relu"}, "has the activation hidden_act=relu"),
-        ({"position_embedding_type": "relative_key"}, "has position_embedding_type=relative_key; dpx has absolute alone"),
+        ({"position_embedding_type": "relative_key"}, "has position_embedding_type=relative_key, but dpx supports only absolute"),
         ({"hidden_size": None}, "does not set hidden_size"),
     ],
 )

@@ -77,14 +77,14 @@ def test_a_plan_from_a_checkpoint_is_in_whole_sentences(place: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=micro"], r"holds embeddings.LayerNorm.bias of shape \(16,\), not \(32,\), for embeddings/norm/bias. Use model=hf"),
+        (["model=micro"], r"has embeddings.LayerNorm.bias of shape \(16,\), not \(32,\), for embeddings/norm/bias. Use model=hf"),
         (["model=micro", "model.heads=4"], "model.heads=4: .* contains a model with 2. Use model=hf"),
         (["data.vocabulary.path={place}/other.txt"], "was trained with another vocabulary than the vocabulary of this run's data"),
         (
             ["train=lora"],
             "train=lora: classifier/bias, classifier/kernel would be initialised at random and never trained.* Add train.head=true",
         ),
-        (["train=bias"], "train=bias: classifier/kernel would be made new"),
+        (["train=bias"], "train=bias: classifier/kernel would be initialised at random"),
         (["train=lora", "train.head=true", "train.rank=17"], "rank=17: is not possible for a matrix of shape"),
         (["train=matching", "train.paths=[layers/query/*,classifier/*]"], "layers/query.*: matches no parameter. The nearest are layers/"),
     ],

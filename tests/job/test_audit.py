@@ -81,7 +81,7 @@ def test_an_odd_number_of_guesses_is_refused():
 
 
 def test_more_guesses_than_canaries_are_refused_before_anything_runs():
-    with pytest.raises(ConfigError, match="^job.guesses=400: there are 100 canaries"):
+    with pytest.raises(ConfigError, match="^job.guesses=400: there are only 100 canaries"):
         config.build(recipes.compose(["job=audit", "job.canaries=100"]))
 
 

@@ -123,7 +123,7 @@ def test_a_plan_counts_whole_rows():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["task.classes=3"], "data=synthetic_labels: its label has 2 values; .* Declare the task for 2"),
+        (["task.classes=3"], "data=synthetic_labels: its column label has 2 different values, .* Declare the task for 2"),
         (["data=synthetic"], "data.*: its rows have no column label"),
         (["task=mlm_nsp"], "data.pairs=none"),
         (["data.pairs=same_document"], "data.pairs=same_document with data=synthetic_labels.*Use data.pairs=none"),

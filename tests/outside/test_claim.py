@@ -117,7 +117,7 @@ def theirs_of(event) -> float:
         (["mechanism=mute"], "does not state the privacy cost of its steps"),
         (["mechanism=echo", "sampler=shuffled"], "dpx has no event for the noise of echo under this sampler"),
         (["mechanism=echo", "noise=target_epsilon", "noise.epsilon=3"], "dpx cannot compute the noise from epsilon"),
-        (["mechanism=echo", "accountant=pld"], "composes no PoissonSampledDpEvent by it"),
+        (["mechanism=echo", "accountant=pld"], "dp-accounting cannot compose PoissonSampledDpEvent"),
         (["mechanism=echo", "accountant=deterministic"], "dpx knows no closed form"),
         (["mechanism=echo", "telemetry=released"], "covers one clipped sum a step"),
     ],

@@ -95,7 +95,7 @@ def test_a_target_of_an_unlisted_package_is_refused_before_it_is_imported(tmp_pa
         ("dpx_pond.mechanism.GaussianDpEvent", "not a declaration"),
         ("dpx_pond.job.RunFolder", "not a declaration"),
         ("dpx_pond.clip.Missing", "dpx_pond 0.3.1 cannot be loaded"),
-        ("subprocess.Popen", "subprocess is not a package of dpx"),
+        ("subprocess.Popen", "subprocess is not an installed package for dpx"),
         ("dpx_pond..clip.Smooth", "is not a name of a declaration"),
     ],
 )
@@ -164,5 +164,5 @@ def test_its_job_analysis_and_paper_are_declared_by_yaml(site, tmp_path):
         job(experiment, RunFolder(tmp_path))
         assert "ripples" in (tmp_path / "release" / "analysis.json").read_text()
         assert paper.read(PAPER).title == "The pond"
-    with pytest.raises(ConfigError, match="dpx_pond is not a package of dpx that is installed here"):
+    with pytest.raises(ConfigError, match="dpx_pond is not an installed package for dpx"):
         paper.read(PAPER)

@@ -74,7 +74,7 @@ def test_one_longer_run_takes_none_of_the_others_away():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model": "b"}, "a and of b"),
+        ({"model": "b"}, "both a and b"),
         ({"parameters": 7.0}, "^model a: has 7 and"),
         ({"loss": -1.0}, "column loss"),
         ({"learning_rate": -0.01}, "column learning_rate"),

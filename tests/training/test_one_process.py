@@ -51,7 +51,7 @@ def test_a_launcher_of_several_processes_is_refused_in_one_line(variables, untou
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     for begin in (lambda: Train()(declare(), untouched), lambda: contextlib.ExitStack().enter_context(open_run(declare(), untouched))):
-        with pytest.raises(ConfigError, match=r"several processes of one job .* Start one process, such as srun --ntasks=1") as caught:
+        with pytest.raises(ConfigError, match=r"each process of one job .* Start one process, such as srun --ntasks=1") as caught:
             begin()
         assert "\n" not in str(caught.value) and str(caught.value).partition("=")[0] in variables
 

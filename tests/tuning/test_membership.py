@@ -179,7 +179,7 @@ def test_a_job_from_outside_trains_no_uncounted_trial(tmp_path: Path) -> None:
     of = experiment("composition", 3)
     study = Study(tmp_path, of.name)
     with pytest.raises(
-        ConfigError, match="job=outside with tune: code from another package may train in this job, and only job=train counts the trials"
+        ConfigError, match="job=outside with tune: code from another package may train in this job, but only job=train counts the trials"
     ):
         _go_on(folder_of(study, 0), of, Outside(), "outside", is_sweep=True)
     folder = _killed(study, of)
