@@ -45,7 +45,7 @@ def test_a_name_gives_the_model_the_weights_and_the_tokenizer(asked: list[Any], 
     assert cfg.data.vocabulary.path == NAME and experiment.model == local.model
     of_name, of_folder = plan(experiment), plan(local)
     # By either it may be known that it was trained on this data.
-    names = [planned["init"]["origins"][0]["claim"].pop("names") for planned in (of_name, of_folder)]
+    names = [planned["init"]["origins"][0]["checkpoint"].pop("names") for planned in (of_name, of_folder)]
     assert names == [["model", NAME], ["model"]] and of_name == of_folder
     checkpoint = Checkpoint(NAME)
     assert checkpoint.folder == place / "model" and checkpoint.model == local.model

@@ -33,8 +33,8 @@ def test_frozen_parameters_are_the_checkpoint_and_the_statement_says_what_was_lo
     stated = json.loads((trained / "release" / "privacy.json").read_text())
     assert stated["guarantee"] == "dp" and any("public" in line for line in stated["assumptions"])
     (origin,) = stated["init"]["origins"]
-    assert origin["claim"]["made_new"] == ["classifier/bias", "classifier/kernel"] and not origin["claim"]["left_out"]
-    assert "layers/qkv/kernel" in origin["claim"]["loaded"]
+    assert origin["checkpoint"]["made_new"] == ["classifier/bias", "classifier/kernel"] and not origin["checkpoint"]["left_out"]
+    assert "layers/qkv/kernel" in origin["checkpoint"]["loaded"]
     leaves = by_path(released(trained / "release" / "params"))
     from dpx.interop.checkpoint import Checkpoint
 

@@ -109,7 +109,7 @@ def test_data_that_may_have_been_seen_has_no_guarantee(place: Path):
     seen = plan(config.build(composed(place, *given, "init.trained_on=[Poems of Tiny]"))[0])
     assert apart["guarantee"] == "dp" and not apart["reasons"]
     assert seen["guarantee"] == "none" and any("Poems of Tiny, which may contain this run's data" in reason for reason in seen["reasons"])
-    assert seen["init"]["origins"][0]["claim"]["trained_on"] == ["Poems of Tiny"]
+    assert seen["init"]["origins"][0]["checkpoint"]["trained_on"] == ["Poems of Tiny"]
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,9 @@ def test_what_is_particular_about_a_mechanism_is_said(overrides, words):
 
 
 def test_little_data_is_hinted_at_where_the_claim_is_shown(experiment):
-    """In the explanation and in the table at the end of a run; a run without privacy has no claim that could mislead."""
+    """In the explanation and in the table at the end of a run."""
     few = config.build(recipes.compose([*QUICK, "data.declared_size=355"]))[0]
     stated = statement.build(few, None, calibrate(few, 355))
     (hint,) = [line for line in explain(few, 355, stated)["words"] if line.startswith("Hint: ")]
     assert hint.removeprefix("Hint: ") in _hints(stated) and "only 355 rows" in hint
     assert _hints(statement.build(experiment, None, calibrate(experiment, 10_000))) == []
-    assert _hints({"guarantee": "not_private"}) == []

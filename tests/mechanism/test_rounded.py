@@ -154,7 +154,7 @@ def test_the_statement_claims_renyi_only_and_names_the_margin():
     ((release, _),) = ledger.releases(planned_segments(experiment, calibrated.batch_stages, N, calibrated.noise_multiplier))
     assert release.is_discrete
     facts = statement.mechanism_facts(experiment, calibrated)
-    assert 0 < facts["grid_margin"] < 1e-3 and facts["generator_strength_bits"] == 256
+    assert 0 < facts.grid_margin < 1e-3 and facts.generator_strength_bits == 256
     assert any("before it is rounded" in line for line in statement.not_covered(experiment))
 
 

@@ -216,7 +216,7 @@ def test_a_copied_trial_of_a_sum_is_charged_as_one_trial_more(tmp_path: Path) ->
     said = stated(study)
     assert said["trials"]["begun"] == 2 and sum(n for run in said["ledger"]["segments"] for _, n in run["steps"]) == 2 * STEPS
     shutil.copytree(folder_of(study, 0), folder_of(study, 10))
-    with pytest.raises(ConfigError, match="all trials of the search are done"):
+    with pytest.raises(ConfigError, match="has already run all its trials"):
         begin(study, of, folder_of(study, 10))
 
 
@@ -264,5 +264,5 @@ def test_a_number_of_zero_is_no_trial_and_said(tmp_path: Path, monkeypatch: pyte
     assert of.tune is not None
     study.settle(of.tune, distribution())
     assert study.is_empty(of.tune) and study.left(of.tune) == 0 and study.close(of) == []
-    with pytest.raises(ConfigError, match="all trials of the search are done"):
+    with pytest.raises(ConfigError, match="has already run all its trials"):
         begin(study, of, folder_of(study, 0))
