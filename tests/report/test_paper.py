@@ -28,7 +28,7 @@ def _read(home: Path, rule: str = RULE, head: str = HEAD, item: str = ITEM) -> p
         ({"rule": RULE.replace("within", "withn")}, ["P1.verdict.rule=withn: no such rule", "Use above, agrees, analysis"]),
         ({"rule": RULE.replace("within", "dpx.report.rules.Withn")}, ["P1.verdict.0._target_=dpx.report.rules.Withn", "cannot be loaded"]),
         ({"rule": RULE.replace("least: 0", "least: a")}, ["P1.verdict.0.least=a: expected a number"]),
-        ({"rule": RULE.replace("claim: c, ", "")}, ["P1.verdict.0.claim: no value given"]),
+        ({"rule": RULE.replace("claim: c, ", "")}, ["P1.verdict.0.claim: this key has no value"]),
         ({"item": ITEM.replace("kind: trains", "kind: train")}, ["P1.kind=train: no such kind of item", "Use trains"]),
         (
             {"item": ITEM.replace("anil_batch_sweep", "anil_batch_sweeps")},
