@@ -577,8 +577,8 @@ def test_a_fork_of_a_trial_keeps_the_charge_and_has_no_guarantee(place, parent, 
     assert any("one trial of a search (tune.charge=repeat_and_select)" in reason for reason in said["reasons"])
 
 
-def test_the_winner_of_a_search_is_loaded_under_its_statement_and_leaves_none(place, handed, tmp_path):
-    """Its cost is that of the best of a secret number of trials, and no list of steps."""
+def test_the_winner_of_a_search_is_loaded_under_its_statement_and_begins_no_run(place, handed, tmp_path):
+    """Its cost is that of the best of a secret number of trials, not a list of steps; the statement of a search names no vocabulary."""
     winner = shutil.copytree(handed, tmp_path / "winner" / "release")
     stated = to_json(made_study())
     (winner / "privacy.json").write_text(json.dumps(stated))
@@ -590,7 +590,8 @@ def test_the_winner_of_a_search_is_loaded_under_its_statement_and_leaves_none(pl
     assert "epsilon 1 at delta 0.001 (rdp)" in (tmp_path / "exported" / "README.md").read_text()
     with pytest.raises(ConfigError, match="privacy.json: is not the statement of one run"):
         Explain()(place.declared(), RunFolder(winner.parent))
-    assert "lists no steps whose cost can be composed with others" in reasons(began(place, "init=run", f"init.run={winner}"))
+    with pytest.raises(ConfigError, match="does not state the vocabulary"):
+        began(place, "init=run", f"init.run={winner}")
 
 
 def test_a_charged_search_begins_from_random_parameters(place, parent):
