@@ -24,8 +24,8 @@ from dpx.data.english import prose
 
 # What this project cannot run without; extras are left out so that a developer and a user hold the same text.
 DEPENDENCIES = (
-    "beartype", "dp-accounting", "flax", "hydra-core", "jax", "jaxtyping", "markdown-it-py", "numpy", "omegaconf", "optax", "orbax-checkpoint", "packaging",
-    "rich", "safetensors", "scipy", "tensorboard", "tensorboardX", "tokenizers",
+    "beartype", "dp-accounting", "flax", "hydra-core", "jax", "jaxtyping", "markdown-it-py", "numpy", "omegaconf", "optax",
+    "orbax-checkpoint", "packaging", "rich", "safetensors", "scipy", "tensorboard", "tensorboardX", "tokenizers",
 )  # fmt: skip
 # Vendored packages are copies, often several of one file: held-out text must not be a copy of protected text.
 _SKIPPED_FOLDERS = frozenset(
