@@ -185,6 +185,9 @@ done
 export JAX_COMPILATION_CACHE_DIR=$work/compiled JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=0
 for side in old new; do
     tree=$([[ $side == old ]] && echo "$work/tree" || echo "$work/here")
+    # Keys that the earlier revision has under another name.
+    [[ $side == new || ! -d $work/tree/conf/clipping ]] || chosen=("${chosen[@]//clipping_method=/clipping=}")
+    [[ $side == old || ! -d $work/tree/conf/clipping ]] || chosen=("${chosen[@]// clipping=/ clipping_method=}")
     (cd "$work/$side" && printf '%s\n' "${chosen[@]}" | PYTHONPATH=$tree "$python" "$work/run.py" >"$work/$side.log" 2>&1) || {
         tail -n 20 "$work/$side.log"
         exit 1
