@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAME = re.compile(r"(?P<name>sst2_(?P<setting>[a-z]+(_[0-9.]+)?)_(?P<replicate>\d+))-[0-9a-f]+")
-FIELDS = ["name", "setting", "replicate", "accuracy", "loss", "guarantee", "epsilon", "noise_multiplier", "unsupported", "minutes"]
+NAME = re.compile(r"(?P<name>(?P<task>sst2|mrpc)_(?P<setting>[a-z]+(_[0-9.]+)?)_(?P<replicate>\d+))-[0-9a-f]+")
+FIELDS = ["name", "task", "setting", "replicate", "accuracy", "loss", "guarantee", "epsilon", "noise_multiplier", "unsupported", "minutes"]
 
 Row = dict[str, str]
 
@@ -34,7 +34,7 @@ def finished(work: Path) -> list[Row]:
                 "loss": f"{heldout['loss']:.6f}",
                 "minutes": minutes.get(found["name"], ""),
             }
-            rows.append({field: found[field] for field in ("name", "setting", "replicate")} | measured | stated(folder))
+            rows.append({field: found[field] for field in ("name", "task", "setting", "replicate")} | measured | stated(folder))
     return rows
 
 
