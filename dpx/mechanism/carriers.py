@@ -79,7 +79,9 @@ def rebuilt(noisy: Any, trained: Any) -> Any:
     """The tree of the parameters from `noisy`, a tree like `trained`: every pair of carriers' gradients as the gradient of its kernel.
 
     With dA and dB these are A dB + dA B - A dB B^T B, the projection of the kernel's gradient on the directions of the carriers (Yu et
-    al. 2021, theorem 3.1): dL R + L dR - L L^T dL R in the paper's letters.
+    al. 2021, theorem 3.1): dL R + L dR - L L^T dL R in the paper's letters. The authors' code adds the last term instead of subtracting it
+    (`_assign_full_grad`, commit 73555c8), so that L L^T G R^T R of a gradient G counts three times instead of once. Both are functions of
+    the noisy sums alone, so the privacy is the same; here it is subtracted.
     """
     gradients, values = leaves_by_path(noisy), leaves_by_path(trained)
     for name in _carried(values):

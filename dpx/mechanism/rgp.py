@@ -13,6 +13,11 @@ iteration on gradients. Carriers drawn for each microbatch would give sums of di
 
 The paper decomposes what training has added to W so far, since it lies in the directions of the next gradients; its code for language
 models decomposes W itself. `decomposes` chooses. Each matrix of a stack is one matrix of the model, `qkv` included, as in that code.
+
+Source: Yu, Zhang, Chen, Yin and Liu, Large Scale Private Learning via Low-rank Reparametrization, ICML 2021 (PMLR 139:12208-12218,
+arXiv 2106.09352). Its code is `language/bert` of github.com/dayu11/Differentially-Private-Deep-Learning, read at commit 73555c8: one round
+of the power method, L before R, as here; the head's gradients divided by 10 before the norm, as here; its last term of the rebuilt gradient
+has the other sign (`dpx.mechanism.carriers.rebuilt`).
 """
 
 from collections.abc import Callable
