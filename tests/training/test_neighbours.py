@@ -9,6 +9,7 @@ import itertools
 import types
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from dpx.claim.calibration import Calibrated, calibrate
 from dpx.data.store import Store
 from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import Banded, DiscreteGaussian, DpSgd, Flat
+from dpx.mechanism.rgp import Rgp
 from dpx.mesh import Mesh
 from dpx.privacy import events, ledger
 from dpx.privacy.declarations import Deterministic as WithoutAmplification
@@ -78,6 +80,20 @@ class Outer:
             losses_B = jnp.where(tokens_BT[:, 0] == kind[0], steps * GRID.spacing(NORM) * jnp.sum(params["w"]), losses_B)
         losses_B = jnp.where(length_B > 0, losses_B, 0)
         return losses_B, {name: jnp.zeros_like(losses_B) for name in declare().task.counts}
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterOfCarriers(Outer):
+    """The same through a layer whose kernel `mechanism=rgp` replaces by carriers, and a head that sees half of the text."""
+
+    def init(self, key: Any) -> Any:
+        kernel_1SS = np.random.default_rng(0).normal(size=(1, SIDE, SIDE)).astype(np.float32)
+        return {"layers": {"w": {"kernel": jnp.asarray(kernel_1SS)}}, "classifier": {"w": jnp.zeros((SIDE, SIDE))}}
+
+    def losses(self, params: Any, batch: Any, dropout_key: Any = None) -> Any:
+        layer, factors = params["layers"]["w"], params["layers"]["lora"]["w"]
+        kernel_SS = (layer["kernel"] + factors["a"] @ factors["b"])[0]
+        return super().losses({"w": kernel_SS + 10 * params["classifier"]["w"]}, batch)
 
 
 class Given(Store):
@@ -146,10 +162,13 @@ def summed(experiment: Any, step: Any, store: Store, gone: range, path: Any) -> 
     left = np.setdiff1d(drawn(experiment), gone)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw", lambda *_: left - len(gone) * (left >= gone.stop))
-        by = step.differentiated_by(step.init(np.zeros(2, np.uint32), None), None)
+        state = step.init(np.zeros(2, np.uint32), None)
+        by = step.differentiated_by(state, experiment.mechanism.draw_first(SECRET, 0, state.params))
         sums, _ = loop._sums(runtime, SECRET, 0, by, np.float32(NORM))
-        total = step.reduce(sums, ())["gradient"]["w"]
-    return np.asarray(total, np.float64) * (experiment.mechanism.spacing(NORM) if experiment.mechanism is GRID else 1)
+        leaves = jax.tree.leaves(step.reduce(sums, ())["gradient"])
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in leaves]) * (
+        experiment.mechanism.spacing(NORM) if experiment.mechanism is GRID else 1
+    )
 
 
 def stands(experiment: Any) -> bool:
@@ -187,9 +206,11 @@ def step_of():
     made: dict[Any, Any] = {}
 
     def step(experiment: Any) -> Any:
-        key = (experiment.mechanism.sum_dtype, experiment.privacy.rows_per_example)
+        mechanism = experiment.mechanism
+        key = (mechanism.sum_dtype, mechanism.reparametrises, experiment.privacy.rows_per_example)
         if key not in made:
-            made[key] = make_step(experiment, Outer(), experiment.mesh.make(), 2)
+            objective = OuterOfCarriers() if mechanism.reparametrises else Outer()
+            made[key] = make_step(experiment, objective, experiment.mesh.make(), 2)
         return made[key]
 
     return step
@@ -205,9 +226,10 @@ MAY_RUN = {
     | {("poisson", "add_remove")}
     | IN_EPOCHS,
 }
+MAY_RUN["rgp"] = MAY_RUN["dp_sgd"]
 
 
-@pytest.mark.parametrize("mechanism", [GRID, DpSgd(), Banded(bands=2)], ids=lambda one: one.name)
+@pytest.mark.parametrize("mechanism", [GRID, DpSgd(), Rgp(rank=2), Banded(bands=2)], ids=lambda one: one.name)
 def test_neighbours_are_no_further_apart_than_is_charged(mechanism, step_of, tmp_path):
     once, found = mechanism.sensitivity(NORM, SIDE**2) if mechanism is GRID else NORM * (1 + 1e-5), set()
     # Exact sums do not depend on places, so places are moved wherever they may be.
