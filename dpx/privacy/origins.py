@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from dpx.data.declarations import Data
-from dpx.declaration import require
+from dpx.declaration import ConfigError
+from dpx.privacy import relations
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.segments import Segment, Segments, join
 from dpx.privacy.unit_facts import UnitFacts
@@ -266,6 +267,10 @@ def in_words(released: Released) -> str:
     return f"{of_released(released).label}, trained on {WORDS[released.relation]}: {charged_here}{audited}"
 
 
+# The relation of charges, and that of a claim which may hold them: a claim for the text of a unit is weaker than one for all of it.
+_WEAKER = ("zero_out", "zero_out_text")
+
+
 def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bool) -> str | None:
     """Returns the reason, as text, why the charges of `origin` cannot be added to the charges of a run on `data`; `None` if they can be or
     need not be.
@@ -282,6 +287,7 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
         return f"the unit that {origin.name} protects is not recorded"
     # Reading the weights checks that the vocabularies are the same; another check excludes one learnt from protected text.
     alike = {name: getattr(ours, name) for name in ("unit_mode", "rows_per_unit_max", "vocabulary_source")} | {"vocabulary_sha256": ""}
+    alike |= {"adjacency": ours.adjacency} if (theirs.adjacency, ours.adjacency) == _WEAKER else {}
     differing = dataclasses.replace(theirs, **alike).differences(dataclasses.replace(ours, vocabulary_sha256=""))
     if differing:
         return f"{origin.name} protects another unit than this run: {'; '.join(differing)} differ"
@@ -291,12 +297,18 @@ def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bo
 
 
 def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
-    """Raises `ConfigError` if charges under another neighbouring relation would have to be composed."""
+    """Raises `ConfigError` if charges under another neighbouring relation would have to be composed.
+
+    Charges under zero_out may become part of a claim for texts alone, where their steps are proved for that too: blanking a unit's text
+    moves a clipped sum by no more than zeroing out the unit."""
     for origin in origins:
-        theirs = origin.claim.adjacency or privacy.adjacency
-        require(
-            not origin.is_composed or bool(origin.reasons) or theirs == privacy.adjacency,
-            f"privacy.adjacency={privacy.adjacency}",
-            f"{origin.name}, which this run starts from, was charged under {theirs}",
-            f"Use privacy.adjacency={theirs}",
+        theirs, ours = origin.claim.adjacency or privacy.adjacency, privacy.adjacency
+        if not origin.is_composed or origin.reasons or theirs == ours:
+            continue
+        value = f"privacy.adjacency={ours}"
+        if (theirs, ours) == _WEAKER:
+            relations.require_proved(list(origin.segments), theirs, ours, f"{origin.name}, which this run starts from,", value)
+            continue
+        raise ConfigError(
+            value, f"{origin.name}, which this run starts from, was charged under {theirs}", f"Use privacy.adjacency={theirs}"
         )

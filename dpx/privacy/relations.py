@@ -54,8 +54,10 @@ def require_relation(value: str, adjacency: str) -> None:
     require(adjacency in RELATION, value, "is not a neighbouring relation", f"Use one of {', '.join(RELATION)}")
 
 
-def require_proved(segments: Segments, stated: str, adjacency: str, source: Any) -> None:
-    """Raises `ConfigError` where some of `segments`, which `source` states under `stated`, have no proof under `adjacency`."""
+def require_proved(segments: Segments, stated: str, adjacency: str, source: Any, value: str = "") -> None:
+    """Raises `ConfigError` where some of `segments`, which `source` states under `stated`, have no proof under `adjacency`; `value` is what
+    the user wrote, `job.adjacency` unless given."""
+    value = value or f"job.adjacency={adjacency}"
     if stated == adjacency:
         return
     for segment in segments:
@@ -63,7 +65,7 @@ def require_proved(segments: Segments, stated: str, adjacency: str, source: Any)
         why = _OF_KIND.get(kind) or _WHY_NOT.get(adjacency, "dpx knows no proof")
         require(
             adjacency in ALSO_UNDER.get((kind, stated), ()),
-            f"job.adjacency={adjacency}",
+            value,
             f"{source} charges steps ({kind}) under {stated} that are not proved under {adjacency}: {why}",
-            f"Use job.adjacency={stated}",
+            f"Use {value.partition('=')[0]}={stated}",
         )

@@ -94,6 +94,23 @@ def test_another_neighbouring_relation_is_refused_where_it_would_be_composed(sma
         origins.require_same_relation([origin("one", claim=claim)], privacy)
 
 
+def test_charges_of_whole_units_become_part_of_a_claim_for_their_texts_and_not_the_other_way(small):
+    whole, texts = ParentClaim(adjacency="zero_out"), dataclasses.replace(small().privacy, adjacency="zero_out_text")
+    origins.require_same_relation([origin("one", claim=whole)], texts)
+    of_a_package = dataclasses.replace(origin("one").segments[0], event="some.package.Event")
+    for refused, privacy, says in (
+        (
+            origin("one", claim=whole, segments=(of_a_package,)),
+            texts,
+            "privacy.adjacency=zero_out_text: one, .* Use privacy.adjacency=zero_out",
+        ),
+        (origin("one", claim=ParentClaim(adjacency="zero_out_text")), small().privacy, "Use privacy.adjacency=zero_out_text"),
+    ):
+        with pytest.raises(ConfigError, match=says) as refusal:
+            origins.require_same_relation([refused], privacy)
+        assert "\n" not in str(refusal.value)
+
+
 def test_rows_are_the_same_units_only_where_they_are_cut_alike(small):
     declared = small()
 

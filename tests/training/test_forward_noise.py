@@ -339,6 +339,24 @@ def test_vectors_that_are_others_now_meet_no_key_that_was_used(data, tmp_path, m
     assert len({tag for tag, _ in used}) == 1 and {step for _, step in used} == {3, 4, 5}
 
 
+def test_a_parent_whose_rows_were_protected_whole_is_charged_for_their_texts(data, tmp_path):
+    """With the same rows, dp_sgd before and dp_fp after: what both released of a row's text, and nothing of its label."""
+    noised = [one for one in FP if not one.startswith("seed")]
+    own = [one for one in noised if not one.startswith(("mechanism", "noise", "privacy.adjacency"))]
+    whole = ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=pld"]
+    assert run_job(composed(*own, *whole, data), tmp_path / "parent")
+    child = [data, "train=last_layer", "init=run", f"init.run={tmp_path}/parent"]
+    assert run_job(composed(*noised, *child), tmp_path / "child")
+    assert run_job(composed(*noised, data, "train=last_layer"), tmp_path / "alone")
+    parent, stated, alone = (dpx.load(tmp_path / name).privacy for name in ("parent", "child", "alone"))
+    assert (stated["guarantee"], stated["adjacency"]) == ("dp", "zero_out_text")
+    counts = {one["event"]["class"]: one["count"] for one in stated["ledger"]["events"]}
+    assert counts == {"RevealedGaussianDpEvent": 18, "PoissonSampledDpEvent": 6}
+    least = max(one["epsilon"]["pld"] for one in (parent, alone))
+    assert least < stated["epsilon"]["pld"] <= parent["epsilon"]["pld"] + alone["epsilon"]["pld"]
+    assert any(line.startswith("labels:") for line in stated["not_covered"])
+
+
 def test_what_a_run_tells_of_its_vectors(data, tmp_path):
     assert run_job(composed(*FP, data, "train=last_layer", "steps=2"), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "private" / "metrics.jsonl").read_text().splitlines()]

@@ -180,6 +180,19 @@ def test_a_fork_follows_updates_since_its_parent_began(finished, data, tmp_path)
         train(data, tmp_path / "other", "seed=8", "mechanism.decomposes=weight", fork=f"{finished[0]}@2")
 
 
+@pytest.mark.parametrize("how", ["fork", "init=run"])
+def test_steps_of_dp_sgd_before_are_charged_with_those_of_carriers(data, tmp_path, how):
+    """As much as one run of dp_sgd of as many steps is. Another mechanism keeps no matrices of the start, so the weight is decomposed."""
+    train(data, tmp_path / "parent", "mechanism=dp_sgd")
+    start = () if how == "fork" else ("init=run", f"init.run={tmp_path}/parent")
+    fork = f"{tmp_path}/parent@2" if how == "fork" else None
+    train(data, tmp_path / "run", "seed=8", *CARRIED, "mechanism.decomposes=weight", *start, fork=fork)
+    train(data, tmp_path / "alone", "mechanism=dp_sgd", f"steps={6 if how == 'fork' else 8}")
+    stated, alone = (json.loads((tmp_path / name / "release" / "privacy.json").read_text()) for name in ("run", "alone"))
+    assert stated["mechanism"]["name"] == "rgp" and stated["guarantee"] == alone["guarantee"]
+    assert stated["ledger"]["events"] == alone["ledger"]["events"] and stated["spent"]["epsilon"] == alone["spent"]["epsilon"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
