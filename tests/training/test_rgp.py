@@ -164,6 +164,26 @@ def test_a_run_is_charged_as_dp_sgd_is(finished, data, tmp_path):
     assert stated[0]["unsupported"] == stated[1]["unsupported"] and stated[0]["spent"] == stated[1]["spent"]
 
 
+UNITS = ("privacy.unit=document", "privacy.unit_mode=sample_units", "privacy.rows_per_unit_max=3", "clip=per_layer")
+AUDITED = ("audit=canaries", "audit.gradients=300", "audit.sequences=4", "audit.masks=2", "audit.primary.guesses=20", "accountant=pld")
+
+
+@pytest.mark.parametrize(
+    "options", [("clip=quantile", "+model.dtype=bfloat16"), UNITS, AUDITED], ids=["quantile_bfloat16", "units_per_layer", "canaries"]
+)
+def test_with_every_other_part_a_run_is_charged_as_dp_sgd_is(data, tmp_path, options):
+    """What is summed under each of these is held against float64 in tests/mechanism/test_rgp_clips.py."""
+    stated = []
+    for name in ("rgp", "dp_sgd"):
+        assert train(data, tmp_path / name, "steps=2", *options, *(CARRIED if name == "rgp" else ("mechanism=dp_sgd",)))
+        stated.append(json.loads((tmp_path / name / "release" / "privacy.json").read_text()))
+    for field in ("guarantee", "epsilon", "unsupported"):
+        assert stated[0][field] == stated[1][field], field
+    assert stated[0]["ledger"]["events"] == stated[1]["ledger"]["events"]
+    lines = [json.loads(line) for line in (tmp_path / "rgp" / "private" / "metrics.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(line["grad/norm"]) for line in lines if "grad/norm" in line)
+
+
 @pytest.mark.parametrize("until", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_ends_with_the_same_bits(finished, data, tmp_path, until):
     train(data, tmp_path / "run", until=until)
