@@ -1,6 +1,7 @@
 # What the grids here share; read by `source`, with $work, $python and $encoder set. Two processes of one grid with the same work folder
 # share its runs (`taskset -c 0`, `-c 1`: a core each).
 
+# `program=` a script in place of `-m dpx` that takes the same overrides.
 declare -A tried
 # What is noted there as finished (`table.py --keep`) is not run again; with `kept=` the path of an empty folder all is.
 kept=${kept:-$here/experiments/fine_tuning}
@@ -21,7 +22,7 @@ once() { # name, overrides
     # A line for each start: seconds by the clock and of the processors, and kilobytes held at most.
     local code=0
     # shellcheck disable=SC2086
-    /usr/bin/time -a -o times.tsv -f "$1\t%e\t%U\t%S\t%M\t%x" "$python" -m dpx name="$1" $encoder "${@:2}" >"$1.log" 2>&1 || code=$?
+    /usr/bin/time -a -o times.tsv -f "$1\t%e\t%U\t%S\t%M\t%x" "$python" ${program:--m dpx} name="$1" $encoder "${@:2}" >"$1.log" 2>&1 || code=$?
     [ $code = 0 ] || tail -n 2 "$1.log"
     # Ctrl-C and SIGTERM end the grid, a run that fails does not.
     [ $code -lt 128 ] || exit $code

@@ -11,8 +11,8 @@ here=$(cd "$(dirname "$0")/../../.." && pwd)
 work=$2 python=${PYTHON:-$here/.venv/bin/python} only=("${@:3}")
 export DPX_DATA=$(realpath "$DPX_DATA")
 mkdir -p "$work" && cd "$work"
-work=$PWD kept=$here/experiments/du2021/miniature
-export PYTHONPATH=$here JAX_PLATFORMS=${JAX_PLATFORMS:-cpu} JAX_COMPILATION_CACHE_DIR=$work/compiled
+work=$PWD WORDS=$PWD/words.csv kept=$here/experiments/du2021/miniature
+export WORDS PYTHONPATH=$here JAX_PLATFORMS=${JAX_PLATFORMS:-cpu} JAX_COMPILATION_CACHE_DIR=$work/compiled
 # awk reads to the end, so that no pipe is closed early; the name is this process's own, because two may share a work folder.
 [ -f rows.tsv.gz ] || { zcat "$DPX_DATA/sst2/train.tsv.gz" | awk 'NR <= 4001' | gzip -n >rows.$$ && mv rows.$$ rows.tsv.gz; }
 encoder="init=hf init.path=$checkpoint init.provenance=public model=hf model.pool=mean model.classifier=linear task=classification
@@ -47,6 +47,8 @@ order="rgp_3 rgp_8 none dpfp_1.73 frozen_1.73 dpsgd_3 dpfp_4.33 frozen_4.33 dpsg
 for replicate in ${replicates:-1 2 3}; do
     for task in ${tasks:-sst2 mrpc}; do
         for setting in ${only[*]:-$order}; do
+            # Where the word table gets gradients without noise on them, the words that each step shows are counted.
+            case $setting in none | dpfp_*) program=$kept/watched.py ;; *) program= ;; esac
             # shellcheck disable=SC2086
             run "${task}_${setting}_$replicate" ${data[$task]} ${settings[$setting]} replicate=$replicate
         done
