@@ -1,8 +1,9 @@
 """`analyses/*.json`: the tables of the latest run of each analysis and each benchmark of a paper. No jax."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.durable import write_durably
@@ -30,10 +31,15 @@ def fill(outputs: Path, home: Path, match: tuple[str, ...]) -> list[str]:
         except (ConfigError, KeyError) as error:
             left_out.append(str(error) if isinstance(error, ConfigError) else f"{path}: has no {error}")
             continue
-        (home / "analyses").mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"name": name, "tables": tables}, indent=1)
-        write_durably(home / "analyses" / f"{'-'.join([name, *models])}.json", f"{text}\n")
+        write(home, name, tables, models)
     return left_out
+
+
+def write(home: Path, name: str, tables: Sequence[Mapping[str, Any]], models: Sequence[str] = ()) -> None:
+    """The tables of an experiment, as `Table.as_json` gives them, into the file that `read` reads."""
+    (home / "analyses").mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"name": name, "tables": tables}, indent=1)
+    write_durably(home / "analyses" / f"{'-'.join([name, *models])}.json", f"{text}\n")
 
 
 def read(home: Path) -> dict[str, dict[str, Table]]:

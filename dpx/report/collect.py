@@ -26,9 +26,9 @@ WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipp
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
 _KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping_method", "optimizer", "lr_schedule", "privacy")
 _KNOBS += ("sampler", "accountant", "task", "microbatch")
-_KNOBS += ("data.sequence_length", "data.pairs", "data.vocabulary", "data.declared_size")
-# How a run is computed may differ from its recipe; what is computed may not.
-_FREE = ("microbatch", "clipping_method")
+_KNOBS += ("data.name", "data.sequence_length", "data.pairs", "data.vocabulary", "data.declared_size")
+# How a run is computed, and on which text, may differ from its recipe; what is computed may not.
+_FREE = ("microbatch", "clipping_method", "data.name")
 _SEARCHED = ("optimizer", "lr_schedule", "clip")
 
 
@@ -56,14 +56,20 @@ def merged(kept: Iterable[Run], fresh: Sequence[Run]) -> tuple[list[Run], list[s
 
 def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     """Why a run is not on the page, by its key: it is not a point of its current recipe, or its corpus differs from that of the recipe's
-    latest run. A recipe does not fix the corpus; runs that are compared share one."""
+    latest run with the same `data`. A recipe does not fix the corpus; runs that are compared share one."""
     reasons = {run.key: reason for run in runs if (reason := _stray(run.config, _points_of(run.experiment)))}
     points = [run for run in runs if run.key not in reasons]
     corpora = {run.key: run.facts.get("corpus", "unknown") for run in points}
     # Later runs come later here, so that each recipe ends with its latest.
-    latest = {run.experiment: corpora[run.key] for run in sorted(points, key=lambda run: run.facts.get("at", ""))}
-    others = {key: f"trained on {text}, not on {latest[key[0]]}" for key, text in corpora.items() if text != latest[key[0]]}
+    latest = {_data_of(run): corpora[run.key] for run in sorted(points, key=lambda run: run.facts.get("at", ""))}
+    own = {run.key: latest[_data_of(run)] for run in points}
+    others = {key: f"trained on {text}, not on {own[key]}" for key, text in corpora.items() if text != own[key]}
     return reasons | others
+
+
+def _data_of(run: Run) -> tuple[str, str]:
+    """The recipe and the `data` that share a corpus; runs that were kept before this was noted have no name of theirs."""
+    return run.experiment, run.config.get("data.name", "")
 
 
 def _folder(folder: Path) -> Run:

@@ -59,7 +59,7 @@ class Rule(Selection):
         values = sorted(set(column(rows, key)) - {None})
         return {value: self.grouped([row for row in rows if cell(row, key) == value]) for value in values}
 
-    def spreads(self, groups: Mapping[Any, Sequence[float]]) -> str:
+    def spreads(self, groups: Mapping[Any, Sequence[int | float]]) -> str:
         """The values of each group for a reader."""
         return ", ".join(f"{name(key)}: " * (key != "") + shape.spread(values, self.value) for key, values in groups.items())
 

@@ -1,8 +1,9 @@
-"""The table of `runs.sh`: accuracy and statement of each setting, of the runs that are finished.
+"""The tables of `runs.sh`: accuracy, statement and the words that steps show, of the runs that are finished.
 
 python experiments/du2021/miniature/table.py <work folder> [--keep]
 
-It reads the work folder and results.csv beside this file; `--keep` adds the folder's runs to that file.
+It reads the work folder and results.csv beside this file. `--keep` adds the folder's runs to that file and writes from it the tables that
+the paper's page shows (../analyses/dpfp_table2_eps3.json, at item F6) and the one in README.md.
 """
 
 import argparse
@@ -11,19 +12,36 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from dpx.report import analyses
+from dpx.table import Table
 
 HERE = Path(__file__).resolve().parent
 NAME = re.compile(r"(?P<name>(?P<task>sst2|mrpc)_(?P<setting>[a-z]+(_[0-9.]+)?)_(?P<replicate>\d+))-[0-9a-f]+")
-FIELDS = ["name", "task", "setting", "replicate", "accuracy", "loss", "guarantee", "epsilon", "noise_multiplier", "unsupported", "minutes"]
+NAMED = ("name", "task", "setting", "replicate")
+WORDS = ("steps_watched", "words", "recovered", "wrong")
+FIELDS = [*NAMED, "accuracy", "loss", "guarantee", "epsilon", "noise_multiplier", "unsupported", "minutes", *WORDS]
+# The item of the paper at whose place its page shows the tables.
+ITEM = "dpfp_table2_eps3"
+METHODS = {
+    "none": "without privacy",
+    "dpfp": "DP-FP, all trained",
+    "frozen": "DP-FP, last map alone",
+    "dpsgd": "DP-SGD, all trained",
+    "rgp": "RGP, layers and head",
+}
+TARGETS = {"1.73": 1, "4.33": 2, "3": 1, "8": 2}
+TASKS = {"sst2": "SST-2", "mrpc": "MRPC"}
+ACCURACY = "heldout/accuracy"
 
 Row = dict[str, str]
 
 
 def finished(work: Path) -> list[Row]:
     """One row of each finished run of the work folder."""
-    minutes = spent(work)
+    minutes, words = spent(work), shown_words(work / "words.csv")
     rows = []
     for path in sorted((work / "outputs").glob("*/private/results.json")):
         folder = path.parents[1]
@@ -34,7 +52,7 @@ def finished(work: Path) -> list[Row]:
                 "loss": f"{heldout['loss']:.6f}",
                 "minutes": minutes.get(found["name"], ""),
             }
-            rows.append({field: found[field] for field in ("name", "task", "setting", "replicate")} | measured | stated(folder))
+            rows.append({field: found[field] for field in NAMED} | measured | stated(folder) | words.get(found["name"], {}))
     return rows
 
 
@@ -62,6 +80,16 @@ def spent(work: Path) -> Row:
     return {name: f"{value / 60:.1f}" for name, value in seconds.items()}
 
 
+def shown_words(path: Path) -> dict[str, Row]:
+    """The sums over the steps of each run that `watched.py` counted; of a step that ran twice the last line counts."""
+    steps: dict[str, dict[int, list[int]]] = defaultdict(dict)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for name, step, _, *counts in (line.split(",") for line in lines):
+        steps[name][int(step)] = [int(count) for count in counts]
+    sums = {name: [len(of_run), *map(sum, zip(*of_run.values(), strict=True))] for name, of_run in steps.items()}
+    return {name: dict(zip(WORDS, map(str, values), strict=True)) for name, values in sums.items()}
+
+
 def joined(path: Path, new: Sequence[Row]) -> list[Row]:
     """The rows noted in `path` and `new`, by name; a new one replaces a noted one."""
     noted: dict[str, Row] = {}
@@ -72,17 +100,81 @@ def joined(path: Path, new: Sequence[Row]) -> list[Row]:
     return [rows[name] for name in sorted(rows)]
 
 
-def table(rows: Sequence[Row]) -> str:
-    runs: dict[str, list[Row]] = defaultdict(list)
+def of_runs(rows: Iterable[Row]) -> Table:
+    """A row for each run, for the rules of paper.yaml; `target` 1 and 2 are the two columns of Table 2."""
+    lines = []
     for row in rows:
-        runs[row["setting"]].append(row)
-    lines = ["| setting | runs | accuracy, % | sigma | guarantee | epsilon | unsupported |", "|" + " --- |" * 7]
-    for setting, found in sorted(runs.items()):
-        values, first = [100 * float(row["accuracy"]) for row in found], found[0]
+        method, _, target = row["setting"].partition("_")
+        counts = {key: int(row[key]) if row.get(key) else None for key in WORDS}
+        share = counts["recovered"] / counts["words"] if counts["words"] else None
+        named = {"task": TASKS[row["task"]], "method": METHODS[method], "target": TARGETS.get(target), "replicate": int(row["replicate"])}
+        lines.append(named | {ACCURACY: float(row["accuracy"]), "guarantee": row["guarantee"]} | counts | {"words_recovered": share})
+    order = {method: place for place, method in enumerate(METHODS.values())}
+    lines.sort(key=lambda line: (line["task"] != "SST-2", line["target"] or 0, order[line["method"]], line["replicate"]))
+    return Table.from_rows("miniature_runs", lines, "Table 2 in miniature, run by run")
+
+
+def of_settings(rows: Sequence[Row]) -> Table:
+    """A row for each task and setting: what a reader compares."""
+    runs: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        runs[row["task"], row["setting"]].append(row)
+    lines = []
+    order = [(task, name) for task in TASKS for name in sorted({setting for _, setting in runs}, key=_place)]
+    for task, setting in (pair for pair in order if pair in runs):
+        found, (method, _, target) = runs[task, setting], setting.partition("_")
+        values = [100 * float(row["accuracy"]) for row in found]
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        rest = " | ".join(first[field] or "–" for field in ("noise_multiplier", "guarantee", "epsilon", "unsupported"))
-        lines.append(f"| {setting} | {len(found)} | {statistics.mean(values):.1f}{spread} | {rest} |")
-    return "\n".join(lines)
+        of_texts = ", of texts alone" * (method == "frozen")
+        lines.append(
+            {
+                "task": TASKS[task],
+                "setting": METHODS[method],
+                "target": target or "–",
+                "runs": len(found),
+                "accuracy, %": f"{statistics.mean(values):.1f}{spread}",
+                "sigma": found[0]["noise_multiplier"] or "–",
+                "guarantee": found[0]["guarantee"] + of_texts,
+                "proved epsilon": found[0]["epsilon"] or "–",
+                "unsupported": found[0]["unsupported"] or "–",
+                "words of a batch that a step shows": _words(method, found),
+            }
+        )
+    notes = ("a target is the central-limit epsilon for DP-FP and the RDP epsilon for DP-SGD and RGP, as Table 2 heads its columns",)
+    return Table.from_rows("miniature", lines, "Table 2 in miniature, means over replicates ± one standard deviation", notes)
+
+
+def _place(setting: str) -> tuple[int, int]:
+    method, _, target = setting.partition("_")
+    return TARGETS.get(target, 0), list(METHODS).index(method)
+
+
+def _words(method: str, rows: Sequence[Row]) -> str:
+    """Words over all steps that were watched; what trains no word table without noise shows none."""
+    watched = [row for row in rows if row.get("words")]
+    if watched:
+        steps, words, read, wrong = (sum(int(row[key]) for row in watched) for key in WORDS)
+        return f"{read:,} of {words:,} in {steps} steps, {wrong} wrong"
+    return {"frozen": "no gradient of words", "rgp": "no gradient of words", "dpsgd": "noise on every row"}.get(method, "not counted")
+
+
+def markdown(table: Table) -> str:
+    lines = ["| " + " | ".join(table.columns) + " |", "|" + " --- |" * len(table.columns)]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in table.rows)])
+
+
+def keep(rows: Sequence[Row]) -> None:
+    """Writes results.csv, the tables of the page and the table of README.md."""
+    with (HERE / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    settings = of_settings(rows)
+    analyses.write(HERE.parent, ITEM, [settings.as_json(), of_runs(rows).as_json()])
+    page = (HERE / "README.md").read_text()
+    begin, end = "<!-- table: begin -->\n", "\n<!-- table: end -->"
+    before, _, rest = page.partition(begin)
+    (HERE / "README.md").write_text(f"{before}{begin}{markdown(settings)}{end}{rest.partition(end)[2]}")
 
 
 def main() -> None:
@@ -92,11 +184,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = joined(HERE / "results.csv", finished(given.work))
     if given.keep:
-        with (HERE / "results.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    print(table(rows))
+        keep(rows)
+    print(markdown(of_settings(rows)))
 
 
 if __name__ == "__main__":
