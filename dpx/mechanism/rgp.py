@@ -31,6 +31,9 @@ from dpx.randomness import RootSecret
 # Parameters below the head, and those of an audit's canaries, by the first name of their paths; all others are the head.
 BELOW_THE_HEAD = ("embeddings", "layers", "layers_below", "canaries")
 DECOMPOSED = ("update", "weight")
+MOST_ITERATIONS = 32
+# Squares of gradients a thousand times as large, or as small, still count beside the others in a float32 norm.
+HEAD_FACTORS = (1e-3, 1e3)
 
 
 @declaration
@@ -67,13 +70,16 @@ class Rgp(Mechanism):
             "clipped sums in different carriers cannot be added up, and one noisy sum a step is what is charged",
             "Use step",
         )
-        require(
-            self.power_iterations >= 1,
-            f"mechanism.power_iterations={self.power_iterations}",
-            "the columns of a Gaussian start are not orthonormal, as the rebuilt gradient needs them",
-            "Use 1 or more",
-        )
-        require(self.head_factor > 0, f"mechanism.head_factor={self.head_factor}", "the head would not be trained", "Use 0.1, or 1")
+        value = f"mechanism.power_iterations={self.power_iterations}"
+        reason = "the columns of a Gaussian start are not orthonormal, as the rebuilt gradient needs them"
+        require(self.power_iterations >= 1, value, reason, "Use 1 or more")
+        reason = "every round is part of the compiled program of a step, and the directions no longer change"
+        require(self.power_iterations <= MOST_ITERATIONS, value, reason, f"Use {MOST_ITERATIONS} or fewer")
+        value = f"mechanism.head_factor={self.head_factor}"
+        require(self.head_factor > 0, value, "the head would not be trained", "Use 0.1, or 1")
+        least, most = HEAD_FACTORS
+        reason = "beside the carriers' gradients the head's, or these beside it, would be lost in float32"
+        require(least <= self.head_factor <= most, value, reason, f"Use {least:g} to {most:g}")
 
     def require_fits(self, model: Any, task: Any, train: Any) -> None:
         if isinstance(model, ExampleModel):

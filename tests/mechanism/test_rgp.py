@@ -235,7 +235,11 @@ MODEL = Bert(name="micro", layers=2, width=16, heads=2, feed_forward=24, positio
         ({"decomposes": "gradient"}, "mechanism.decomposes=gradient: .* depend on rows without noise"),
         ({"carriers_per": "microbatch"}, "mechanism.carriers_per=microbatch: .* cannot be added up"),
         ({"power_iterations": 0}, "mechanism.power_iterations=0"),
+        ({"power_iterations": 1_000_000}, "mechanism.power_iterations=1000000: .* part of the compiled program"),
         ({"head_factor": 0.0}, "mechanism.head_factor=0.0"),
+        ({"head_factor": float("inf")}, "mechanism.head_factor=inf: .* lost in float32"),
+        ({"head_factor": 1e30}, "mechanism.head_factor=1e.30: .* Use 0.001 to 1000"),
+        ({"head_factor": 1e-30}, "mechanism.head_factor=1e-30"),
     ],
 )
 def test_what_no_proof_covers_is_refused_by_value_reason_and_fix(declared, says):
