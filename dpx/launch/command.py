@@ -11,6 +11,7 @@ from dpx.config.command_line import as_refused
 from dpx.console import Console, closed_pipe, require_standard_streams, tell, wide_console
 from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
+from dpx.launch.refused import remove_sweep_if_new
 
 
 def run() -> None:
@@ -58,7 +59,12 @@ def _run() -> None:
 
 
 def _show_sweep(launcher: Launcher) -> None:
-    """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches."""
+    """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches.
+
+    A sweep that was refused at every point leaves no file.
+    """
+    if not any(outcome.folder.exists() for outcome in launcher.outcomes):
+        remove_sweep_if_new()
     if launcher.is_sweep and launcher.study is None:
         sweep.show_plans(launcher.outcomes, Console(soft_wrap=True))
         sweep.show(launcher.outcomes, wide_console())

@@ -22,6 +22,9 @@ _OF_ANY_COMMAND = frozenset(
     | {f"private/hydra/{name}.yaml" for name in ("config", "hydra", "overrides")}
 )
 
+# Hydra writes it into the folder of a sweep before the first point.
+_SWEEP = "multirun.yaml"
+
 
 class NoteFolders(Callback):
     """Hydra's callback at the start of a command, before Hydra makes a folder: notes which folders exist already.
@@ -78,6 +81,21 @@ def remove_if_new(folder: Path, job: str) -> bool:
         if path in NoteFolders.existing or not _remove_empty(path):
             break
     return not folder.exists()
+
+
+def remove_sweep_if_new() -> None:
+    """Removes Hydra's file of a sweep of which no point left a folder, and the folder of the sweep if it is empty then.
+
+    A file or a folder that existed before the command stays.
+    """
+    for folder in NoteFolders.listed:
+        if folder / _SWEEP in NoteFolders.existing:
+            continue
+        with contextlib.suppress(OSError):
+            (folder / _SWEEP).unlink()
+        for path in (folder, *folder.parents):
+            if path in NoteFolders.existing or not _remove_empty(path):
+                break
 
 
 def _is_new(folder: Path) -> bool:
