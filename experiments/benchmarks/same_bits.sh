@@ -103,7 +103,7 @@ LEFT_OUT = {"name", "epoch_name", "origin", "fingerprint", "start", "parent", "l
 # How often epsilon is shown follows the clock; tokens were not counted before 38cf43f.
 LEFT_OUT |= {"secret_place", "train/examples_per_s", "privacy/epsilon", "train/tokens", "train/padded_tokens"}
 # Sentences, which may name a random identity, and the digests in which they take part.
-LEFT_OUT |= {"assumptions", "not_covered", "epsilon_is_of", "reasons", "reason", "why", "valid_only_if", "sealed", "stated"}
+LEFT_OUT |= {"assumptions", "not_covered", "epsilon_is_of", "reasons", "reason", "why", "valid_only_if", "meaning", "sealed", "stated"}
 
 # Null and empty fields count as missing: earlier revisions left some of them out.
 EMPTY = (None, [], {}, {"canaries": "none"})
