@@ -17,8 +17,8 @@ from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetClt, T
 from dpx.mechanism.protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, approximations, event_json, ledger, solve
+from dpx.privacy.closed_form import remaining
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
-from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
 from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.privacy.segments import StepCost

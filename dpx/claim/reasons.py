@@ -7,7 +7,7 @@ from dpx.audit.declarations import Audit, Canaries
 from dpx.claim.caveats import vocabulary_source
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lower_bounds import Verdict
+from dpx.privacy.lines import Verdict
 from dpx.privacy.unit_facts import UnitFacts, unlike
 
 AuditState = Literal["pending", "passes", "fails"]

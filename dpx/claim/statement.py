@@ -30,11 +30,11 @@ from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.models.shape import count
 from dpx.privacy import accounting, ledger, origins
+from dpx.privacy.closed_form import joint
 from dpx.privacy.event_json import describe as describe
 from dpx.privacy.event_json import restore as restore
-from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lower_bounds import Verdict
+from dpx.privacy.lines import Verdict
 from dpx.privacy.origins import Origin, VocabularyFacts
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import from_json

@@ -17,8 +17,8 @@ from dpx.mechanism.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
 from dpx.mechanism.dp_fp import DpFp as DpFp
 from dpx.mechanism.dp_sgd import DpSgd as DpSgd
 from dpx.mechanism.none import NoPrivacy as NoPrivacy
+from dpx.mechanism.protocol import REACH as REACH
 from dpx.mechanism.protocol import Mechanism as Mechanism
-from dpx.mechanism.tail import REACH as REACH
 from dpx.mechanism.telemetry import ReleasedTelemetry as ReleasedTelemetry
 from dpx.mechanism.telemetry import SecretTelemetry as SecretTelemetry
 from dpx.mechanism.telemetry import Telemetry as Telemetry

@@ -12,7 +12,7 @@ is.
 What holds. The gradient of the last map is a function of x_i, the label and released parameters. That of every parameter below reads the
 text again: it is not covered by the noise, and one step of it can show words of the batch whatever sigma is. So a run has a guarantee only
 where nothing below the noise is trained. Then it is that of the released rows, each in its own place and with its label
-(`dpx.privacy.revealed`): of a row's text alone, without amplification by sampling.
+(`dpx.privacy.gaussian_losses`): of a row's text alone, without amplification by sampling.
 
 Rows are clipped to C (1 - m): their squared norms, at most 4096 terms in float32, are off by less than 2^-12, half of which is left of the
 norm, and m is 2^-10 or more (`dpx.clipping.rounding`).

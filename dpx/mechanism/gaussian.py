@@ -15,8 +15,6 @@ from jax.extend.random import threefry2x32_p
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from dpx.mechanism.tail import REACH as REACH
-
 
 def _minus_log_uniform(high: UInt32[Array, "..."], low: UInt32[Array, "..."]) -> Float[Array, "..."]:
     """-ln((high * 2^32 + low + 1/2) / 2^64), accurate to float32 rounding at both ends."""

@@ -29,7 +29,6 @@ import numpy as np
 
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import Clip
-from dpx.mechanism.tail import REACH
 from dpx.mechanism.telemetry import Telemetry
 from dpx.models.protocol import Shapes
 from dpx.models.trained import Trained
@@ -39,6 +38,9 @@ from dpx.sampler import Sampler
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+# The largest absolute value that a Gaussian draw takes, in standard deviations: sqrt(2 ln 2^64), rounded down (`dpx.mechanism.gaussian`).
+REACH = 9.41
 
 
 @runtime_checkable

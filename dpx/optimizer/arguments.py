@@ -12,14 +12,30 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from dpx.declaration import ConfigError, require
-from dpx.optimizer.decay_mask import BERT, decay_mask
 
 LEARNING_RATE = "learning_rate"
 _PATH = "optimizer.arguments"
 _TYPE = "the name of a type, such as bfloat16"
+
+# The name of the mask in a config.
+BERT = "bert"
+
+# Official BERT code exempts LayerNorm parameters and every bias from decay.
+_EXEMPT = ("bias", "scale", "output_bias")
+
+
+def decay_mask(params: Any) -> Any:
+    """True where weight decay applies under the mask `bert`: everything but LayerNorm parameters and biases. A parameter may be a leaf of
+    `params`, or a tuple of its layers."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _leaf_name(path) not in _EXEMPT, params)
+
+
+def _leaf_name(path: Any) -> Any:
+    return next((key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey)), None)
 
 
 def checked(function: Callable[..., Any], declared: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import ConfigError, require
-from dpx.privacy import closed_form, event_json, events, gaussian_losses, loss_grid, revealed
+from dpx.privacy import closed_form, event_json, events, gaussian_losses, loss_grid
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -81,7 +81,7 @@ class _Losses(pld.PLDAccountant):
         self._margin = margin
 
     def _maybe_compose(self, event, count, do_compose):
-        is_revealed = isinstance(event, revealed.RevealedGaussianDpEvent)
+        is_revealed = isinstance(event, gaussian_losses.RevealedGaussianDpEvent)
         if is_revealed and not do_compose:
             return None
         if not do_compose or not (is_revealed or isinstance(event, _SAMPLED) and _is_noisy(event)):
@@ -138,8 +138,8 @@ def _dense(losses: Any) -> Any:
 @functools.lru_cache(maxsize=40)
 def _losses_of_one(event: Any, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
     """The privacy losses of one sampled release on a grid of `interval`, as dp-accounting computes them with its own arguments."""
-    if isinstance(event, revealed.RevealedGaussianDpEvent):
-        return revealed.losses_of_one(event, interval)
+    if isinstance(event, gaussian_losses.RevealedGaussianDpEvent):
+        return gaussian_losses.of_revealed_draw(event, interval)
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
             event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=interval

@@ -7,7 +7,7 @@ import dp_accounting
 from dp_accounting import dp_event
 
 from dpx.declaration import ConfigError
-from dpx.privacy.revealed import RevealedGaussianDpEvent
+from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
 
 # Events that dp-accounting does not have.
 _OWN = {kind.__name__: kind for kind in (RevealedGaussianDpEvent,)}

@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from dpx.declaration import ConfigError, declaration, require
 from dpx.privacy import event_json
-from dpx.privacy.revealed import RevealedGaussianDpEvent
+from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
 
 Kind = Literal[
     "poisson",
@@ -47,7 +47,7 @@ class Release:
     `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes part
     with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole epoch; "group" is Poisson over rows of which
     one unit owns at most `rows_per_unit`; "slot_revealed" one draw of rows whose noisy vectors are released one by one, so that everyone
-    sees who takes part (`dpx.privacy.revealed`). `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
+    sees who takes part (`dpx.privacy.gaussian_losses`). `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
     `is_discrete`: sum and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external
     package defined it (`dpx.privacy.event_json`); the noise multiplier then only sets how fine the grid of the composition is.
     """

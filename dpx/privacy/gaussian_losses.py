@@ -1,10 +1,12 @@
-"""Privacy losses of the sampled Gaussian release: those of dp-accounting to the bit, with the outcomes of a whole grid computed at once.
+"""Privacy losses of Gaussian releases whose draws are hidden by sampling, or seen by everyone.
 
+Those of sampled releases are dp-accounting's to the bit, with the outcomes of a whole grid computed at once.
 dp-accounting inverts a privacy loss to the noise's value that has it one loss at a time, which is half of what composing a step costs.
 """
 
 from typing import Any
 
+import attr
 import dp_accounting
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as distribution
@@ -89,3 +91,31 @@ def of_truncated_sample(sigma: float, q: float, size: int, cap: int, interval: f
     # In a full batch the unit replaces another one: at twice the sensitivity, and at the rate of a unit in full batches.
     rate = float(binom.sf(cap, size, q) * cap / full / size)
     return of_poisson_sample(sigma / 2, rate, interval, REPLACE_ONE).compute_mixture(not_full, full)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class RevealedGaussianDpEvent(dp_accounting.DpEvent):
+    """One draw: a Gaussian release with probability `sampling_probability`, and everyone sees whether it took place.
+
+    Each of n draws takes a unit with probability p; if it does, the unit's vector of norm at most C is released with noise of standard
+    deviation sigma C, in a place that shows whether it was taken. Both neighbours have the same draws, so the number K of uses is
+    Binomial(n, p) in both, and given K the releases are one Gaussian of mu = sqrt(K) / sigma:
+
+        delta(epsilon) = sum_k P(K = k) delta_Gaussian(epsilon; sqrt(k) / sigma),
+
+    which `dpx.privacy.closed_form.delta_by_uses` computes for equal draws alone. The privacy losses of this event compose with those of
+    other releases.
+
+    A Poisson-sampled release hides who takes part, so its epsilon is many times smaller; it is not a bound here.
+    """
+
+    sampling_probability: float
+    noise_multiplier: float
+
+
+def of_revealed_draw(event: RevealedGaussianDpEvent, interval: float) -> distribution.PrivacyLossDistribution:
+    """The privacy losses of one draw on a grid of `interval`: those of the Gaussian with the draw's probability, else 0 exactly.
+
+    A mixture whose component is seen has the mixture of the components' losses, so each part rounded up gives a bound."""
+    taken = distribution.from_gaussian_mechanism(event.noise_multiplier, value_discretization_interval=interval)
+    return taken.compute_mixture(distribution.identity(interval), event.sampling_probability)

@@ -17,10 +17,9 @@ from typing import cast
 from dpx.declaration import ConfigError, require
 from dpx.privacy import events, lines
 from dpx.privacy.chain import Chain, Mark
+from dpx.privacy.closed_form import joint
 from dpx.privacy.events import Kind, Release
-from dpx.privacy.joint import joint
-from dpx.privacy.lines import Line, NoiseEpoch, Plan, TrialOf
-from dpx.privacy.lower_bounds import Verdict
+from dpx.privacy.lines import Line, NoiseEpoch, Plan, TrialOf, Verdict
 from dpx.privacy.origins import Origin, charged, merged
 from dpx.privacy.segments import LedgerEntry, Segment, Segments, encode, entry_in, is_forward, join, of_entry
 from dpx.privacy.segments import decode as decode

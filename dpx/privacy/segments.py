@@ -34,7 +34,7 @@ class LedgerEntry(StepCost):
     `epoch_name` is that of the noise epoch (`dpx.privacy.lines.NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names
     are unique. `event` (`dpx.privacy.event_json`) and `by` (`dpx.claim.outside_code`) are set only where code of an external package takes
     part. With `noise` "forward_gaussian" a step is `micro_batches` independent draws, each at q / `micro_batches`, whose rows' vectors are
-    released one by one with noise (`dpx.privacy.revealed`).
+    released one by one with noise (`dpx.privacy.gaussian_losses`).
     """
 
     epoch: int = described("Number of the noise epoch, from 0 in every folder.")

@@ -78,6 +78,12 @@ def solve(
     accounting.check_delta(delta, accountant)
     # Raises for charges without a bound before anything is solved.
     events.composed(charges, adjacency, accountant)
+    require(
+        accountant != "pld" or delta > 2 * loss_grid.rounding(charges),
+        f"delta={delta}",
+        f"accountant=pld rounds at about {loss_grid.rounding(charges):.1g} over these steps, so it cannot resolve this delta",
+        "Use accountant=rdp, or a larger delta",
+    )
     question = {
         "charges": [[repr(release), count] for release, count in events.merge(charges)],
         "target": [epsilon, delta, accountant, adjacency, None if orders is None else list(orders), interval],
@@ -85,13 +91,30 @@ def solve(
     # Left out where it is `None`: what was stored before there was such a width keeps its name.
     question |= {} if coarse is None else {"coarse": coarse}
     name = cache.key(question)
+    fine, rough = _epsilons(charges, delta, accountant, orders, adjacency, interval, coarse)
+    stored = cache.read(name)
+    if stored is not None and fine(stored) <= epsilon:
+        return stored
+    if accountant == "pld":
+        solved = _by_losses(rough, fine, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
+    else:
+        solved = _refine(fine, epsilon, *_bracket(fine, epsilon, 1.0, 2.0))
+    cache.write(name, solved, question)
+    return solved
 
-    require(
-        accountant != "pld" or delta > 2 * loss_grid.rounding(charges),
-        f"delta={delta}",
-        f"accountant=pld rounds at about {loss_grid.rounding(charges):.1g} over these steps, so it cannot resolve this delta",
-        "Use accountant=rdp, or a larger delta",
-    )
+
+def _epsilons(
+    charges: Charges,
+    delta: Real,
+    accountant: str,
+    orders: Sequence[Real] | None,
+    adjacency: str,
+    interval: float | None,
+    coarse: float | None,
+) -> tuple[Spent, Spent]:
+    """Returns epsilon at `delta` as a function of the noise multiplier, on the grid of statements and on a rough grid for a first bracket.
+
+    Accountants without a grid have one function twice."""
 
     @functools.cache
     def on(sigma: float, width: float) -> float:
@@ -103,18 +126,7 @@ def solve(
 
     # A declared coarse grid is quick enough to search on, and the noise must reach the target on this very grid.
     finely, roughly = (loss_grid.grid, loss_grid.rough) if coarse is None else (loss_grid.coarser, loss_grid.coarser)
-
-    fine = functools.partial(spent, of=finely)
-    stored = cache.read(name)
-    if stored is not None and fine(stored) <= epsilon:
-        return stored
-    if accountant == "pld":
-        rough = functools.partial(spent, of=roughly)
-        solved = _by_losses(rough, fine, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
-    else:
-        solved = _refine(fine, epsilon, *_bracket(fine, epsilon, 1.0, 2.0))
-    cache.write(name, solved, question)
-    return solved
+    return functools.partial(spent, of=finely), functools.partial(spent, of=roughly)
 
 
 def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> float:

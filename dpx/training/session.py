@@ -17,7 +17,7 @@ from dpx.clipping.frozen import merged
 from dpx.init import weights
 from dpx.interruption import Interrupted
 from dpx.privacy.ledger import NoiseEpoch
-from dpx.privacy.lower_bounds import decisive
+from dpx.privacy.lines import decisive
 from dpx.randomness import RootSecret
 from dpx.results import Results, write_results
 from dpx.run_folder import RunFolder

@@ -16,8 +16,7 @@ from jaxtyping import Array, Float
 from dpx.clipping.groups import LAYERS
 from dpx.mesh import Mesh
 from dpx.optimizer import Adam, Optax, Optimizer
-from dpx.optimizer.arguments import LEARNING_RATE
-from dpx.optimizer.decay_mask import BERT, decay_mask
+from dpx.optimizer.arguments import BERT, LEARNING_RATE, decay_mask
 from dpx.optimizer.from_optax import transformation as of_optax
 from dpx.training import sharding
 
