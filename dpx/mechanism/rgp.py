@@ -1,4 +1,6 @@
-"""`mechanism=rgp`: reparametrised gradient perturbation (Yu et al. 2021), clipping and noise on low-rank carriers of every weight matrix.
+"""Declares `mechanism=rgp`, reparametrised gradient perturbation (Yu et al. 2021).
+
+Clipping and noise act on low-rank carriers of every weight matrix.
 
 In each step a weight matrix W [p, d] of the layers is replaced in the forward pass by A B + stop_gradient(W - A B), with A [p, r] and
 B [r, d]. The gradients of A, of B and of all other trained parameters are clipped together, for each example, and summed, and Gaussian
@@ -30,7 +32,9 @@ DECOMPOSED = ("update", "weight")
 
 @declaration
 class Rgp(Mechanism):
-    """Gaussian noise on clipped gradients of carriers of `rank` for every trained weight matrix of the layers (Yu et al. 2021).
+    """Adds Gaussian noise to the clipped gradients of carriers of rank `rank` for every trained weight matrix of the layers.
+
+    The method is that of Yu et al. 2021.
 
     `decomposes`: the matrix whose directions the carriers follow, `update` (W_t - W_0, or W_0 before the first step) or `weight` (W_t).
     `power_iterations` rounds of the power method find them, once a step. The head's gradients are multiplied by `head_factor` before the
@@ -89,17 +93,20 @@ class Rgp(Mechanism):
         require(self.rank <= least, f"mechanism.rank={self.rank}", reason, f"Use a rank of at most {least}")
 
     def ledger_fields(self) -> dict[str, Any]:
-        """Gaussian: within a step the carriers are constants, and the joint norm of what an example adds is at most the clipping norm."""
+        """Returns the fields of Gaussian noise.
+
+        Within a step the carriers are constants, and the joint norm of what an example adds is at most the clipping norm.
+        """
         return {"noise": "gaussian"}
 
     def kept_from_start(self, params: Any) -> Any:
-        """The weight matrices W_0, a tree of these alone, if their update is decomposed."""
+        """Returns the weight matrices W_0, a tree of these alone, if their update is decomposed."""
         if self.decomposes != "update":
             return None
         return {"layers": {path.split("/")[1]: {"kernel": kernel_Lpd} for path, kernel_Lpd in self._kernels(params).items()}}
 
     def draw_first(self, secret: RootSecret, step: int, params: Any) -> Any:
-        """A key for the power method's start of each stack of weight matrices, uint32 [2], by its path."""
+        """Returns a key for the power method's start of each stack of weight matrices, uint32 [2], by its path."""
         return {path: secret.key("carriers", step, path) for path in self._kernels(params)}
 
     def reparametrised(self, params: Any, kept: Any, drawn: Any) -> Reparametrised:
@@ -116,7 +123,7 @@ class Rgp(Mechanism):
         return self.head_factor if self._is_head(path) else 1.0
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
-        """Keys of the slices of every carrier and of every other trained parameter, uint32 [S, 2]."""
+        """Returns keys of the slices of every carrier and of every other trained parameter, uint32 [S, 2]."""
         from dpx.mechanism import noise
 
         return noise.slice_keys(secret, step, params)
@@ -148,7 +155,10 @@ class Rgp(Mechanism):
         return summed
 
     def extra_memory_bytes(self, parameters: int, replaced: int) -> int:
-        """What is left of the weight matrices beside their carriers, and the matrices with which training began, float32."""
+        """Returns the bytes of what the mechanism keeps of the weight matrices, in float32.
+
+        It keeps the rest of each matrix beside its carriers, and the matrices with which training began.
+        """
         return 4 * (2 if self.decomposes == "update" else 1) * replaced
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
@@ -166,7 +176,7 @@ class Rgp(Mechanism):
         return path.split("/")[0] not in BELOW_THE_HEAD
 
     def _kernels(self, params: Any) -> dict[str, Any]:
-        """The trained stacks of weight matrices, by path."""
+        """Returns the trained stacks of weight matrices, by path."""
         layers = params.get("layers", {}).items()
         return {f"layers/{name}/kernel": leaves["kernel"] for name, leaves in layers if name != "lora" and "kernel" in leaves}
 
