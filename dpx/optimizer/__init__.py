@@ -1,4 +1,4 @@
-"""Optimisers: what makes an update of the parameters from a noisy gradient. Declarations import no jax."""
+"""Optimisers, which update the parameters by a noisy gradient. Declarations import no jax."""
 
 from dpx.optimizer.declarations import Adam as Adam
 from dpx.optimizer.declarations import Optax as Optax

@@ -1,4 +1,4 @@
-"""The two kinds of optimisers: Adam as Anil et al. 2021 print it, and any optimiser of optax, by its name and its arguments."""
+"""Declares the two kinds of optimisers: Adam as Anil et al. 2021 print it, and any optimiser of optax, by its name and its arguments."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -8,7 +8,9 @@ from dpx.declaration import declaration, require
 
 @declaration
 class Adam:
-    """theta <- theta - eta * (m_hat / (sqrt(v_hat) + eps) + weight_decay * theta), moments bias-corrected.
+    """Adam with decoupled weight decay (Anil et al. 2021, Algorithm 1).
+
+    Each step is theta <- theta - eta * (m_hat / (sqrt(v_hat) + eps) + weight_decay * theta), with bias-corrected moments.
 
     `eps` is the paper's xi. `decay_mask="bert"` exempts LayerNorm parameters and biases as BERT's code does;
     `"none"` decays every parameter, as the formula is printed.
@@ -30,17 +32,19 @@ class Adam:
         require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}", "decay cannot be negative", "Use 0 or more")
 
     def require_usable(self) -> None:
-        """Does nothing: whatever could be wrong was refused when it was declared."""
+        """Does nothing, because invalid values were refused when the optimiser was declared."""
 
     @property
     def knobs(self) -> dict[str, Any]:
-        """Its name and its values, for a table of runs."""
+        """Returns its name and its values, for a table of runs."""
         return {"optimizer": self.name} | dataclasses.asdict(self)
 
 
 @declaration
 class Optax:
-    """The function `name` of `optax` or `optax.contrib`. Its update is given the noisy gradient, its own state and the parameters.
+    """The optimiser that the function `name` of `optax` or `optax.contrib` makes.
+
+    Its update gets the noisy gradient, its own state and the parameters.
 
     `arguments` are those of that function; an argument that is left out has optax's default. The learning rate is not among them, since
     `lr_schedule` gives it at each step. A mask (`mask`, `weight_decay_mask`) may be `bert`: all parameters but biases and LayerNorm's.
@@ -59,14 +63,15 @@ class Optax:
         )
 
     def require_usable(self) -> None:
-        """Raises `ConfigError` where optax has no such optimiser or no such arguments, or where its update needs more than it is given.
+        """Raises `ConfigError` if optax has no such optimiser or arguments, or if its update needs more than it is given.
 
-        This imports jax, so the number of simulated devices must be set before; it allocates no array."""
+        This imports jax, so the number of simulated devices must be set before; it allocates no array.
+        """
         from dpx.optimizer.from_optax import transformation
 
         transformation(self.name, self.arguments)
 
     @property
     def knobs(self) -> dict[str, Any]:
-        """Its name and its declared arguments, for a table of runs."""
+        """Returns its name and its declared arguments, for a table of runs."""
         return {"optimizer": self.name} | self.arguments
