@@ -1,4 +1,6 @@
-"""What McKenna et al. 2025 print: parameters of their models, and Table 2's 20 optima, as a look-up that nothing is interpolated from.
+"""Holds what McKenna et al. 2025 print: parameters of their models, and the 20 optima of Table 2.
+
+The optima are looked up and never interpolated.
 
 No model of the paper was trained to a stated epsilon: these are predictions of its fit.
 """
@@ -24,7 +26,7 @@ SEQUENCE_LENGTH, DELTA = 512, 1e-8
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """A row of Table 2: where more compute stops helping at this data and budget, and the best configuration there."""
+    """A row of Table 2: the compute beyond which more does not help at this data and budget, and the best configuration there."""
 
     size: float
     epsilon: float
@@ -37,17 +39,17 @@ class Optimum:
 
     @property
     def implied_compute(self) -> float:
-        """6 M B S T: a check of transcription, not a finding."""
+        """Returns 6 M B S T, to check the transcription; it is not a finding."""
         return 6 * self.parameters * self.batch_size * SEQUENCE_LENGTH * self.steps
 
     @property
     def implied_tokens_per_parameter(self) -> float:
-        """S B T / M, padding included: the same kind of check."""
+        """Returns S B T / M, padding included, to check the transcription."""
         return SEQUENCE_LENGTH * self.batch_size * self.steps / self.parameters
 
     @property
     def epochs(self) -> float:
-        """B T / N; losses come from less than one."""
+        """Returns B T / N; the losses come from less than one epoch."""
         return self.batch_size * self.steps / self.size
 
 
@@ -84,7 +86,7 @@ BASELINES = (
 
 
 def look_up(size: float | int, epsilon: float | int) -> Optimum:
-    """The row of exactly this data and epsilon; raises `ConfigError` for any other, which would be an interpolation."""
+    """Returns the row of exactly this data and epsilon; raises `ConfigError` for any other, which would be an interpolation."""
     for row in TABLE_2:
         if (row.size, row.epsilon) == (size, epsilon):
             return row
@@ -94,8 +96,10 @@ def look_up(size: float | int, epsilon: float | int) -> Optimum:
 
 
 def read_table_2(path: Path) -> tuple[Optimum, ...]:
-    """Table 2 from a CSV file with the columns data_budget, epsilon, compute_flops, cross_entropy, model_params, iterations, batch_size and
-    token_model_ratio."""
+    """Returns Table 2 from a CSV file.
+
+    Its columns are data_budget, epsilon, compute_flops, cross_entropy, model_params, iterations, batch_size and token_model_ratio.
+    """
     names = (
         "data_budget",
         "epsilon",
