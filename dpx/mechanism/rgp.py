@@ -53,7 +53,7 @@ class Rgp(Mechanism):
     reparametrises: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, f"mechanism.rank={self.rank}", "carriers without a rank carry nothing", "Use 1 or more")
+        require(self.rank >= 1, f"mechanism.rank={self.rank}", "a carrier needs a rank of at least 1", "Use 1 or more")
         require(
             self.decomposes in DECOMPOSED,
             f"mechanism.decomposes={self.decomposes}",
@@ -86,7 +86,7 @@ class Rgp(Mechanism):
         kernels = {path: shape for path, shape in shapes.items() if _is_kernel(path)}
         require(bool(kernels), kind, "trains no weight matrix of a layer, so there is nothing to write by carriers", "Use train=all")
         is_head_trained = any(self._is_head(path) for path in shapes)
-        require(is_head_trained, kind, "freezes the head, so carriers would be trained under a head that knows no task", "Train it too")
+        require(is_head_trained, kind, "freezes the head, which is not trained for the task yet", "Train it too")
         path, shape = min(kernels.items(), key=lambda item: min(item[1][-2:]))
         least = min(shape[-2:])
         reason = f"is above what a matrix {tuple(shape[-2:])} has ({path})"
