@@ -11,8 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from dpx import packages
-from dpx.config import search_path
 from dpx.config.node import nearest, unknown_key
+from dpx.config.with_hydra import register_search_path
 from dpx.declaration import ConfigError
 from dpx.extras import missing
 from dpx.packages import conf_directory
@@ -112,7 +112,7 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
 def _siblings(key: str) -> list[str]:
     """Keys of the default config at the level of `key`."""
     if not GlobalHydra.instance().is_initialized():
-        search_path.register()
+        register_search_path()
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):
             cfg = compose("config")
     else:

@@ -14,9 +14,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
-from dpx.config import search_path
 from dpx.config.instantiate import build
-from dpx.config.resolvers import register_resolvers
+from dpx.config.with_hydra import register_resolvers, register_search_path
 from dpx.packages import conf_directory, names_in
 
 # A recipe may ask for a sweeper that is not installed; a plan does not run it.
@@ -45,7 +44,7 @@ def _started() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
         return
-    search_path.register()
+    register_search_path()
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         yield
 

@@ -6,8 +6,8 @@ import sys
 import hydra
 
 from dpx import config, interruption, packages
-from dpx.config import search_path
 from dpx.config.command_line import as_refused
+from dpx.config.with_hydra import register_search_path
 from dpx.console import Console, closed_pipe, require_standard_streams, tell, wide_console
 from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
@@ -29,7 +29,7 @@ def _run() -> None:
     logging.raiseExceptions = False
     config.register_resolvers()
     resolvers.register_resolvers()
-    search_path.register()
+    register_search_path()
     launcher = Launcher()
     CloseStudy.failures = launcher.failures
 
