@@ -101,9 +101,39 @@ def of_table(data: Data) -> list[str]:
 def assumptions(
     experiment: Experiment, manifest: Any, size: int, entered: Ledger | None = None, begins_from: Sequence[Origin] = ()
 ) -> list[str]:
-    """Returns the assumptions of the guarantee."""
+    """Returns the assumptions of the guarantee, one sentence each.
+
+    `manifest` describes the prepared data (`None` before they are prepared), `size` is N, `entered` the ledger of the run's charges, and
+    `begins_from` the origins of its initial weights.
+    """
     privacy = experiment.privacy
     counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
+    is_composed = any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1)
+    premises = [*_of_public_facts(experiment, manifest, size), *_of_the_unit(experiment)]
+    if not experiment.train.is_all:
+        come = (
+            "are copied from the weights that the run begins from (init)"
+            if begins_from
+            else "were drawn at random, before any protected row was read"
+        )
+        premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
+    premises += origins.assumptions(begins_from)
+    if is_composed:
+        premises.append(f"in all data that charged steps drew from, {_one_name(privacy.unit)}")
+    if privacy.rows_per_example > 1:
+        most = privacy.rows_per_unit_max
+        premises.append(f"each whole {privacy.unit} is drawn and clipped: its gradient is the sum over its rows, at most {most}")
+    if isinstance(experiment.audit, Canaries):
+        places = experiment.audit.places(privacy)
+        premises.append(f"{places} of the {size} {privacy.drawn}s are canaries, which hold no protected text")
+    if counted and privacy.delta >= 1 / counted:
+        premises.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
+    return premises
+
+
+def _of_public_facts(experiment: Experiment, manifest: Any, size: int) -> list[str]:
+    """Assumptions on what is public: the vocabulary, the size, the labels, the choices in the config."""
+    privacy = experiment.privacy
     sources = {
         "public_split": "the vocabulary is fitted on documents of the public split, which are not protected",
         "file": "the vocabulary file does not depend on the protected text",
@@ -121,43 +151,27 @@ def assumptions(
         premises.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
     premises.append("every choice made in this config was made without looking at the protected text")
     premises.append("the root secret stays in private/ and is not given away with the model")
-    if experiment.data.labels and privacy.unit == "row":
-        premises.append(
-            "one protected row is one labelled text: text that appears in several rows is protected in each row separately only"
-        )
-    if experiment.data.pairs != "none" and privacy.unit == "row":
-        premises.append(
-            "one protected row is one pair of segments: text that appears in several rows is protected in each row separately only"
-        )
+    return premises
+
+
+def _of_the_unit(experiment: Experiment) -> list[str]:
+    """Assumptions on what one protected unit is."""
+    privacy, premises = experiment.privacy, []
+    rows = {"one labelled text": bool(experiment.data.labels), "one pair of segments": experiment.data.pairs != "none"}
+    for row, is_read in rows.items():
+        if is_read and privacy.unit == "row":
+            premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
         premises.append(
             f"the number of rows of each {privacy.unit} is public too: the neighbour has as many rows, with their content zeroed out"
         )
-    if not experiment.train.is_all:
-        come = (
-            "are copied from the weights that the run begins from (init)"
-            if begins_from
-            else "were drawn at random, before any protected row was read"
-        )
-        premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
-    premises += origins.assumptions(begins_from)
-    if any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1):
-        what = f"each {privacy.unit} has one name: a renamed {privacy.unit} counts as another {privacy.unit}"
-        what = (
-            "a row is cut from the same text in each version of the data: moved text belongs to another row"
-            if privacy.unit == "row"
-            else what
-        )
-        premises.append(f"in all data that charged steps drew from, {what}")
-    if privacy.rows_per_example > 1:
-        most = privacy.rows_per_unit_max
-        premises.append(f"each whole {privacy.unit} is drawn and clipped: its gradient is the sum over its rows, at most {most}")
-    if isinstance(experiment.audit, Canaries):
-        places = experiment.audit.places(privacy)
-        premises.append(f"{places} of the {size} {privacy.drawn}s are canaries, which hold no protected text")
-    if counted and privacy.delta >= 1 / counted:
-        premises.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
     return premises
+
+
+def _one_name(unit: str) -> str:
+    if unit == "row":
+        return "a row is cut from the same text in each version of the data: moved text belongs to another row"
+    return f"each {unit} has one name: a renamed {unit} counts as another {unit}"
 
 
 def unsupported(

@@ -54,38 +54,47 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     )
     base = Checkpoint(init.path)
     _require_same_base(base, beside, trained)
-    # GPT-2's class for labels reads the last token that is not padding.
-    is_classifier_of_gpt2 = family == "gpt2" and isinstance(task, Classification)
-    is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
-    require(
-        not is_passed_over,
-        base.asked,
-        f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text",
-        _FIX,
-    )
+    _require_ends_are_read(base, family, task, last_mark)
     modules = _modules(layout, nested(leaves)["layers"]["lora"])
-    ranks = {_pattern(module): len(adapters) for module, adapters in modules.items() if len(adapters) > 1}
-    config = {
-        "peft_type": "LORA",
-        "task_type": _TASK_TYPES.get(type(task)),
-        "base_model_name_or_path": init.path,
-        "r": train.rank,
-        "lora_alpha": train.alpha,
-        "lora_dropout": train.dropout,
-        "rank_pattern": {module: count * train.rank for module, count in ranks.items()},
-        "alpha_pattern": {module: count * train.alpha for module, count in ranks.items()},
-        "target_modules": "|".join(map(_pattern, modules)),
-        "modules_to_save": sorted({_module_of(layout, path) for path in trained}) or None,
-        "fan_in_fan_out": family == "gpt2",
-        "bias": "none",
-        "inference_mode": True,
-    }
+    saved = {_module_of(layout, path) for path in trained}
+    config = _config(train, init.path, task, modules, saved, is_transposed=family == "gpt2")
     parts = layout.parts(layout.prefix)
     tensors = {name: values for path in trained for name, values in parts[path].theirs(beside[path]).items()}
     for module, adapters in modules.items():
         tensors |= _tensors(module, adapters)
     named = {_BASE + name: values for name, values in tensors.items()}
     return Written(family, architecture_of(model, task, family), config, named, CONFIG, WEIGHTS, base=init.path)
+
+
+def _require_ends_are_read(base: Checkpoint, family: str, task: Task, last_mark: int | None) -> None:
+    """Raises `ConfigError` if the class of transformers would pass over the token that ends a text, `last_mark`."""
+    # GPT-2's class for labels reads the last token that is not padding.
+    is_classifier_of_gpt2 = family == "gpt2" and isinstance(task, Classification)
+    is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
+    reason = f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text"
+    require(not is_passed_over, base.asked, reason, _FIX)
+
+
+def _config(
+    train: Adapters, base: str, task: Task, modules: Mapping[str, list[_Adapter]], saved: set[str], *, is_transposed: bool
+) -> dict[str, Any]:
+    """Returns PEFT's `adapter_config.json`; `saved` names the modules that are saved whole, `is_transposed` tells GPT-2's dense maps."""
+    ranks = {_pattern(module): len(adapters) for module, adapters in modules.items() if len(adapters) > 1}
+    return {
+        "peft_type": "LORA",
+        "task_type": _TASK_TYPES.get(type(task)),
+        "base_model_name_or_path": base,
+        "r": train.rank,
+        "lora_alpha": train.alpha,
+        "lora_dropout": train.dropout,
+        "rank_pattern": {module: count * train.rank for module, count in ranks.items()},
+        "alpha_pattern": {module: count * train.alpha for module, count in ranks.items()},
+        "target_modules": "|".join(map(_pattern, modules)),
+        "modules_to_save": sorted(saved) or None,
+        "fan_in_fan_out": is_transposed,
+        "bias": "none",
+        "inference_mode": True,
+    }
 
 
 def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]) -> None:
