@@ -1,4 +1,4 @@
-"""The limits of a statement: its assumptions, the parts that it does not cover, and the numbers that are not bounds."""
+"""Lists the limits of a statement: its assumptions, the parts that it does not cover, and the numbers that are not bounds."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -61,9 +61,9 @@ _FEW_UNITS, _LARGE_Q, _LARGE_DELTA = 2000, 0.2, 0.25
 
 
 def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
-    """A hint, one sentence or none, if there is so little data that the run will hardly learn or hardly protect.
+    """Returns a hint, one sentence or none, if there is so little data that the run will hardly learn or hardly protect.
 
-    `size` is N, the number of rows or units (`drawn`, as a word) that a step draws from; `batch` the largest expected batch size.
+    `size` is N, the number of rows or units (`drawn`, as a word) that a step draws from; `batch` is the largest expected batch size.
     """
     found, fixes = [], []
     if size < _FEW_UNITS:
@@ -80,7 +80,7 @@ def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
 
 
 def of_table(data: Data) -> list[str]:
-    """Labelled rows that are read without protection, and what the protection of a row does not extend to."""
+    """Returns the limits of labelled data: rows that are read without protection, and text beyond the protected row."""
     source = data.source
     if not isinstance(source, Table):
         return []
@@ -132,7 +132,7 @@ def assumptions(
 
 
 def _of_public_facts(experiment: Experiment, manifest: Any, size: int) -> list[str]:
-    """Assumptions on what is public: the vocabulary, the size, the labels, the choices in the config."""
+    """Returns the assumptions about what is public: the vocabulary, the size, the labels, the choices in the config."""
     privacy = experiment.privacy
     sources = {
         "public_split": "the vocabulary is fitted on documents of the public split, which are not protected",
@@ -155,7 +155,7 @@ def _of_public_facts(experiment: Experiment, manifest: Any, size: int) -> list[s
 
 
 def _of_the_unit(experiment: Experiment) -> list[str]:
-    """Assumptions on what one protected unit is."""
+    """Returns the assumptions about what one protected unit is."""
     privacy, premises = experiment.privacy, []
     rows = {"one labelled text": bool(experiment.data.labels), "one pair of segments": experiment.data.pairs != "none"}
     for row, is_read in rows.items():
@@ -177,8 +177,10 @@ def _one_name(unit: str) -> str:
 def unsupported(
     sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
 ) -> tuple[NotABound, ...]:
-    """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one of them if there are
-    `reasons`."""
+    """Returns the numbers that are not bounds for this run, each with the reason.
+
+    `epsilon`, by accountant, is one of them if there are `reasons`.
+    """
     against = epsilon if reasons else {}
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason="; ".join(reasons)) for name, value in against.items()]
     if sampler.assumed is not None:
@@ -193,7 +195,10 @@ def unsupported(
 
 
 def as_if_hidden(delta: float, segments: Segments) -> list[NotABound]:
-    """What is published of rows released one by one: epsilon as if it stayed hidden who is drawn. Empty for other steps."""
+    """Returns the epsilons that other work publishes for rows released one by one, which assume that it is hidden who is drawn.
+
+    It is empty for other steps.
+    """
     if not any(map(is_forward, segments)):
         return []
     charges = [

@@ -1,7 +1,7 @@
-"""The records of `privacy.json`: the statement of a run, of a run without privacy, and of a search.
+"""Defines the records of `privacy.json`: the statement of a run, of a run without privacy, and of a search.
 
-A field is added in three places: here, where the statement is built (`dpx.claim.statement`), and, by command, in the schema and the page of
-fields (`dpx/docs/records.md`).
+A new field needs changes in three places: here, where the statement is built (`dpx.claim.statement`), and, by command, in the schema and
+the page of fields (`dpx/docs/records.md`).
 """
 
 import math
@@ -341,12 +341,15 @@ Statement = RunStatement | PlainStatement | StudyStatement
 
 
 def headline(statement: AnyRun) -> float | None:
-    """Epsilon at the declared delta by the run's own accountant; `None` without a proof."""
+    """Returns epsilon at the declared delta by the run's own accountant; `None` without a proof."""
     return statement.epsilon.get(statement.accountant) if isinstance(statement, RunStatement) else None
 
 
 def require_sound(statement: Statement, source: Any, fix: str = FIX) -> None:
-    """What holds of every statement, just before it is written and just after it was read; raises `ConfigError`, naming `source`."""
+    """Raises `ConfigError`, naming `source`, for a statement that contradicts itself.
+
+    It is called just before a statement is written and just after it was read.
+    """
     is_dp = statement.guarantee == "dp"
     require(is_dp or not statement.epsilon, source, f"states an epsilon with guarantee={statement.guarantee}", fix)
     is_claimed = outside_code.packages_of_guarantee(statement.guarantee) is not None
