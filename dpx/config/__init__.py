@@ -1,4 +1,4 @@
-"""Converts YAML to declarations: composition, construction, and the config of an existing run."""
+"""Composes YAML, converts it to declarations, and reads the config of an existing run."""
 
 from dpx.config.identity import identity, resolved, run_name
 from dpx.config.instantiate import Job, build, declare, make

@@ -26,7 +26,7 @@ _OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EI
 
 
 def as_refused(error: BaseException) -> ConfigError | None:
-    """The user's mistake that `error` or its cause reports, as a `ConfigError`; `None` for a defect of the program."""
+    """Returns the user's mistake that `error` or its cause reports, as a `ConfigError`; `None` for a defect of the program."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -97,7 +97,7 @@ def _closest_first(option: str, options: list[str]) -> list[str]:
 
 
 def _impossible_override(error: ConfigCompositionException) -> ConfigError:
-    """The error for an override of a key or a group that does not exist."""
+    """Returns the error for an override of a key or a group that does not exist."""
     message = str(error)
     matched = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
     key = matched.group(1).partition("@")[0] if matched else "command line"
@@ -110,7 +110,7 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
 
 
 def _siblings(key: str) -> list[str]:
-    """Keys of the default config at the level of `key`."""
+    """Returns the keys of the default config at the level of `key`."""
     if not GlobalHydra.instance().is_initialized():
         register_search_path()
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):
