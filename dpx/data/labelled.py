@@ -1,4 +1,4 @@
-"""Labelled rows of the user's files, as declared."""
+"""Declares labelled rows of the user's files."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -97,7 +97,7 @@ class Table:
 
     @cached_property
     def classes(self) -> Sequence[str]:
-        """The labels in the order of the classes; read from the training files if they are not declared."""
+        """The labels in the order of the classes; they are read from the training files if they are not declared."""
         if self.labels is not None:
             return tuple(map(str, self.labels))
         labels = labels_in(self.training_sets(), self.label_field)
@@ -107,16 +107,16 @@ class Table:
         return labels
 
     def training_sets(self) -> list[RowSet]:
-        """The files and data sets of the training rows. Raises `ConfigError` for a path that does not exist."""
+        """Returns the files and data sets of the training rows. Raises `ConfigError` for a path that does not exist."""
         return row_sets(self.paths, "data.source.paths", self.split, self.subset)
 
     def test_sets(self) -> list[RowSet]:
-        """The files and data sets of the test set; empty without one."""
+        """Returns the files and data sets of the test set; empty without a test set."""
         return [] if self.test_paths is None else row_sets(self.test_paths, "data.source.test_paths", self.test_split, self.subset)
 
     @property
     def hub_names(self) -> tuple[str, ...]:
-        """The data sets on the hub that the training rows are of, by the last part of their names."""
+        """The data sets on the hub that contain the training rows, by the last part of their names."""
         declared = [self.paths] if isinstance(self.paths, str) else self.paths
         return tuple(path.partition("@")[0].rpartition("/")[2] for path in declared if path.startswith(HUB))
 
@@ -126,7 +126,7 @@ class Table:
         return TextColumns(self.text_field, self.pair_field, self.choices_field, self.choices)
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """Marked texts and their labels."""
+        """Returns the columns of marked texts and their labels."""
         return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(len(self.classes))}
 
 
