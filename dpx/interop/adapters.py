@@ -1,8 +1,7 @@
-"""A run's adapters in PEFT's layout: its `adapter_config.json`, the adapters' tensors, and the tensors of a head that was trained with
-them.
+"""Writes a run's adapters in PEFT's layout: `adapter_config.json`, the adapters' tensors, and the tensors of a head trained with them.
 
-PEFT adds lora_alpha / r x B A to the map of a module. GPT-2's query, key and value are one module: its adapter is made of theirs side by
-side, so that its rank is their sum, with zeros where a target's B has no outputs.
+PEFT adds lora_alpha / r x B A to the map of a module. GPT-2's query, key and value are one module: its adapter joins their adapters side by
+side, so that its rank is the sum of their ranks, with zeros where a target's B has no outputs.
 
 L: layers, p: inputs, d: outputs of a module, c: outputs of a target, r: rank.
 """
@@ -35,9 +34,11 @@ _Adapter = tuple[Target, Mapping[str, np.ndarray]]
 
 
 def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves, last_mark: int | None = None) -> Written:
-    """The adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of what ends a text. Raises `ConfigError`
-    for a run without adapters or without a named base model, if that model differs from the one that the run began from, and if its class
-    would read another token."""
+    """Returns the adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of the token that ends a text.
+
+    Raises `ConfigError` for a run without adapters or without a named base model, if that model differs from the one that the run began
+    from, and if its class would read another token.
+    """
     require(isinstance(train, Adapters), f"train={train.kind}", "does not train adapters that PEFT can add to a base model", _FIX)
     require(isinstance(init, FromCheckpoint), f"init={init.kind}", "does not name a base model for the adapters", _FIX)
     assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)
@@ -98,7 +99,7 @@ def _config(
 
 
 def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]) -> None:
-    """Frozen parameters are not written: the base model must still hold them."""
+    """Raises `ConfigError` unless the base model still holds the frozen parameters, which are not written."""
     untrained = {path: leaf for path, leaf in leaves.items() if path not in trained}
     parameters = checkpoint.select({path: leaf.shape for path, leaf in untrained.items()})
     for path, values in checkpoint.leaves(parameters).items():
@@ -109,7 +110,7 @@ def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]
 
 
 def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter]]:
-    """The base model's name of each module that is adapted, `{}` being the layer's number, with its adapters."""
+    """Returns, by the base model's name of each adapted module, its adapters; `{}` in the name is the layer's number."""
     parts, by_module = layout.parts(layout.prefix), {}
     for name, target in TARGETS.items():
         if name in lora:
@@ -122,7 +123,7 @@ def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter
 
 
 def _tensors(module: str, adapters: list[_Adapter]) -> dict[str, np.ndarray]:
-    """`lora_A` [r, p] and `lora_B` [d, r] of one module in each layer, r the sum of its adapters' ranks."""
+    """Returns `lora_A` [r, p] and `lora_B` [d, r] of one module in each layer; r is the sum of its adapters' ranks."""
     a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in adapters], axis=1)
     b_Lrd = np.concatenate([np.asarray(target.placed(jnp.asarray(p["b"]))) for target, p in adapters], axis=1)
     tensors = {}
@@ -133,11 +134,11 @@ def _tensors(module: str, adapters: list[_Adapter]) -> dict[str, np.ndarray]:
 
 
 def _pattern(module: str) -> str:
-    """A regular expression for a module in every layer: PEFT reads a list of names as endings, and one name can end another."""
+    """Returns a regular expression for a module in every layer: PEFT reads a list of names as endings, and one name can end another."""
     return re.escape(module).replace(r"\{\}", r"\d+")
 
 
 def _module_of(layout: Layout, path: str) -> str:
-    """The module that PEFT saves for a trained parameter: the one that holds it in the body, the whole of a head."""
+    """Returns the module that PEFT saves for a trained parameter: the one that holds it in the body, or the whole head."""
     name = layout.parts(layout.prefix)[path].names[0]
     return name.rpartition(".")[0] if any(part.path == path for part in layout.body) else name.partition(".")[0]
