@@ -1,4 +1,4 @@
-"""The command line after all imports: compose, run, and report an invalid config with one line. Starts no jax."""
+"""Runs the command line after all imports: it composes, runs, and reports an invalid config with one line. Starts no jax."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ from dpx.launch.refused import remove_sweep_if_new
 
 
 def run() -> None:
-    """Runs the command line of this process; exit codes as in `dpx.__main__.main`."""
+    """Runs the command line of this process; its exit codes are those of `dpx.__main__.main`."""
     require_standard_streams()
     interruption.install()
     try:
