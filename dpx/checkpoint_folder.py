@@ -1,4 +1,4 @@
-"""A checkpoint's folder: where it lies, what it declares (`config.json`), and which files hold its weights. Nothing in it is executed."""
+"""Reads a checkpoint's folder: its path, its declaration (`config.json`), and the files of its weights. Nothing in it is executed."""
 
 import importlib
 from pathlib import Path
@@ -16,7 +16,8 @@ _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
 
 
 def folder_of(path: str, key: str = "init.path") -> Path:
-    """The folder that `path` names: itself, or the copy of a hub id's files that `huggingface_hub` keeps on this machine.
+    """Returns the folder that `path` names: the path itself, or the copy of a hub id's files that `huggingface_hub` keeps on this
+    machine.
 
     Raises `ConfigError`, naming the `key` that it was declared under, if the folder does not exist.
     """
@@ -39,18 +40,21 @@ def folder_of(path: str, key: str = "init.path") -> Path:
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a path that does not exist has the form of a hub id."""
+    """Returns whether a path that does not exist has the form of a hub id."""
     return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The config of the checkpoint in `folder`. Raises `ConfigError` if it is missing or is not a JSON object."""
+    """Returns the config of the checkpoint in `folder`. Raises `ConfigError` if it is missing or is not a JSON object."""
     require((folder / CONFIG).is_file(), folder, f"contains no {CONFIG}", "Name the folder of a checkpoint")
     return read_json(folder / CONFIG, _COPY)
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:
-    """The weight files, each with the names of its tensors according to the index; no names without an index. Refuses pickles."""
+    """Returns the weight files, each with the names of its tensors from the index, or with no names if there is no index.
+
+    Raises `ConfigError` for pickles.
+    """
     # As transformers does: an index beside the one file is left from before.
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}

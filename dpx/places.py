@@ -1,4 +1,4 @@
-"""A config without the paths of the machine that it was run on: the form that may leave the machine."""
+"""Removes the paths of this machine from a config, so that it may be shared."""
 
 import os
 import re
@@ -11,7 +11,7 @@ _ABSOLUTE = re.compile(r"[/~]|file:|[A-Za-z]:[\\/]|\\\\")
 
 
 def without_places(config_yaml: str) -> str:
-    """`config_yaml` with each path that is absolute, or leads out of the working folder, replaced by its last component.
+    """Returns `config_yaml` with each path that is absolute, or leads out of the working folder, replaced by its last component.
 
     Paths are recognised by their form, whatever their key. Relative paths below the working folder stay.
     """
@@ -22,7 +22,7 @@ def without_places(config_yaml: str) -> str:
 
 
 def told(node: Any) -> Any:
-    """Plain containers, or one value, as `without_places` gives them."""
+    """Returns `value`, plain containers or one value, with the paths replaced as in `without_places`."""
     if isinstance(node, dict):
         return {key: told(value) for key, value in node.items()}
     if isinstance(node, list):
