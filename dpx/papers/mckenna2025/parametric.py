@@ -69,7 +69,7 @@ class MckennaParametric(OfLab):
             for name, one in intervals.items()
         )
         count = f"{len(points.loss)} records of {len(np.unique(points.run))} runs; {own.starts_that_agree} of {self.starts} starts agree"
-        notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is no finding")
+        notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is not a finding")
         columns = ("coefficient", "value", "low", "high", "is_identified", "published")
         huber_losses = tuple((form, fit.huber_loss) for form, fit in fits.items())
         return [

@@ -81,7 +81,7 @@ def printed() -> Table:
     notes = (
         "6 M B S T / C and S B T / M: a check of transcription, not a finding; printed digits allow 8 %",
         "losses are predictions of the paper's fit, from less than one epoch and a batch of 1,024",
-        "3.3e8 parameters are the largest model of the fit, so those rows stand at the edge of the grid",
+        "3.3e8 parameters are the largest model of the fit, so those rows are at the edge of the grid",
     )
     return Table("printed", columns, tuple(rows), "Table 2 as printed, and the noise of each row", notes)
 
