@@ -24,8 +24,8 @@ Epsilons = dict[str, float | None]
 class OutsideCode:
     """A package whose code takes part in the run."""
 
-    package: str = described("Its name.")
-    version: str = described("Its version.")
+    package: str = described("Name of the package.")
+    version: str = described("Version of the package.")
     parts: dict[str, str] = described("Its class at each config key; empty for a package that is only imported.")
 
 
@@ -34,14 +34,14 @@ class Tuning:
     """The search that the run is a trial of."""
 
     charge: str = described("How the search charges the choice among its trials.")
-    meaning: str = described("What that means for this run, in a sentence.")
+    meaning: str = described("One sentence on what the charge means for this run.")
 
 
 @record
 class NotABound:
     """A number that is not a bound for this run."""
 
-    name: str = described("What it is, as `epsilon/<accountant>`.")
+    name: str = described("Name of the number, as `epsilon/<accountant>`.")
     value: float | None = described("The number; null where it is infinite.")
     reason: str = described("Why it is not a bound.")
 
@@ -105,7 +105,7 @@ class LedgerFacts(ChainFacts):
 
     segments: tuple[Segment, ...] = described("What is charged so far, run-length encoded.")
     events: tuple[CountedEvent, ...] = described("The events that the headline composes: those of the planned end.")
-    rates_rounded_up: RatesRoundedUp | None = described("How a ramp of rates was rounded; null where every rate is composed as it is.")
+    rates_rounded_up: RatesRoundedUp | None = described("How a ramp of rates was rounded; null if every rate is composed without rounding.")
     identity: str | None = described("Name of the run's ledger; null before it has begun.")
 
 
@@ -116,7 +116,7 @@ class CarrierFacts:
     rank: int = described("Their rank.")
     decomposes: str = described("The matrix that they follow: update, what training has added to a weight matrix, or weight.")
     power_iterations: int = described("Rounds of the power method that find them, once a step.")
-    head_factor: float = described("What gradients of the head are multiplied by before clipping.")
+    head_factor: float = described("Factor by which gradients of the head are multiplied before clipping.")
     restores_head: bool = described("Whether the noisy gradient of the head is divided by that factor.")
 
 
@@ -131,15 +131,21 @@ class MechanismFacts:
     noise_batch_ratio: float | None = described("The noise multiplier divided by the largest expected batch size.")
     rounding_margin: float = described("Share of the clipping norm that is kept free for rounding.")
     releases: tuple[str, ...] = described("What the run releases under the claim.")
-    joint_noise_multiplier: float | None = described("That of all releases of a step together; null for the sum alone.", default=None)
-    count_noise_multiplier: float | None = described("That of an adaptive clip's count; null without one.", default=None)
-    telemetry_noise_multiplier: float | None = described("That of released telemetry; null if it is secret.", default=None)
+    joint_noise_multiplier: float | None = described(
+        "Noise multiplier of all releases of a step together; null for the sum alone.", default=None
+    )
+    count_noise_multiplier: float | None = described(
+        "Noise multiplier of an adaptive clip's count; null without such a clip.", default=None
+    )
+    telemetry_noise_multiplier: float | None = described(
+        "Noise multiplier of released telemetry; null if the telemetry is secret.", default=None
+    )
     micro_batches: int | None = described("Independent draws of a step with noise in the forward pass; else null.", default=None)
-    noised: str | None = described("What noise is added to, in words; null for the sum of gradients.", default=None)
+    noised: str | None = described("What the noise is added to, as text; null for the sum of gradients.", default=None)
     carriers: CarrierFacts | None = described("The carriers of weight matrices; null without them.", default=None)
     grid_margin: float = described("What a grid adds to the sensitivity, relative to the clipping norm.")
     generator: str = described("The random generator of the noise.")
-    generator_strength_bits: int = described("Its strength in bits; 0 with a fixed seed.")
+    generator_strength_bits: int = described("Strength of the generator in bits; 0 with a fixed seed.")
     noise_reach_in_deviations: float | None = described("The farthest that the noise can reach; null if it is unbounded.")
 
 
@@ -171,7 +177,7 @@ class AuditFacts:
 
     canaries: CanaryCounts = described("How many canaries take part.")
     primary: dict[str, Any] = described("The bound that decides, as declared beforehand.")
-    verdict: Literal["pending", "passes", "fails"] = described("Its result so far.")
+    verdict: Literal["pending", "passes", "fails"] = described("Result of the audit so far.")
     lower_bound: AuditBound | None = described("The primary bound; null before the verdict.")
     released: str = described("What of the audit is released, and why that costs nothing.")
 
@@ -218,7 +224,7 @@ class RunStatement(_OfAnyRun):
     mechanism: MechanismFacts = described("Clip, noise and generator.")
     assumptions: tuple[str, ...] = described("What must be true for the guarantee to hold, in sentences.")
     audit: AuditFacts | None = described("The audit in the run; null without one.")
-    units: tuple[UnitFacts | None, ...] = described("What the charged steps protect; null of steps whose units were not noted.")
+    units: tuple[UnitFacts | None, ...] = described("What the charged steps protect; null for steps whose units were not recorded.")
     accountant: str = described("The accountant whose epsilon is the headline.")
     epsilon_is_of: str = described("What the headline covers.")
     epsilon_at: tuple[EpsilonAt, ...] = described("Epsilon at several deltas.")
@@ -234,7 +240,7 @@ class CountedTrials:
 
     kind: Literal["counted"] = "counted"
     declared: int = described("The declared number.")
-    begun: int = described("How many began.")
+    begun: int = described("Number of trials that have begun.")
     charged_by_plan_alone: tuple[str, ...] = described("Trials whose ledger is missing, by folder.")
 
 
@@ -244,7 +250,7 @@ class DrawnTrials:
 
     kind: Literal["drawn"] = "drawn"
     mean: float = described("Mean of the distribution.")
-    shape: str = described("Its shape.")
+    shape: str = described("Shape of the distribution.")
 
 
 @record
@@ -271,16 +277,16 @@ class BudgetFacts:
     """The budget that was declared before the first trial."""
 
     kind: str = described("The filter that enforces it.")
-    epsilon: float = described("Its epsilon.")
-    order: float | None = described("Its Renyi order; null of zCDP.")
-    limit: float = described("Its limit in the filter's own unit.")
+    epsilon: float = described("Epsilon of the budget.")
+    order: float | None = described("Renyi order of the budget; null for zCDP.")
+    limit: float = described("Limit of the budget, in the unit of the privacy filter.")
 
 
 @record
 class DrawsFrom:
     """The distribution of the trials of a repeated mechanism, fixed before the first."""
 
-    sampler: dict[str, Any] = described("What draws them.")
+    sampler: dict[str, Any] = described("Sampler that draws the settings of the trials.")
     space: dict[str, Any] = described("The search space.")
 
 
@@ -288,7 +294,7 @@ class DrawsFrom:
 class StudyLedger:
     """What the search is charged."""
 
-    segments: tuple[Segment, ...] | None = described("What the trials are charged; null of a repeated mechanism.", default=None)
+    segments: tuple[Segment, ...] | None = described("What the trials are charged; null for a repeated mechanism.", default=None)
     repeated: tuple[CountedEvent, ...] | None = described("The events of one repetition; null of any other search.", default=None)
 
 
