@@ -5,7 +5,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Imported when asked for: the jobs that only plan or account must not import jax.
+# Imported on first use: jobs that only plan or account must not import jax.
 _MODULES = {
     "clipped_sum": "dpx.clipping.clipped_sum",
     "plain_sum": "dpx.clipping.clipped_sum",

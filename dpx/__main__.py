@@ -20,7 +20,7 @@ def main() -> None:
     try:
         from dpx.launch.command import run
     except ModuleNotFoundError as missing:
-        # A checkout that was never installed, by an interpreter that has none of what it needs.
+        # A checkout that was never installed, run by an interpreter without its dependencies.
         line = f"{missing.name}: is not installed for {sys.executable}. In the checkout run pip install -c requirements.lock -e ."
         print(f"error: {line}", file=sys.stderr)
         sys.exit(2)

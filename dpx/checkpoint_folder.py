@@ -11,7 +11,7 @@ from dpx.run_folder import read_json
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 _COPY = "Copy the file again"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
-# All that a model and its tokenizer are read from.
+# The files that a model and its tokenizer are read from.
 _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
 
 
@@ -25,7 +25,7 @@ def folder_of(path: str, key: str = "init.path") -> Path:
     try:
         place = Path(path).expanduser()
         is_file, is_folder = place.is_file(), place.is_dir()
-    except (OSError, RuntimeError):  # a name that no file can have, or the home of a user who is not there
+    except (OSError, RuntimeError):  # a name that no file can have, or the home of a user who does not exist
         raise ConfigError(asked, "no such folder", "Name a folder that holds config.json") from None
     require(not is_file, asked, _said_of_file(place), "Name the folder that holds config.json and model.safetensors")
     if is_folder:
@@ -51,11 +51,11 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:
-    """Returns the weight files, each with the names of its tensors from the index, or with no names if there is no index.
+    """Returns the weight files, each with the names of its tensors from the index, or without names if the index is missing.
 
     Raises `ConfigError` for pickles.
     """
-    # As transformers does: an index beside the one file is left from before.
+    # As in transformers: an index beside a single weight file is left over from an earlier save.
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}
     if (folder / INDEX).is_file():

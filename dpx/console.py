@@ -22,7 +22,7 @@ def require_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is given out: this one.
+            # The system assigns the lowest free number: this one.
             os.open(os.devnull, os.O_RDWR)
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:

@@ -156,7 +156,7 @@ class Experiment:
 
     @property
     def trained(self) -> Trained:
-        """The trained parameters: `train`, without those that the mechanism's noise does not cover."""
+        """The trained parameters: `train`, without the parameters that the mechanism's noise does not cover."""
         return self.mechanism.trained(self.train)
 
     @property

@@ -4,7 +4,7 @@ import importlib.util
 
 from dpx.declaration import ConfigError
 
-# Extra -> what must be importable for it.
+# Extra -> the package that must be importable for it.
 PACKAGES = {"hub": "datasets", "tune": "optuna", "plots": "matplotlib", "correlated": "jax_privacy"}
 
 

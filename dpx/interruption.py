@@ -20,7 +20,7 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# How long after the second signal the guard waits.
+# Seconds that the guard waits after the second signal.
 GRACE_SECONDS = 5
 
 # The guard ends with its parent: its standard input, the pipe that signals are written to, then has no writer left.

@@ -124,7 +124,7 @@ def _rates(schedule: OfOptax, steps: int) -> list[float]:
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
-        # The environment allows jax an accelerator alone.
+        # The environment allows jax only an accelerator.
         host = None
     with jax.default_device(host):
         return np.asarray(jax.vmap(schedule.curve(steps))(jnp.arange(1, steps + 1)), np.float32).tolist()

@@ -11,7 +11,7 @@ import sys
 
 from dpx.declaration import require, several
 
-# How many processes of one job there are, by the launcher that says so: jax's own convention, srun, mpirun of two kinds, torchrun.
+# Variables with the number of processes of one job, by launcher: jax's own convention, srun, mpirun of two kinds, torchrun.
 _COUNTS = ("JAX_NUM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
 # The machines of a slice of TPUs, each of which runs a process, as a list with commas.
 _LISTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")

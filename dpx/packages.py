@@ -130,7 +130,7 @@ def _options(conf: Path) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=8)
 def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     del path
-    # A distribution that is twice on the path, such as a checkout beside an installation, counts once: the first is imported.
+    # A distribution that is on the path twice, such as a checkout beside an installation, counts once: the first is imported.
     by_entry = {
         (_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))
     }

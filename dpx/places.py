@@ -32,7 +32,7 @@ def told(node: Any) -> Any:
 
 def _is_of_the_machine(value: str) -> bool:
     leads_out = os.path.normpath(value).split(os.sep)[0] == os.pardir
-    # The home of a service may be the root of all folders, which every path lies in.
+    # The home of a service may be the root folder, which contains every path.
     homes = (str(place) for place in (Path.home(), Path.cwd()) if len(place.parts) > 1)
     return bool(_ABSOLUTE.match(value)) or leads_out or any(home in value for home in homes)
 

@@ -19,7 +19,7 @@ Cls = TypeVar("Cls", bound=type)
 Made = TypeVar("Made")
 
 FIX = "Restore the file, or use the version of dpx that wrote it"
-# The field that tells the records of a union apart.
+# The field that distinguishes the records of a union.
 TAG = "kind"
 
 
@@ -31,7 +31,7 @@ def described(sentence: str, *, default: Any = dataclasses.MISSING) -> Any:
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(described,))
 def record(cls: Cls) -> Cls:
     """Makes `cls` a declaration (`dpx.declaration`) that `to_json` writes and `from_json` reads."""
-    # What a JSON Schema of it says about fields that are not declared, for pydantic, which is not imported here.
+    # How a JSON Schema of the record treats undeclared fields, for pydantic, which is not imported here.
     cls.__pydantic_config__ = {"extra": "forbid"}  # pyright: ignore[reportAttributeAccessIssue]
     return declaration(cls)
 

@@ -113,7 +113,7 @@ def _first_other(folder: Path) -> Path | None:
     """Returns a path below `folder` that is not a regular file or folder; symbolic links are not followed."""
     try:
         entries = list(os.scandir(folder))
-    except (FileNotFoundError, NotADirectoryError):  # what a run that goes on has deleted meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # a file that a running job has deleted meanwhile
         return None
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):

@@ -21,9 +21,9 @@ from dpx.privacy.ledger import Ledger
 from dpx.run_folder import CONFIG, read_json
 
 LEDGER = "private/ledger"
-# Where released files are; files of a trial that may not be seen yet are moved to the second folder.
+# The folders of released files; files of a trial that may not be published yet are moved to the second one.
 RELEASES = ("release", "private/withheld")
-# Orbax keeps what a caller adds to a checkpoint under this name, as JSON; read here without jax.
+# Orbax stores a caller's additions to a checkpoint under this name, as JSON; read here without jax.
 METADATA = "_CHECKPOINT_METADATA"
 # Under `private/`; each checkpoint is a folder named by the number of steps done.
 CHECKPOINTS = "checkpoints"
@@ -161,7 +161,7 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
     statement, params, telemetry = (folder / place / name for name in (STATEMENT, "params", "telemetry.jsonl"))
     if statement.is_file():
         node = read_node(statement, OR_MOVE)
-        # Not read as a record yet: one that was edited may be none, and its seal shows that.
+        # Not read as a record yet: an edited file may not be a valid record, and its seal shows that.
         yield f"{place}/{STATEMENT}", mark_of(_dict(node, "ledger").get("mark")), node
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_params(params / METADATA), None

@@ -16,7 +16,7 @@ from dpx.privacy.segments import Segment
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import FIX, described, record
 
-# Epsilon by accountant; null where no finite bound is known.
+# Epsilon by accountant; null if no finite bound is known.
 Epsilons = dict[str, float | None]
 
 

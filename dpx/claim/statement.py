@@ -117,7 +117,7 @@ def _claim(
     if epsilon[own] is None:
         reasons = [*reasons, f"accountant={own} finds no finite epsilon at this delta"]
     by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(whole_segments))
-    # Where the claim trusts a package, no number is stated as a bound, at the planned end or before it.
+    # If the claim trusts a package, no number is stated as a bound, at the planned end or before it.
     is_proved = not (reasons or by)
     ancestors = ", including the runs that this one starts from" if origins.charged(begins_from) else ""
     why_not = reasons or outside_code.sentences(by)

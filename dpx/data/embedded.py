@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from dpx.data.documents import Document
 from dpx.data.english import prose
 
-# What this project cannot run without; extras are left out so that a developer and a user hold the same text.
+# The dependencies that this project needs to run; extras are left out so that a developer and a user have the same text.
 DEPENDENCIES = (
     "beartype", "dp-accounting", "flax", "hydra-core", "jax", "jaxtyping", "markdown-it-py", "numpy", "omegaconf", "optax",
     "orbax-checkpoint", "packaging", "rich", "safetensors", "scipy", "tensorboard", "tensorboardX", "tokenizers",

@@ -21,7 +21,7 @@ def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> li
     """Returns the files that declared paths name: files, folders, and patterns if no file has that exact name.
 
     Each file is returned once, however often it is named: a pattern such as `texts/**` names a folder and every file in it. Raises
-    `ConfigError` if there is no file, and for an empty path, which would be the working directory.
+    `ConfigError` if no file is found, and for an empty path, which would be the working directory.
     """
     declared = [paths] if isinstance(paths, str) else paths
     require(

@@ -11,7 +11,7 @@ from typing import Any
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
-# As in paths of other tools: hf://datasets/<name>, with @<revision> where one is meant.
+# As in paths of other tools: hf://datasets/<name>, with an optional @<revision>.
 HUB = "hf://datasets/"
 _OF_ONE, _OF_SEVERAL = "dataset_info.json", "dataset_dict.json"
 

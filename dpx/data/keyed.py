@@ -5,7 +5,7 @@ import random
 from typing import Literal
 
 Split = Literal["protected", "heldout", "public", "test"]
-# Those that a hash of the unit decides; a test set is a split only where files of one are declared.
+# The splits that a hash of the unit decides; a test set is a split only if its files are declared.
 SPLITS: tuple[Split, ...] = ("protected", "heldout", "public")
 
 

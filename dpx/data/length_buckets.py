@@ -13,7 +13,7 @@ import numpy as np
 from dpx.declaration import require
 
 LengthBuckets = Sequence[int] | Literal["auto"] | None
-# Of `auto`: below it a product is too small to gain by.
+# The shortest length of `auto`: below it, matrix products are too small to be faster.
 _SHORTEST = 16
 
 

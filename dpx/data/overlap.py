@@ -17,7 +17,7 @@ from dpx.data.store import Store
 
 WINDOW = 16
 _TOKENS_AT_ONCE = 1 << 20
-# Of larger corpora a share of all texts and windows is compared, the same ones in both: chosen by what they hold.
+# For larger corpora only a share of all texts and windows is compared, the same ones in both: chosen by their content.
 _HASHES_MAX = 1 << 24
 _MULTIPLIER, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
@@ -68,7 +68,7 @@ def _hashed(store: Store, split: Split, every: np.uint64) -> Iterator[Hashed]:
     at_once = max(1, _TOKENS_AT_ONCE // known.sequence_length)
     for start in range(0, known.rows[split], at_once):
         tokens_NT = store.rows(split, np.arange(start, min(start + at_once, known.rows[split])))["tokens"]
-        # Of several texts in a row each is a text of it.
+        # Each of several texts in a row is a text of this row.
         row_N = np.repeat(np.arange(start, start + len(tokens_NT)), int(np.prod(tokens_NT.shape[1:-1])))
         tokens_NT = tokens_NT.reshape(-1, tokens_NT.shape[-1])
         is_mark_NT, words_NT = np.isin(tokens_NT, marks), tokens_NT.astype(np.uint64) + np.uint64(1)

@@ -63,7 +63,7 @@ def _pair(sentences: Sequence[Tokens], start: int, end: int, target: int, draws:
         whole = sentences[start]
         cut = _below(len(whole) - 1, draws) + 1
         first, true_second = whole[:cut], whole[cut:]
-        middle, elsewhere = end, 0  # a false pair of whole sentences would give the cut away, so these are only swapped
+        middle, elsewhere = end, 0  # a false pair of whole sentences would reveal where it was cut, so these are only swapped
     else:
         middle = start + 1 + _below(end - start - 1, draws)
         first, true_second = list(chain(*sentences[start:middle])), list(chain(*sentences[middle:end]))

@@ -155,7 +155,7 @@ class _Preparation:
         try:
             return of_vocabulary(fit(chain.from_iterable(texts), vocabulary.size))
         except ConfigError:
-            # One document mostly falls in another split: then that is what to say.
+            # With one document, the cause is usually that it is in another split: the error says so.
             self._require_several(self._read)
             raise
 

@@ -16,7 +16,7 @@ class PackageSource:
         @property
         def kind(self) -> str: ...
 
-    # Whether opening it downloads: a plan then counts nothing, and asks for `data.declared_size`.
+    # Whether opening it starts a download: a plan then does not count rows, and requires `data.declared_size`.
     is_remote: ClassVar[bool] = False
 
     @property

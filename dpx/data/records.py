@@ -16,9 +16,9 @@ from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
 SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
-# Of a label that is a number; a longer one is a name made of digits.
+# The most digits of a label that is a number; a longer one is a name made of digits.
 _DIGITS = 18
-Record = tuple[str, Mapping[str, Any]]  # where it stands, and its fields
+Record = tuple[str, Mapping[str, Any]]  # the place of a record, and its fields
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ RowSet = FileRows | HubRows
 def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None) -> list[RowSet]:
     """Returns the files or data sets that declared paths name, each once, in order: files of rows, or splits of data sets.
 
-    Raises `ConfigError` if there are none.
+    Raises `ConfigError` if none is found.
     """
     sets: list[RowSet] = []
     for path in [paths] if isinstance(paths, str) else paths:

@@ -16,7 +16,7 @@ from dpx.data.pairs import Row, Tokens, paired_rows, single_rows
 from dpx.data.schema import Columns
 from dpx.data.tokenizer import TextTokenizer
 
-_BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, little enough to forget
+_BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, and a small amount of memory
 # An end of sentence: a stop, closing marks, blanks, then what may open the next one.
 _END = re.compile(r"""[.!?]["')\]\u2019\u201d]*\s+(?=["'(\[\u2018\u201c]?[A-Z0-9\u00c0-\u00de])""")
 _ABBREVIATION = re.compile(
@@ -73,7 +73,7 @@ class RowCutter:
             return single_rows(sentences, room=data.sequence_length - 2, short_sequence_rate=data.short_sequence_rate, draws=draws)
         donor: Sequence[Tokens] = ()
         if data.pairs == "cross_document":
-            # The donor is the document before, of the same split: deleting a document then changes the rows of one other.
+            # The donor is the previous document of the same split: deleting a document then changes the rows of one other.
             donor = self._last.get(split, ())
             self._last[split] = [sentence for sentence in sentences if sentence] or donor
         room = data.sequence_length - 2 - self._tokenizer.separators

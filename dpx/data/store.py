@@ -30,9 +30,9 @@ from dpx.privacy.declarations import Privacy
 
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"
-# Above this, reading ahead around each record fetches hundreds of pages for one: 8 s against 0.03 s for 2,048 of 346M rows.
+# Above this size, read-ahead fetches hundreds of pages for each record: 8 s against 0.03 s for 2,048 of 346M rows.
 _READ_AHEAD_BYTES = 2**30
-# Examples whose rows are looked up together where only their lengths are asked for.
+# The number of examples whose rows are found together if only their lengths are requested.
 _LENGTHS_AT_ONCE = 65_536
 
 
@@ -100,7 +100,7 @@ class Manifest:
         return manifest
 
 
-# Whose a row is, by the place of the unit's id; no part of the row.
+# The unit of each row, as the position of the unit's id; not a part of the row.
 UNIT = Column("uint32")
 
 

@@ -15,7 +15,7 @@ from dpx.run_folder import read_json
 
 DEFINITION = "tokenizer.json"
 _TOKENS_FILE = "vocab.txt"
-# What the marks are called where a checkpoint does not say; GPT-2 has one mark for all.
+# The names of the marks if a checkpoint does not give them; GPT-2 has one mark for all.
 _END_OF_TEXT = "<|endoftext|>"
 _ROLES = {
     "pad_id": ("pad_token", ("[PAD]", "<pad>", _END_OF_TEXT)),

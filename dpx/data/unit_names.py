@@ -23,7 +23,7 @@ MISSING = frozenset(
 )
 NEAR_EQUAL = "near_equal_units.jsonl"
 _NUMBER = re.compile(r"([+-]?)([0-9]*)\.?([0-9]*)")
-# Characters that are not seen, beside those of Unicode's categories Cc and Cf.
+# Invisible characters, in addition to Unicode's categories Cc and Cf.
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
 
 

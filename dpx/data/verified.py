@@ -20,7 +20,7 @@ from dpx.file_checksums import Known
 
 VERIFIED = "verified.json"
 AGAIN = "Delete the folder to prepare it again"
-# Above this hashing takes seconds, and is shown.
+# Above this size hashing takes seconds, and its progress is shown.
 SHOWN_BYTES = 2**30
 _PARTS_SHOWN = 10
 
@@ -41,7 +41,7 @@ def verify(folder: Path, files: dict[str, Known]) -> None:
         return
     shown = _Shown(folder, sum(known["bytes"] for known in changed.values()))
     for name, known in changed.items():
-        # Looked at before it is hashed: a change from then on shows.
+        # Its status is read before it is hashed, so that a later change is detected.
         remembered[name] = _seen(folder / name, known)
         digest = file_checksums.of_file(folder / name, shown.read)
         require(digest == known, folder / name, "does not match the checksum in its manifest", AGAIN)

@@ -47,5 +47,5 @@ def is_adapted_alike(one: Trained, other: Trained) -> bool:
 
 
 def _form(adapters: Adapters) -> tuple[Any, ...]:
-    # The dropout rate is stored beside the factors: factors of a run with another rate would bring that rate along.
+    # The dropout rate is stored beside the factors: factors of a run with another rate would also load that rate.
     return adapters.rank, adapters.alpha, sorted(adapters.targets), adapters.dropout

@@ -27,7 +27,7 @@ from dpx.task.declarations import CausalLanguageModel, Classification, MultipleC
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TASK_TYPES: dict[type, str] = {Classification: "SEQ_CLS", CausalLanguageModel: "CAUSAL_LM"}
 _LORA = "layers/lora/"
-# Before the base model's own name of each tensor.
+# The prefix of the base model's own name of each tensor.
 _BASE = "base_model.model."
 _FIX = "Export whole weights: job.format=hf"
 _Adapter = tuple[Target, Mapping[str, np.ndarray]]

@@ -137,7 +137,7 @@ def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int,
     marks = {name: vocabulary[getattr(special, role)] for name, role in _MARKS.items()}
     first, last = (marks["cls_token"], store.manifest.cls_id), (marks["sep_token"], store.manifest.sep_id)
     between = " ".join([f"{last[0]}:0"] * text_tokenizer.separators_of(own))
-    # The second text is of segment 1 where the model has two; most of RoBERTa have one.
+    # The second text has segment 1 if the model has two segments; most RoBERTa models have one.
     second = 1 if segments == 2 else 0
     own.post_processor = TemplateProcessing(  # type: ignore[assignment]
         single=f"{first[0]}:0 $A:0 {last[0]}:0",

@@ -125,7 +125,7 @@ ROBERTA = Layout(
         Part("mlm/output_bias", ("lm_head.bias",)),
         *dense("classifier/dense", "classifier.dense"),
         *dense("classifier/out", "classifier.out_proj"),
-        # Of RobertaForMultipleChoice.
+        # The tensors of RobertaForMultipleChoice.
         *dense("classifier", "classifier"),
     ),
     decoder=Part("mlm/decoder", ("lm_head.decoder.weight",)),

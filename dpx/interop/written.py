@@ -60,7 +60,7 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     config |= _sizes(model, family) | {"vocab_size": vocabulary_size, "pad_token_id": special.pad_id}
     config |= {"tie_word_embeddings": model.tied, "initializer_range": model.initialiser_range}
     if family == "gpt2":
-        # What ends a text for `generate`.
+        # The token that ends a text for `generate`.
         config |= {"bos_token_id": special.cls_id, "eos_token_id": special.sep_id}
     if family == "roberta":
         # It counts positions from the one after padding's id.

@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from dpx.durable import locked
 from dpx.run_folder import LOCK
 
-# What Hydra, the log, the launcher and the lock write before a job has done anything, relative to the folder.
+# The files that Hydra, the log, the launcher and the lock write before a job does any work, relative to the folder.
 _OF_ANY_COMMAND = frozenset(
     {f"private/{name}" for name in ("dpx.log", "status.json", LOCK)}
     | {f"private/hydra/{name}.yaml" for name in ("config", "hydra", "overrides")}

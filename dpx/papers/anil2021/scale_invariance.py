@@ -17,7 +17,7 @@ from dpx.table import Table
 
 TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")
 ATTENTION, FEED_FORWARD = ("layers/attention_out/kernel",), ("layers/down/kernel",)
-# What is scaled, its parameter paths, the output looked at, and whether the claim holds for it.
+# The scaled weights, their parameter paths, the compared output, and whether the claim is valid for them.
 CASES = (
     ("three tables together", TABLES, "free decoder", True),
     ("three tables, tied decoder", TABLES, "tied decoder", False),

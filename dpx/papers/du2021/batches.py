@@ -13,7 +13,7 @@ from dpx.init.declarations import FromCheckpoint, RandomStart
 from dpx.papers.du2021 import labelled_rows
 from dpx.papers.du2021.one_step import batch_of
 
-# [CLS], [SEP] and their like.
+# [CLS], [SEP] and other marks.
 _MARKS = 3
 
 

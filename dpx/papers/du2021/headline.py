@@ -55,7 +55,7 @@ def _means(scores: table2.Scores) -> Table:
 def judged(headline: Sequence[Mapping[str, Any]], means: Sequence[Mapping[str, Any]]) -> list[Part]:
     """Returns the verdicts on the arithmetic alone; another item judges whether the rows have a guarantee."""
     near = [row for row in means if abs(row["difference"]) <= ROUNDING]
-    # A distance is of two rounded means.
+    # A difference is between two rounded means.
     agree = all(abs(row["from_table_2"] - row["printed"]) <= 2 * ROUNDING for row in headline)
     words = ", ".join(f"{row['from_table_2']:.2f} ({row['printed']:.2f})" for row in headline)
     return [

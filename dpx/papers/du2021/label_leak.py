@@ -25,7 +25,7 @@ from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.table import Table
 
-# Recovered counts that are off by more are drawn with the last one.
+# Recovered counts with a larger error are plotted with the last one.
 MOST = 4
 
 
@@ -99,7 +99,7 @@ class DpfpLabelLeak:
                 for number, step in enumerate(subject.steps):
                     given = (step.batch, self._noise(number, step), float(sigma))
                     bias_K = np.asarray(gradient(head, params, *given)["bias"], np.float64)
-                    # A head of zeros answers every row alike, so nothing but the number of rows has to be known.
+                    # A head of zeros gives every row the same output, so the attack needs only the number of rows.
                     answers = None if head is zeros else probabilities(params | {"classifier": head}, *given)
                     found.append(counts_of(bias_K, len(step.labels), None if answers is None else np.asarray(answers, np.float64)))
                 rows.append((subject.name, shape_of(self.model).name, name, known, float(sigma), *_exactness(found, subject)))

@@ -35,7 +35,7 @@ NOTES = (
     "the slope of the mean noisy loss in that direction is a two-sided difference under other draws of noise",
     "DP-FP's draws come in pairs of opposite noise, which have the same mean and less spread; DP-SGD's are independent",
 )
-# Of the two-sided difference, along a direction of norm 1.
+# The step of the two-sided difference, along a direction of norm 1.
 STEP = 1e-3
 # Groups of draws whose means are compared.
 GROUPS = 16

@@ -15,7 +15,7 @@ from dpx.scaling.optima import Optimum, optima
 from dpx.scaling.query import NEAR, ends_flat, knee, saturating_compute
 from dpx.table import Table
 
-# Slopes within this of each other are equal.
+# Slopes that differ by less than this are equal.
 LESS = 0.05
 
 

@@ -76,8 +76,8 @@ def ratios(settings: Sequence[Baseline], size: int, epsilons: Sequence[float | i
 
 
 def judged(rows: Sequence[Row], epsilon: float) -> list[Part]:
-    """Returns the verdicts: no fixed setting has a lower loss than the optimum, the best fixed setting depends on epsilon, and the
-    optimum needs a fifth of the compute for the same loss."""
+    """Returns the verdicts: no fixed setting has a lower loss than the optimum, the best fixed setting depends on epsilon, and
+    the optimum at a fifth of the compute has the loss of the best fixed setting."""
     at = {(one, name): loss for one, name, loss, _ in rows}
     epsilons = sorted({one for one, *_ in rows})
     fixed = [name for name in dict.fromkeys(name for _, name, *_ in rows) if name not in (OPTIMAL, CHEAPER)]

@@ -79,7 +79,7 @@ class MckennaFlopsModel(Positive):
         rows = []
         for path in sorted(Path(self.evidence).glob("*.json")):
             document = read_json(path)
-            # Files of another kind hold no steps: draws of noise, or the bytes of a restart.
+            # Files of another kind do not contain steps: draws of noise, or the bytes of a restart.
             steps = [] if "kind" in document else document["rows"]
             private = [row for row in steps if row["clipping"] == "book_keeping" and row.get("update_seconds")]
             if not private:
