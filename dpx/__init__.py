@@ -1,4 +1,4 @@
-"""dpx: declare a private-training experiment in YAML; get a model and a true privacy statement."""
+"""Trains a private model from an experiment declared in YAML, and states the privacy that its run really has."""
 
 import importlib
 from typing import Any

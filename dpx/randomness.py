@@ -89,7 +89,7 @@ class RootSecret:
 
     @property
     def tag(self) -> str:
-        """16 hexadecimal digits that identify this secret and reveal nothing else about it."""
+        """An identifier of this secret, 16 hexadecimal digits, which reveals nothing else about it."""
         return self._derive("tag", "which secret this is", (), 8).hex()
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table of an analysis.
+    """Holds one table of an analysis.
 
     Attributes:
         name: The name of its CSV file, without ending.

@@ -22,7 +22,7 @@ Epsilons = dict[str, float | None]
 
 @record
 class OutsideCode:
-    """A package whose code takes part in the run."""
+    """Describes a package whose code takes part in the run."""
 
     package: str = described("Name of the package.")
     version: str = described("Version of the package.")
@@ -31,7 +31,7 @@ class OutsideCode:
 
 @record
 class Tuning:
-    """The search that the run is a trial of."""
+    """Describes the search that the run is a trial of."""
 
     charge: str = described("How the search charges the choice among its trials.")
     meaning: str = described("One sentence on what the charge means for this run.")
@@ -39,7 +39,7 @@ class Tuning:
 
 @record
 class NotABound:
-    """A number that is not a bound for this run."""
+    """Holds a number that is not a bound for this run."""
 
     name: str = described("Name of the number, as `epsilon/<accountant>`.")
     value: float | None = described("The number; null where it is infinite.")
@@ -48,7 +48,7 @@ class NotABound:
 
 @record
 class EpsilonAt:
-    """Epsilon at another delta."""
+    """Holds epsilon at another delta."""
 
     delta: float = described("The delta.")
     epsilon: Epsilons = described("Epsilon by accountant.")
@@ -56,7 +56,7 @@ class EpsilonAt:
 
 @record
 class PlannedEpsilon:
-    """The run's own plan."""
+    """Describes the run's own plan and its epsilon."""
 
     steps: int = described("The planned number of steps.")
     epsilon: Epsilons = described("Epsilon of these steps alone, by accountant.")
@@ -64,7 +64,7 @@ class PlannedEpsilon:
 
 @record
 class SpentEpsilon:
-    """What the ledger holds so far."""
+    """Describes the charges that the ledger holds so far, and their epsilon."""
 
     steps: int = described("Steps that have run.")
     charged_steps: int = described("Steps that are charged, those of other runs and repeated ones included.")
@@ -74,7 +74,7 @@ class SpentEpsilon:
 
 @record
 class CountedEvent:
-    """Equal events of dp-accounting."""
+    """Holds an event of dp-accounting and the number of times that it is composed."""
 
     event: dict[str, Any] = described("The event: its class and its arguments by name.")
     count: int = described("How many times it is composed.")
@@ -82,7 +82,7 @@ class CountedEvent:
 
 @record
 class RatesRoundedUp:
-    """A ramp of sampling rates that was rounded up to fewer rates."""
+    """Describes a ramp of sampling rates that was rounded up to fewer rates."""
 
     distinct: int = described("Number of distinct releases.")
     composed: int = described("Number of releases that were composed.")
@@ -93,7 +93,7 @@ class RatesRoundedUp:
 
 @record
 class ChainFacts:
-    """The line of the ledger that a statement follows from."""
+    """Describes the line of the ledger that a statement follows from."""
 
     mark: Mark | None = described("The line; null before the run has begun.")
     chain: str = described("What a comparison with that line can show.")
@@ -101,7 +101,7 @@ class ChainFacts:
 
 @record
 class LedgerFacts(ChainFacts):
-    """What ran, enough to compute epsilon again with dp-accounting alone."""
+    """Describes the steps that ran, in enough detail to compute epsilon again with dp-accounting alone."""
 
     segments: tuple[Segment, ...] = described("What is charged so far, run-length encoded.")
     events: tuple[CountedEvent, ...] = described("The events that the headline composes: those of the planned end.")
@@ -111,7 +111,7 @@ class LedgerFacts(ChainFacts):
 
 @record
 class CarrierFacts:
-    """The low-rank carriers whose gradients are clipped and noised in place of those of weight matrices (`mechanism=rgp`)."""
+    """Describes the low-rank carriers whose gradients are clipped and noised instead of those of weight matrices (`mechanism=rgp`)."""
 
     rank: int = described("Their rank.")
     decomposes: str = described("The matrix that they follow: update, what training has added to a weight matrix, or weight.")
@@ -122,7 +122,7 @@ class CarrierFacts:
 
 @record
 class MechanismFacts:
-    """Clip, noise and generator."""
+    """Describes the clipping, the noise and its generator."""
 
     name: str = described("Name of the mechanism.")
     clip: str = described("Kind of clip.")
@@ -151,7 +151,7 @@ class MechanismFacts:
 
 @record
 class CanaryCounts:
-    """Canaries that take part in the run by secret coins."""
+    """Counts the canaries, which take part in the run by secret coins."""
 
     gradients: int = described("Gradient canaries.")
     sequences: int = described("Sequences.")
@@ -159,7 +159,7 @@ class CanaryCounts:
 
 @record
 class AuditBound:
-    """The lower bound on epsilon that the audit proved."""
+    """Holds the lower bound on epsilon that the audit proved."""
 
     score: str = described("What the canaries were scored by.")
     estimator: str = described("How the bound follows from the guesses.")
@@ -173,7 +173,7 @@ class AuditBound:
 
 @record
 class AuditFacts:
-    """The audit in the run."""
+    """Describes the audit in the run."""
 
     canaries: CanaryCounts = described("How many canaries take part.")
     primary: dict[str, Any] = described("The bound that decides, as declared beforehand.")
@@ -184,7 +184,7 @@ class AuditFacts:
 
 @record
 class _OfAnyRun:
-    """What the statements of runs with and without privacy share."""
+    """Holds the fields that the statements of runs with and without privacy share."""
 
     format: int = described("Format number of this file.")
     name: str = described("Name of the experiment.")
@@ -203,7 +203,7 @@ class _OfAnyRun:
 
 @record
 class PlainStatement(_OfAnyRun):
-    """The statement of a run without privacy."""
+    """States the facts of a run without privacy."""
 
     kind: Literal["run_without_privacy"] = "run_without_privacy"
     ledger: ChainFacts = described("The line of the ledger that the statement follows from.")
@@ -211,7 +211,7 @@ class PlainStatement(_OfAnyRun):
 
 @record
 class RunStatement(_OfAnyRun):
-    """The statement of a private run."""
+    """States the guarantee of a private run."""
 
     kind: Literal["run"] = "run"
     unit: str = described("What one protected unit is.")
@@ -236,7 +236,7 @@ class RunStatement(_OfAnyRun):
 
 @record
 class CountedTrials:
-    """The trials of a search whose number is public."""
+    """Describes the trials of a search whose number is public."""
 
     kind: Literal["counted"] = "counted"
     declared: int = described("The declared number.")
@@ -246,7 +246,7 @@ class CountedTrials:
 
 @record
 class DrawnTrials:
-    """The distribution of a secret number of trials."""
+    """Describes the distribution of a secret number of trials."""
 
     kind: Literal["drawn"] = "drawn"
     mean: float = described("Mean of the distribution.")
@@ -255,7 +255,7 @@ class DrawnTrials:
 
 @record
 class Score:
-    """What the trials are compared by."""
+    """Describes the score by which the trials are compared."""
 
     name: str = described("The metric.")
     of: str = described("What is scored.")
@@ -265,7 +265,7 @@ class Score:
 
 @record
 class StudySpent:
-    """What the trials have spent so far."""
+    """Describes the privacy cost of the trials so far."""
 
     trials: int = described("Trials that began.")
     epsilon: Epsilons = described("Epsilon of what they spent, by accountant.")
@@ -274,7 +274,7 @@ class StudySpent:
 
 @record
 class BudgetFacts:
-    """The budget that was declared before the first trial."""
+    """Describes the budget that was declared before the first trial."""
 
     kind: str = described("The filter that enforces it.")
     epsilon: float = described("Epsilon of the budget.")
@@ -284,7 +284,7 @@ class BudgetFacts:
 
 @record
 class DrawsFrom:
-    """The distribution of the trials of a repeated mechanism, fixed before the first."""
+    """Describes the distribution of the trials of a repeated mechanism, which was fixed before the first trial."""
 
     sampler: dict[str, Any] = described("Sampler that draws the settings of the trials.")
     space: dict[str, Any] = described("The search space.")
@@ -292,7 +292,7 @@ class DrawsFrom:
 
 @record
 class StudyLedger:
-    """What the search is charged."""
+    """Describes the charges of the search."""
 
     segments: tuple[Segment, ...] | None = described("What the trials are charged; null for a repeated mechanism.", default=None)
     repeated: tuple[CountedEvent, ...] | None = described("The events of one repetition; null of any other search.", default=None)
@@ -300,7 +300,7 @@ class StudyLedger:
 
 @record
 class RecordMark:
-    """A line of the record of a search."""
+    """Identifies a line of the record of a search."""
 
     chain: str = described("Name of the record.")
     position: int | None = described("Number of the line; null where it would tell the secret number of trials.")
@@ -309,14 +309,14 @@ class RecordMark:
 
 @record
 class RecordFacts:
-    """The line of the search's record that its statement follows from."""
+    """Describes the line of the search's record that its statement follows from."""
 
     mark: RecordMark = described("The line.")
 
 
 @record
 class StudyStatement:
-    """The statement of a whole search: the guarantee of its winner."""
+    """States the guarantee of a whole search: that of its winner."""
 
     kind: Literal["study"] = "study"
     format: int = described("Format number of this file.")

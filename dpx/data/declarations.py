@@ -33,7 +33,7 @@ class Vocabulary:
 
 
 class _RunningText:
-    """Base class of every source of running text."""
+    """Is the base class of every source of running text."""
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
         """Returns the columns of marked texts and, for pairs, whether the second segment truly follows the first."""
@@ -221,7 +221,7 @@ class Data:
 
     @property
     def known_as(self) -> Sequence[str]:
-        """Names under which the data is known to others."""
+        """The names under which the data is known to others."""
         if isinstance(self.source, Hub):
             return [str(corpus["name"]).split("/")[-1] for corpus in self.source.corpora]
         return [*self.source.known_as, *self.source.hub_names] if isinstance(self.source, Table) else ()

@@ -69,7 +69,7 @@ class HubRows:
 
     @property
     def identity(self) -> str:
-        """An identity that is equal for equal rows."""
+        """The identity of the rows, equal for equal rows."""
         name = str(Path(self.name).resolve()) if is_saved(Path(self.name)) else HUB + self.name
         return json.dumps([name, self.split, self.config, self.revision])
 

@@ -12,24 +12,26 @@ from dpx.declaration import declaration, require
 
 @declaration
 class Table:
-    """Labelled texts in `.tsv`, `.csv`, `.jsonl` (each also as `.gz`) and `.parquet` files, one a row; or, of the library `datasets`
-    (extra `hub`), a folder that its `save_to_disk` wrote, or `hf://datasets/<name>` with `@<revision>`. Of those, `split` is read for
-    training and `test_split` as test set; `subset` is the configuration, where a data set on the hub has several.
+    """Reads labelled texts, one a row, from files (`.tsv`, `.csv`, `.jsonl`, each also as `.gz`, and `.parquet`) or data sets.
 
-    A text is the column `text_field`, or that and `pair_field` read together. With `choices_field`, a column that lists `choices` texts
-    (`.jsonl` and `.parquet`), each of them is read with the text, and the label is the place of the right one, from 0.
+    A data set is, with the library `datasets` (extra `hub`), a folder that `save_to_disk` wrote, or `hf://datasets/<name>` with an optional
+    `@<revision>`. Its `split` is read for training and `test_split` as test set; `subset` is the configuration, if a data set on the hub
+    has several.
+
+    A text is the column `text_field`, or that and `pair_field` read together. `choices_field` is a column that lists `choices` texts
+    (`.jsonl` and `.parquet`): each of them is read with the text, and the label is the index of the right one, from 0.
 
     `labels` are the values of the column `label_field`, in the order of the classes. `labels=null` takes them from the training rows,
-    sorted; that is learnt from what is protected, and makes the guarantee `none`. A declared label that no training row has is refused
+    sorted; such a list is learnt from protected rows, and makes the guarantee `none`. A declared label that no training row has is refused
     unless `allow_unseen_labels`.
 
-    `test_paths` are files of a test set. With `select="dev"` they are read once, after the last step, and what a run is compared by are
-    the held-out rows, a share of the training files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as
-    papers do it, and nothing of the training files is.
+    `test_paths` are files of a test set. With `select="dev"` they are read once, after the last step, and runs are compared by the held-out
+    rows, a share of the training files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as in papers,
+    and no rows of the training files are.
 
-    Rows of one `unit_field` (a document, an author) are one unit; without it each row is. `unit_note` says what a row is, where a reader
-    of the statement could take it for more. `known_as` are names under which these rows are known, to be found among what a checkpoint
-    was trained on.
+    Rows with the same `unit_field` (a document, an author) are one unit; without it each row is a unit. `unit_note` says what a row is, if
+    a reader of the statement could assume more. `known_as` are names under which these rows are known, which are searched in the training
+    data of a checkpoint.
     """
 
     paths: str | Sequence[str]

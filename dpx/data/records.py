@@ -29,7 +29,7 @@ class FileRows:
 
     @property
     def identity(self) -> str:
-        """An identity that is equal for equal rows."""
+        """The identity of the rows, equal for equal rows."""
         return str(self.file.resolve())
 
     def digest(self) -> bytes:

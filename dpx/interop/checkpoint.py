@@ -57,7 +57,7 @@ class Checkpoint:
 
     @cached_property
     def _stored(self) -> dict[str, str]:
-        """Today's name of each tensor, and its name in the file. Raises `ConfigError` if the file has both."""
+        """The current name of each tensor, with its name in the file. Raises `ConfigError` if the file has both."""
         by_name = {}
         for name in self._tensors.shapes:
             old = next((old for old in _OLD_NAMES if name.endswith(old)), None)
