@@ -95,12 +95,6 @@ def folders() -> list[tuple[str, Path]]:
     return [(OWN, conf_directory()), *((package.name, package.conf) for package in usable())]
 
 
-def yaml_of(group: str, name: str) -> Path | None:
-    """Returns the file that declares the option `name` of `group`, of dpx or of any package."""
-    paths = (folder / group / f"{name}.yaml" for _, folder in folders())
-    return next((path for path in paths if path.is_file()), None)
-
-
 def is_own(group: str, name: str) -> bool:
     """Returns whether the option `name` of `group` is dpx's own."""
     return (conf_directory() / group / f"{name}.yaml").is_file()

@@ -5,11 +5,9 @@ The optima are looked up and never interpolated.
 No model of the paper was trained to a stated epsilon: these are predictions of its fit.
 """
 
-import csv
 import dataclasses
-from pathlib import Path
 
-from dpx.declaration import ConfigError, require
+from dpx.declaration import ConfigError
 
 # Table 4; Table 1 and section 4.4 print others (4.5M and 4.6M for Tiny, 41M for Medium, 778M and 784M for Mega).
 PARAMETERS = {
@@ -93,29 +91,3 @@ def look_up(size: float | int, epsilon: float | int) -> Optimum:
     raise ConfigError(
         f"size={size:g}, epsilon={epsilon:g}", "Table 2 has no such row", "Use N of 1e5 to 1e9 and epsilon of 1, 4, 16 or 64, or a fit"
     )
-
-
-def read_table_2(path: Path) -> tuple[Optimum, ...]:
-    """Returns Table 2 from a CSV file.
-
-    Its columns are data_budget, epsilon, compute_flops, cross_entropy, model_params, iterations, batch_size and token_model_ratio.
-    """
-    names = (
-        "data_budget",
-        "epsilon",
-        "compute_flops",
-        "cross_entropy",
-        "model_params",
-        "iterations",
-        "batch_size",
-        "token_model_ratio",
-    )
-    with open(path, newline="") as file:
-        lines = list(csv.DictReader(file))
-    require(
-        bool(lines) and all(name in lines[0] for name in names),
-        path,
-        "does not have the expected columns",
-        f"Give columns {', '.join(names)}",
-    )
-    return tuple(Optimum(*(float(line[name]) for name in names)) for line in lines)
